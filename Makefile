@@ -1,0 +1,45 @@
+# Each target first makes .venv, once, and again when pyproject.toml or constraints.txt changed.
+#   make demo      see it work, on this machine, in under a minute after the installation
+#   make test      every test that an ordinary machine can run
+#   make test-all  and those that need root
+#   make check     formatting, lint, types, import contracts
+#   make clean     remove what the targets above have made, .venv too
+#
+# torch: constraints.txt fixes the release, pip's configuration decides the build. Where pip knows an index or a folder
+# with the CPU wheel of that release, pip prefers it; elsewhere it takes the index's own wheel, which on Linux brings
+# gigabytes of CUDA libraries. To have the small one there, name PyTorch's CPU index in PIP_EXTRA_INDEX_URL.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DELETE_ON_ERROR:
+.PHONY: demo test test-all check clean
+
+demo: $(INSTALLED)
+	$(BIN)/evenstep demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not netns"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo 'evenstep needs Python 3.11 or newer, and "$(PYTHON)" is not: say which, as in make PYTHON=python3.12' >&2; \
+	exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

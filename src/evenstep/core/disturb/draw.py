@@ -1,0 +1,46 @@
+"""Counter-based randomness: each draw is a function of where it is used, not of how many draws came before it.
+
+A sequential stream would give a worker other numbers as soon as another worker asked first; that would make a run in
+real time and its replay in virtual time two different experiments.
+"""
+
+import hashlib
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+
+_SEEDS: Final = 2**64
+
+
+class Purpose(IntEnum):
+    """What a draw is for: equal seeds give unrelated draws for different purposes."""
+
+    JITTER = 1
+    EPISODE = 2
+
+
+def require_seed(seed: int) -> None:
+    """Raise ConfigError unless 0 <= `seed` < 2**64."""
+    if not 0 <= seed < _SEEDS:
+        raise ConfigError(f"seed must lie between 0 and {_SEEDS - 1}, not {seed!r}")
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """The seed that belongs to `name` under `seed`: stable, and unrelated for different names."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+
+
+def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int) -> list[float]:
+    """The `count` draws, uniform in the open interval (0, 1), that belong to this seed, purpose, worker and index.
+
+    Philox is a cipher from a counter to random bits, so any index costs the same. The raw bits are turned into numbers
+    here and not by `numpy.random.Generator`, whose streams may change from one numpy version to the next.
+    """
+    # The generator counts on in word 0 for further draws, so that word must not hold any of the arguments.
+    words = np.array([0, index, worker, purpose, seed, 0], dtype=np.uint64)
+    bits = np.random.Philox(counter=words[:4], key=words[4:]).random_raw(count)
+    # 52 bits and a half: neither 0 nor 1 can come out, of which an inverse distribution function makes infinities.
+    return [((int(word) >> 12) + 0.5) * 2.0**-52 for word in bits]

@@ -1,0 +1,42 @@
+"""Jitter: every iteration a little faster or slower than the last."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final, final
+
+from evenstep.core.disturb.draw import Purpose, require_seed, uniforms
+from evenstep.core.disturb.require import require_at_least
+
+_NORMAL: Final = NormalDist()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Multiplies the seconds of every worker by a lognormal factor of mean 1, independent for each iteration.
+
+    exp(sigma z - sigma^2 / 2) with z standard normal has mean 1, and relative standard deviation `spread` where
+    sigma^2 = ln(1 + spread^2).
+
+    Attributes:
+        spread: Relative standard deviation of the factor, >= 0; 0.05: five per cent.
+        seed: From 0 to 2**64 - 1.
+
+    Raises:
+        ConfigError: A value lies outside its range.
+    """
+
+    spread: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their ranges."""
+        require_at_least("spread", self.spread, 0)
+        require_seed(self.seed)
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        """The natural seconds times the factor of this worker and iteration."""
+        variance = math.log1p(self.spread**2)
+        draws = uniforms(1, seed=self.seed, purpose=Purpose.JITTER, worker=worker, index=iteration)
+        return natural_seconds * math.exp(math.sqrt(variance) * _NORMAL.inv_cdf(draws[0]) - variance / 2)

@@ -1,0 +1,46 @@
+"""A change in the middle of a run: slow from one iteration on."""
+
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.core.disturb.require import require_at_least, require_worker
+from evenstep.core.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class From:
+    """A worker that is slow from iteration `first` on, up to but without iteration `until`.
+
+    Several explicit intervals are a chain of several of these.
+
+    Attributes:
+        worker: Whom it slows; None: every worker.
+        factor: Slowdown inside the interval, >= 1.
+        first: The first slow iteration, from 0.
+        until: The first iteration that is fast again, > `first`; None: slow to the end of the run.
+
+    Raises:
+        ConfigError: A value lies outside its range.
+    """
+
+    worker: int | None = None
+    factor: float = 4.0
+    first: int
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their ranges."""
+        require_worker(self.worker)
+        require_at_least("factor", self.factor, 1)
+        require_at_least("first", self.first, 0)
+        if self.until is not None and self.until <= self.first:
+            raise ConfigError(f"until must be greater than first, which is {self.first}, not {self.until!r}")
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        """The slowed seconds inside the interval, the natural ones outside it and for other workers."""
+        if self.worker not in (None, worker) or iteration < self.first:
+            return natural_seconds
+        if self.until is not None and iteration >= self.until:
+            return natural_seconds
+        return natural_seconds * self.factor

@@ -1,0 +1,17 @@
+"""The errors that evenstep raises. Each message is one sentence that says what to change."""
+
+
+class EvenstepError(Exception):
+    """Base of every error that evenstep raises on purpose."""
+
+
+class ConfigError(EvenstepError, ValueError):
+    """What the caller asked for cannot work; the message names the value and what to change."""
+
+
+class DisagreementError(EvenstepError, RuntimeError):
+    """Workers that must take the same decision took different ones; the message names them."""
+
+
+class WorkerLostError(EvenstepError, RuntimeError):
+    """A worker died, stopped or fell silent beyond the timeout; the message names it."""

@@ -1,0 +1,10 @@
+"""How much does each worker compute before the next synchronisation? Decides batch sizes from measured times."""
+
+from evenstep.core.load.base import Load, LoadPolicy, Predictor, TimeModels
+from evenstep.core.load.equal import Equal
+from evenstep.core.load.estimate import Estimator
+from evenstep.core.load.predict import PREDICTORS
+from evenstep.core.load.predicted import Predicted
+from evenstep.core.load.static import Static
+
+__all__ = ["PREDICTORS", "Equal", "Estimator", "Load", "LoadPolicy", "Predicted", "Predictor", "Static", "TimeModels"]

@@ -1,0 +1,70 @@
+"""The sizes that finish earliest: minimises the largest predicted time, in exact integers."""
+
+import numpy as np
+
+from evenstep.core.load.allocate.bounds import Bounds
+from evenstep.core.load.allocate.shares import shares
+from evenstep.core.load.base import TimeModels
+from evenstep.core.values import IntArray, Problem
+
+
+def solve(times: TimeModels, problem: Problem) -> IntArray:
+    """Sizes with the smallest possible largest predicted time (LB-BSP, the problem of its section on GPU clusters).
+
+    The smallest T, in nanoseconds, at which the workers' largest sizes within T sum to the global batch is found by
+    bisection, guided by interpolation; both ends of the bracket are moved to the nearest time at which some size
+    changes, so that few steps are needed. Workers that would need exactly T for their next samples share what is then
+    left, in proportion to their sizes. The papers give no solver; this one is ours.
+
+    Args:
+        times: monotone time models of all workers.
+        problem: what the sizes must satisfy.
+
+    Returns:
+        The sizes in samples, int64 of shape [workers]; they sum to the global batch.
+
+    Raises:
+        ConfigError: where the problem's limits admit no sizes.
+    """
+    batch, multiple = problem.global_batch_size, problem.multiple
+    bounds = Bounds.of(batch, problem.minimum, problem.maximum, multiple)
+    lower, upper = bounds.lower * multiple, bounds.upper * multiple
+    start = shares(batch, np.ones_like(lower), lower=lower, upper=upper, multiple=multiple)
+    above_least = start > lower
+    if not above_least.any():
+        return start
+    # Just below the earliest of them every worker has less than its start, at the latest every worker has its start.
+    start_times = times.nanoseconds(start)[above_least]
+    low, high = int(start_times.min()) - 1, int(start_times.max())
+    few, many = _within(times, low, lower, upper, multiple), _within(times, high, lower, upper, multiple)
+    interpolate = True
+    while high - low > 1:
+        missing, span = batch - int(few.sum()), int((many - few).sum())
+        step = (high - low) * missing // span if interpolate else (high - low) // 2
+        interpolate = not interpolate
+        middle = min(max(low + step, low + 1), high - 1)
+        sizes = _within(times, middle, lower, upper, multiple)
+        if int(sizes.sum()) >= batch:
+            many = sizes
+            high = int(times.nanoseconds(sizes)[sizes > lower].max())
+        else:
+            few = sizes
+            low = int(times.nanoseconds(sizes + multiple)[sizes < upper].min()) - 1
+    return shares(batch, many, lower=few, upper=many, multiple=multiple)
+
+
+def reachable(times: TimeModels, problem: Problem, nanoseconds: int) -> bool:
+    """Whether some sizes that satisfy the problem all finish within the given time; much cheaper than to solve it."""
+    multiple = problem.multiple
+    bounds = Bounds.of(problem.global_batch_size, problem.minimum, problem.maximum, multiple)
+    lower, upper = bounds.lower * multiple, bounds.upper * multiple
+    sizes = _within(times, nanoseconds, lower, upper, multiple)
+    return int(sizes.sum()) >= problem.global_batch_size and int(times.nanoseconds(lower).max()) <= nanoseconds
+
+
+def _within(times: TimeModels, nanoseconds: int, lower: IntArray, upper: IntArray, multiple: int) -> IntArray:
+    """The largest sizes that finish within the time, clipped to the limits."""
+    largest = times.largest(nanoseconds)
+    if multiple > 1:
+        largest = largest // multiple * multiple
+    return np.minimum(np.maximum(largest, lower), upper)

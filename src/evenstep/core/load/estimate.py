@@ -1,0 +1,80 @@
+"""What one worker knows about its own speed, and tells the others in integers."""
+
+from collections.abc import Callable
+from typing import Final, cast, final
+
+from evenstep.core.load.base import Predictor
+from evenstep.core.load.times.fixed_part import FixedPart
+from evenstep.core.values import Estimate, Factors, Sample, State
+
+_LARGEST_RATE: Final = 10**12
+_LARGEST_FIXED: Final = 10**15
+_LARGEST_ERROR: Final = 10**7
+_SAME_SIZE: Final = 0.1
+
+
+@final
+class Estimator:
+    """Predicts one worker's time from its own iterations: t = s * (c + x), x samples, c the fixed part in samples.
+
+    `predictor` follows s, the seconds per effective sample; c is fitted beside it, or 0 for a worker whose time is in
+    proportion to its size. A slowdown scales s and keeps c. The first `warmup` iterations (allocator, kernel search,
+    compilation) and iterations without a sample are not counted.
+    """
+
+    __slots__ = ("_fixed", "_predictor", "_seen", "_warmup")
+
+    def __init__(self, predictor: Callable[[], Predictor], *, fixed: FixedPart | None = None, warmup: int = 2) -> None:
+        self._predictor = predictor()
+        self._fixed = fixed
+        self._warmup = warmup
+        self._seen = 0
+
+    def observe(self, samples: int, compute_seconds: float, factors: Factors | None = None) -> None:
+        """Take in one iteration, oldest first: `compute_seconds` > 0 of pure compute, without any waiting."""
+        self._seen += 1
+        if self._seen <= self._warmup or samples == 0:
+            return
+        sample = Sample(samples=samples, compute_seconds=max(compute_seconds, 1e-9), factors=factors or Factors())
+        if self._fixed is None:
+            self._predictor.observe(sample)
+        elif self._fixed.observe(sample):
+            # Other sizes than today's found the line; the speed on it is today's, where a curve is no line.
+            self._predictor.restart()
+            for past in self._fixed.window:
+                if abs(past.samples / samples - 1.0) < _SAME_SIZE:
+                    self._predictor.observe(self._fixed.effective(past))
+        else:
+            self._predictor.observe(self._fixed.effective(sample))
+
+    def estimate(self, factors: Factors | None = None) -> Estimate:
+        """The next iteration's time, given what is known before it; all zero as long as nothing is known."""
+        prediction = self._predictor.predict(factors or Factors())
+        if prediction is None:
+            return Estimate()
+        rate = prediction.seconds_per_sample * 1e9
+        fixed = 0.0 if self._fixed is None else rate * self._fixed.samples
+        return Estimate(
+            nanoseconds_per_sample=max(_integer(rate, _LARGEST_RATE), 1),
+            fixed_nanoseconds=_integer(fixed, _LARGEST_FIXED),
+            error_ppm=_integer(prediction.relative_error * 1e6, _LARGEST_ERROR),
+        )
+
+    def state_dict(self) -> State:
+        """Everything that `load_state_dict` needs to go on bit for bit."""
+        return {
+            "seen": self._seen,
+            "predictor": self._predictor.state_dict(),
+            "fixed": None if self._fixed is None else self._fixed.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where the given state was taken."""
+        self._seen = cast("int", state["seen"])
+        self._predictor.load_state_dict(cast("State", state["predictor"]))
+        if self._fixed is not None:
+            self._fixed.load_state_dict(cast("State", state["fixed"]))
+
+
+def _integer(value: float, largest: int) -> int:
+    return round(min(value, largest))

@@ -1,0 +1,167 @@
+"""Batch sizes in step with predicted speed, so that all workers finish together: LB-BSP."""
+
+from dataclasses import dataclass
+from typing import Final, Literal, cast, final
+
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.allocate.shares import shares
+from evenstep.core.load.allocate.solver import reachable, solve
+from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.equal import equal_sizes
+from evenstep.core.load.estimate import Estimator
+from evenstep.core.load.predict import PREDICTORS
+from evenstep.core.load.times.affine import Affine
+from evenstep.core.load.times.fixed_part import FixedPart
+from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
+
+_ERRORS_TO_MOVE: Final = 2
+_SPEED_UNIT: Final = 2**62
+_PPM: Final = 1_000_000
+_REMEMBERED: Final = 2
+
+
+@final
+class PredictedPolicy:
+    """LB-BSP (arXiv 1806.02508; SoCC'20): x_i = X * v_i / sum(v) on predicted speeds v, or the solver on time models.
+
+    The proportional form is the paper's for CPU clusters and is used where no worker has a fixed part; otherwise sizes
+    minimise the largest predicted time (its problem for GPU clusters). Until every worker has an estimate, sizes are
+    equal.
+
+    Deviation: the paper applies every new solution. Here sizes stay as they are unless the predicted time of the
+    iteration falls by more than `min_gain` and by more than twice the largest relative error of the estimates, so that
+    noise does not move them. Sizes of the last two global batch sizes are remembered, so that an epoch's short last
+    slice does not disturb the others.
+
+    Everything is decided from the reported integers, in integers, so that all workers decide alike.
+    """
+
+    __slots__ = ("_min_gain_ppm", "_rates", "_remembered")
+
+    def __init__(self, *, min_gain: float = 0.01) -> None:
+        self._min_gain_ppm = round(min_gain * _PPM)
+        self._rates: _Rates | None = None
+        self._remembered: list[IntArray] = []
+
+    def observe(self, reports: Reports) -> None:
+        """Take in what all workers reported of one iteration; the newest reports count alone."""
+        self._rates = _Rates(
+            per_sample=reports.nanoseconds_per_sample, fixed=reports.fixed_nanoseconds, error_ppm=reports.error_ppm
+        )
+
+    def allocate(self, problem: Problem) -> Allocation:
+        """The sizes of the next iteration; ConfigError where the problem's limits admit none."""
+        present = next((sizes for sizes in self._remembered if _satisfies(sizes, problem)), None)
+        sizes = self._decide(problem, present)
+        others = [past for past in self._remembered if past is not present and past.sum() != sizes.sum()]
+        self._remembered = [sizes, *others][:_REMEMBERED]
+        return Allocation(sizes=sizes.copy())
+
+    def state_dict(self) -> State:
+        """Everything that `load_state_dict` needs to go on bit for bit."""
+        rates = self._rates
+        return {
+            "sizes": [sizes.tolist() for sizes in self._remembered],
+            "rates": None if rates is None else [a.tolist() for a in (rates.per_sample, rates.fixed, rates.error_ppm)],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where the given state was taken; with another number of workers, as if nothing were known."""
+        self._remembered = [np.array(sizes, dtype=np.int64) for sizes in cast("list[list[int]]", state["sizes"])]
+        rates = cast("list[list[int]] | None", state["rates"])
+        if rates is None:
+            self._rates = None
+        else:
+            per_sample, fixed, error_ppm = (np.array(column, dtype=np.int64) for column in rates)
+            self._rates = _Rates(per_sample=per_sample, fixed=fixed, error_ppm=error_ppm)
+
+    def _decide(self, problem: Problem, present: IntArray | None) -> IntArray:
+        rates = self._rates
+        if rates is None or len(rates.per_sample) != problem.workers or not rates.per_sample.all():
+            return equal_sizes(problem)
+        times = Affine(fixed_nanoseconds=rates.fixed, nanoseconds_per_sample=rates.per_sample)
+        if present is None:
+            return _plan(times, problem)
+        makespan = int(times.nanoseconds(present).max())
+        gain_ppm = max(self._min_gain_ppm, _ERRORS_TO_MOVE * int(rates.error_ppm.max()))
+        goal = makespan * max(_PPM - gain_ppm, 0) // _PPM
+        if not reachable(times, problem, goal):
+            return present
+        sizes = _plan(times, problem)
+        # Whole samples can keep the proportional sizes from the gain that the solver could reach.
+        return sizes if int(times.nanoseconds(sizes).max()) < makespan else present
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """LB-BSP: sizes in step with predicted speed.
+
+    `predictor` is a name of `PREDICTORS`; `times` says whether a worker's time is in proportion to its size or may have
+    a fixed part; sizes move only for a predicted gain of more than `min_gain` (0.01: one per cent).
+    """
+
+    predictor: str = "change"
+    times: Literal["affine", "proportional"] = "affine"
+    minimum: int | None = None
+    maximum: int | None = None
+    multiple: int = 1
+    warmup: int = 2
+    min_gain: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.predictor not in PREDICTORS:
+            raise ConfigError(f"there is no predictor {self.predictor!r}: use one of {', '.join(sorted(PREDICTORS))}")
+        if self.times not in ("affine", "proportional"):
+            raise ConfigError(f"there is no time model {self.times!r}: use affine or proportional")
+        if self.multiple < 1:
+            raise ConfigError(f"sizes cannot be multiples of {self.multiple}: use a multiple of at least 1")
+        if self.warmup < 0:
+            raise ConfigError(f"a warm-up of {self.warmup} iterations is not possible: use 0 or more")
+        if not 0.0 <= self.min_gain < 1.0:
+            raise ConfigError(f"sizes cannot wait for a gain of {self.min_gain}: use 0 <= min_gain < 1")
+
+    def policy(self, workers: int) -> LoadPolicy:
+        """A new policy for this many workers."""
+        return PredictedPolicy(min_gain=self.min_gain)
+
+    def estimator(self) -> Estimator:
+        """A new estimator of one worker's speed."""
+        fixed = FixedPart() if self.times == "affine" else None
+        return Estimator(PREDICTORS[self.predictor], fixed=fixed, warmup=self.warmup)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rates:
+    """The part of the newest reports that decisions rest on: int64 arrays of shape [workers]."""
+
+    per_sample: IntArray
+    fixed: IntArray
+    error_ppm: IntArray
+
+
+def _plan(times: Affine, problem: Problem) -> IntArray:
+    """The sizes that the paper gives, from scratch."""
+    if times.fixed_nanoseconds.any():
+        return solve(times, problem)
+    return shares(
+        problem.global_batch_size,
+        _SPEED_UNIT // times.nanoseconds_per_sample,
+        lower=problem.minimum,
+        upper=problem.maximum,
+        multiple=problem.multiple,
+    )
+
+
+def _satisfies(sizes: IntArray, problem: Problem) -> bool:
+    """Whether sizes decided earlier still satisfy the problem."""
+    return (
+        len(sizes) == problem.workers
+        and int(sizes.sum()) == problem.global_batch_size
+        and bool((sizes >= problem.minimum).all())
+        and bool((sizes <= problem.maximum).all())
+        and (problem.multiple == 1 or not (sizes % problem.multiple).any())
+    )

@@ -1,0 +1,11 @@
+"""Which samples: the slices of an epoch, who takes which part of each, and what to fetch ahead for it.
+
+Everything here speaks of *positions*: position p of an epoch is the p-th sample of that epoch's order. The order itself
+(a permutation, the user's sampler) belongs to the loader.
+"""
+
+from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, split
+from evenstep.core.samples.ledger import Ledger, Slice
+from evenstep.core.samples.lookahead import Lookahead, Share
+
+__all__ = ["Ledger", "Lookahead", "Share", "Slice", "part_of", "reassign", "short_slice_sizes", "split"]

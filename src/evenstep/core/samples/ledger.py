@@ -1,0 +1,69 @@
+"""The exactly-once ledger of an epoch under a barrier: which positions have been handed out, and which come next."""
+
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """The union batch of one iteration: positions `start` (included) to `stop` (excluded) of the epoch's order."""
+
+    iteration: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """How many positions the slice has."""
+        return self.stop - self.start
+
+
+@final
+class Ledger:
+    """Cuts an epoch of `length` positions into slices of `global_batch_size` and hands each out exactly once.
+
+    It knows nothing of workers, so an epoch may go on with any number of them. The slices never depend on anybody's
+    batch size: with a barrier the sizes change the clock, never the mathematics.
+
+    Args:
+        length: Positions in the epoch, at least 1.
+        global_batch_size: Positions in a slice, at least 1; the last slice holds what is left.
+        drop_last: Leave out a last slice that is shorter than the others.
+        iteration: How many slices have been handed out already.
+
+    Raises:
+        ConfigError: No slice is left to hand out at all, or a number is out of range.
+    """
+
+    def __init__(self, *, length: int, global_batch_size: int, drop_last: bool = False, iteration: int = 0) -> None:
+        if length < 1:
+            raise ConfigError("the dataset is empty: give one with at least one sample")
+        if global_batch_size < 1:
+            raise ConfigError(f"the global batch size must be at least 1, not {global_batch_size}")
+        if drop_last and length < global_batch_size:
+            raise ConfigError(
+                f"drop_last leaves nothing of {length} samples at a global batch size of {global_batch_size}:"
+                " lower the batch size or set drop_last=False"
+            )
+        self.length = length
+        self.global_batch_size = global_batch_size
+        self.iterations = length // global_batch_size if drop_last else -(-length // global_batch_size)
+        if not 0 <= iteration <= self.iterations:
+            raise ConfigError(f"iteration {iteration} is outside this epoch of {self.iterations} iterations")
+        self.iteration = iteration
+
+    def slice(self, iteration: int) -> Slice | None:
+        """The slice of an iteration, or None past the last one."""
+        if not 0 <= iteration < self.iterations:
+            return None
+        start = iteration * self.global_batch_size
+        return Slice(iteration=iteration, start=start, stop=min(start + self.global_batch_size, self.length))
+
+    def take(self) -> Slice | None:
+        """Hand out the next slice, or None when the epoch is over."""
+        taken = self.slice(self.iteration)
+        if taken is not None:
+            self.iteration += 1
+        return taken

@@ -1,0 +1,384 @@
+"""The collective engine: barrier schemes on DistributedDataParallel.
+
+One communication hook does two things: it weighs each worker's gradient by its share, and it is the stopwatch. Every
+worker runs only its own predictor; the workers exchange integers and run the same allocation on them.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
+from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.estimate import Estimator
+from evenstep.core.samples import Share
+from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, Sample, State
+from evenstep.runtime.exchange import Exchange
+from evenstep.runtime.hold import Hold
+from evenstep.runtime.liveness import Liveness
+from evenstep.runtime.stopwatch import Stopwatch
+from evenstep.runtime.weighting import GradientWeight
+from evenstep.runtime.workers import Workers, raise_on_minority
+from evenstep.telemetry import Recorder
+
+CommHook: TypeAlias = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]]
+"""A state and an averaging DDP communication hook, as `register_comm_hook` takes them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Iteration:
+    """The iteration under way, as this worker sees it."""
+
+    number: int
+    epoch: int
+    share: Share
+    batch_sizes: list[int]
+    """What was computed on since the last synchronised backward, this batch included."""
+    samples: int
+    """The real samples among them."""
+    began: float
+    input_seconds: float
+    paused: float | None = None
+    """When its (latest) synchronising backward had its last gradient ready."""
+    synchronised_seconds: float = 0.0
+    estimator_before: State | None = None
+
+
+@final
+class CollectiveEngine:
+    """Keeps one worker in step with the others through the iterations of a training run.
+
+    The loader calls `next_sizes` and `begin` around each hand-out, the model's wrapper calls `forward_begins`, DDP
+    calls the hooks, and the optimizer calls `before_step`. Errors of collectives are kept until `before_step` or the
+    next hand-out, because nothing typed passes through backward; no weight changes after one.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: Workers,
+        policy: LoadPolicy,
+        estimator: Estimator,
+        problem: Problem,
+        models: Sequence[torch.nn.Module],
+        stopwatch: Stopwatch,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        wait: Callable[[float], None],
+        hold: Hold | None = None,
+        liveness: Liveness | None = None,
+    ) -> None:
+        self.workers = workers
+        self.problem = problem
+        self.policy = policy
+        self.estimator = estimator
+        self.reports: Reports | None = None
+        self.hold = hold
+        self._maximum = problem.maximum
+        self._weights = [GradientWeight(model.parameters()) for model in models]
+        self._stopwatch = stopwatch
+        self._recorder = recorder
+        self._clock = clock
+        self._wait = wait
+        self._liveness = liveness
+        self._exchange = Exchange(workers, columns=1 + Reports.columns())
+        self._iteration: _Iteration | None = None
+        self._failure: Exception | None = None
+        self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
+        self._loader_entered: float | None = None
+        self._sizes: IntArray | None = None
+        self._number = 0
+
+    # The loader's side.
+
+    def enter_loader(self) -> None:
+        """The script asks for the next batch: compute pauses, and the iteration before is over.
+
+        Raises:
+            WorkerLostError, DisagreementError: As `before_step`.
+        """
+        self._stopwatch.pause()
+        self._loader_entered = self._clock()
+        self._collect()
+        if self.reports is not None:
+            self.policy.observe(self.reports)
+            self.problem = replace(self.problem, maximum=np.minimum(self._maximum, self.reports.largest_size))
+            self._record_iteration(self.reports)
+            self.reports = None
+
+    def next_sizes(self) -> IntArray:
+        """Everybody's sizes for the next iteration, alike on every worker."""
+        sizes = self.policy.allocate(self.problem).sizes
+        if self._sizes is None or not np.array_equal(sizes, self._sizes):
+            self._recorder.record({"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist()})
+            self._sizes = sizes
+        return sizes
+
+    def planned_sizes(self) -> IntArray:
+        """Everybody's sizes as planned last."""
+        return self.next_sizes() if self._sizes is None else self._sizes
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest samples that a worker can compute on."""
+        return int(self.problem.minimum[self.workers.rank])
+
+    def set_global_batch_size(self, global_batch_size: int) -> None:
+        """Share out another global batch from now on.
+
+        Raises:
+            ConfigError: It cannot be shared out among these workers.
+        """
+        problem = replace(self.problem, global_batch_size=global_batch_size)
+        self.policy.allocate(problem)
+        self.problem = problem
+
+    def state_dict(self) -> State:
+        """What the sizes are decided from; any one worker's serves them all, its own estimator's memory only itself."""
+        return {
+            "workers": self.workers.count,
+            "worker": self.workers.rank,
+            "policy": self.policy.state_dict(),
+            "estimator": self.estimator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint; with another number of workers the speeds are learnt anew."""
+        if state["workers"] != self.workers.count:
+            return
+        self.policy.load_state_dict(cast("State", state["policy"]))
+        if state["worker"] == self.workers.rank:
+            self.estimator.load_state_dict(cast("State", state["estimator"]))
+
+    def begin(self, share: Share, epoch: int) -> None:
+        """A batch is handed out: the clock of its compute runs from here."""
+        now = self._clock()
+        before = self._iteration
+        synchronised = before is None or before.paused is not None
+        if synchronised:
+            self._stopwatch.restart()
+            if self.hold is not None:
+                self.hold.begin_iteration()
+        size = len(share.positions)
+        if self.hold is not None:
+            self.hold.require_memory(size)
+        entered = now if self._loader_entered is None else self._loader_entered
+        self._iteration = _Iteration(
+            number=self._number,
+            epoch=epoch,
+            share=share,
+            batch_sizes=[size] if before is None or synchronised else [*before.batch_sizes, size],
+            samples=share.samples + (0 if before is None or synchronised else before.samples),
+            began=now,
+            input_seconds=now - entered,
+        )
+        self._number += 1
+        self._counted = None
+        self._set_weight(share.weight)
+        self._stopwatch.run()
+
+    def weigh_by(self, count: int) -> None:
+        """Weigh this worker's present batch by `count` over everybody's, instead of by samples."""
+        if self._iteration is None:
+            raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
+        if count < 0 or count != int(count):
+            raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {count!r}")
+        count = int(count) if self._iteration.share.samples else 0
+        total = torch.tensor([count], dtype=torch.int64)
+        work = None
+        if self.workers.host_group is not None:
+            work = dist.all_reduce(total, group=self.workers.host_group, async_op=True)
+        self._counted = (work, total, count)
+        if self._iteration.batch_sizes[1:]:
+            self._settle_weight()
+
+    # The model's side.
+
+    def forward_begins(self, model: int, *, synchronises: bool) -> None:
+        """A forward pass of the model of that index, whose backward will, or will not, synchronise."""
+        if self._iteration is None:
+            return
+        if not synchronises:
+            self._weights[model].accumulate()
+        self._stopwatch.run()
+
+    def communicate(
+        self, model: int, comm_hook: CommHook | None, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        """The DDP communication hook: a bucket's gradient summed over all workers, weighted by share."""
+        weight = self._weights[model]
+        if self._failure is not None:
+            return _completed(bucket.buffer())
+        try:
+            self._settle_weight()
+            if self._iteration is None:
+                weight.set(1 / self.workers.count)  # A backward outside the loop: what DDP does.
+            if bucket.is_last():
+                weight.synchronised()
+                self._finish_backward()
+            if comm_hook is not None:
+                state, hook = comm_hook
+                weight.apply(bucket, scale=self.workers.count)
+                return hook(state, bucket)
+            weight.apply(bucket)
+            work = dist.all_reduce(bucket.buffer(), group=self.workers.device_group, async_op=True)
+        except (RuntimeError, EvenstepError) as error:
+            self._fail(error)
+            return _completed(bucket.buffer())
+        return work.get_future().then(lambda future: self._reduced(future, bucket.buffer()))
+
+    def _reduced(self, future: torch.futures.Future[list[torch.Tensor]], local: torch.Tensor) -> torch.Tensor:
+        try:
+            return future.value()[0]
+        except RuntimeError as error:
+            self._fail(error)
+            return local
+
+    # The optimizer's side.
+
+    def before_step(self) -> None:
+        """Before any weight changes: everybody is here, and everybody did the same iteration with the same sizes.
+
+        Raises:
+            WorkerLostError: A worker died or stopped.
+            DisagreementError: Workers disagree on the plan.
+        """
+        if self.workers.device_group is None and self._iteration is not None and self._iteration.paused is None:
+            self._finish_backward()
+        self._collect()
+
+    # In between.
+
+    def _finish_backward(self) -> None:
+        """This worker's gradient is complete: measure, hold where slowness is emulated, and tell the others."""
+        now = self._iteration
+        if now is None:
+            return
+        self._stopwatch.pause()
+        if self.hold is not None:
+            elapsed = self._stopwatch.read()
+            self._stopwatch.run()
+            self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
+            self._stopwatch.pause()
+        now.paused = self._clock()
+        lap = self._stopwatch.lap(sum(now.batch_sizes), len(now.batch_sizes))
+        if lap is not None:
+            self._observe(now, lap)
+        estimate = self.estimator.estimate()
+        self._exchange.start(
+            [
+                self._fingerprint(now),
+                0 if lap is None else round(lap.samples),
+                0 if lap is None else round(lap.compute_seconds * 1e6),
+                estimate.nanoseconds_per_sample,
+                estimate.fixed_nanoseconds,
+                estimate.error_ppm,
+                UNLIMITED if self.hold is None else self.hold.largest_batch,
+            ]
+        )
+
+    def _observe(self, now: _Iteration, lap: Sample) -> None:
+        """Feed the estimator; where several models synchronise in one iteration, only with the last, which has all."""
+        if len(self._weights) > 1:
+            if now.estimator_before is None:
+                now.estimator_before = self.estimator.state_dict()
+            else:
+                self.estimator.load_state_dict(now.estimator_before)
+        self.estimator.observe(round(lap.samples), lap.compute_seconds)
+
+    def _fingerprint(self, now: _Iteration) -> int:
+        """63 bits of everything that must be the same on all workers in this iteration."""
+        plan = f"{now.epoch} {now.number} {now.share.iteration} {self._counted is not None}".encode()
+        digest = hashlib.blake2b(plan + now.share.sizes.tobytes(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
+
+    def _settle_weight(self) -> None:
+        """Wait for the units that the other workers counted, where this iteration is weighted by them."""
+        if self._counted is None or self._iteration is None:
+            return
+        work, total, count = self._counted
+        if work is None and self.workers.host_group is not None:
+            return
+        if work is not None:
+            self._stopwatch.pause()
+            work.wait()
+            self._stopwatch.run()
+        if not int(total):
+            raise ConfigError("weigh_by counted 0 on every worker: skip such an iteration on all of them")
+        self._counted = (None, total, count)
+        self._set_weight(count / int(total))
+
+    def _set_weight(self, share: float) -> None:
+        for weight in self._weights:
+            weight.set(share)
+
+    def _collect(self) -> None:
+        """Await the exchange and check that the workers agree; raise what has failed since."""
+        try:
+            table = self._exchange.finish()
+        except RuntimeError as error:
+            self._fail(error)
+            table = None
+        if self._failure is not None:
+            raise self._explained(self._failure) from self._failure
+        if table is None:
+            return
+        now = self._iteration
+        if now is not None and now.paused is not None:
+            now.synchronised_seconds = self._clock() - now.paused
+        if not np.all(table[:, 0] == table[0, 0]):
+            raise_on_minority(
+                [f"plan {fingerprint:016x}" for fingerprint in table[:, 0].tolist()],
+                lambda odd, usual: (
+                    f"{odd} in iteration {now.number if now else '?'} where the others have {usual}: every worker must"
+                    " take every batch of the loader and run backward on it (and call weigh_by alike)"
+                ),
+            )
+        self.reports = Reports.from_table(table[:, 1:])
+
+    def _fail(self, cause: Exception) -> None:
+        """Keep the first failure; a communication thread may be the one that meets it."""
+        if self._failure is None:
+            self._failure = cause
+
+    def _explained(self, cause: Exception) -> EvenstepError:
+        if not isinstance(cause, EvenstepError):
+            lost = self._liveness
+            cause = WorkerLostError(f"a collective failed: {cause}") if lost is None else lost.lost(cause, self._wait)
+            self._failure = cause
+        return cause
+
+    def _record_iteration(self, reports: Reports) -> None:
+        """The iteration that has just ended, as this worker saw it."""
+        done = self._iteration
+        if done is None or done.paused is None or self._loader_entered is None:
+            return
+        rank = self.workers.rank
+        compute = int(reports.compute_microseconds[rank]) * len(done.batch_sizes) / 1e6
+        waited = int(reports.compute_microseconds.max()) * len(done.batch_sizes) / 1e6 - compute
+        self._recorder.record(
+            {
+                "event": "iteration",
+                "iteration": done.number,
+                "epoch": done.epoch,
+                "samples": done.samples,
+                "iteration_seconds": done.input_seconds + self._loader_entered - done.began,
+                "input_seconds": done.input_seconds,
+                "compute_seconds": compute,
+                "wait_seconds": waited,
+                "comm_seconds": max(0.0, done.synchronised_seconds - waited),
+                "report": reports.row(rank),
+            }
+        )
+
+
+def _completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
+

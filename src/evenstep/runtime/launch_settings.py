@@ -1,0 +1,52 @@
+"""What `evenstep run` asks of the workers that it starts, carried by their environment."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self, final
+
+from evenstep.core.cluster import Cluster, parse_cluster
+from evenstep.core.errors import ConfigError
+
+VARIABLE = "EVENSTEP_LAUNCH"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """The launcher's options; None or empty where the user gave none. Paths are absolute.
+
+    `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file.
+    """
+
+    scheme: str | None = None
+    slow: tuple[str, ...] = ()
+    emulate: str | None = None
+    run_dir: str | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """What the launcher said, or nothing where no launcher did."""
+        text = environment.get(VARIABLE)
+        if text is None:
+            return cls()
+        fields = json.loads(text)
+        return cls(**{**fields, "slow": tuple(fields["slow"])})
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables to start the workers with."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster that a file describes.
+
+    Raises:
+        ConfigError: The file cannot be read, or says what it cannot mean.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the cluster file {path} cannot be read ({error}): give a TOML file") from error
+    return parse_cluster(text, name=str(path))

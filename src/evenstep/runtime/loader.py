@@ -1,0 +1,223 @@
+"""The loader that comes back from `prepare`: this worker's right batch for each iteration."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast, final
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Ledger, Lookahead, Share
+from evenstep.runtime.collective import CollectiveEngine
+from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
+from evenstep.runtime.order import EpochOrder
+
+
+@final
+class PreparedLoader:
+    """Iterates over this worker's batches; every worker takes the same number of iterations.
+
+    Each position of an epoch counts exactly once over all workers. The size of a batch is decided right before it is
+    handed out, with worker processes and prefetching too.
+
+    Attributes:
+        current: This worker's `Share` of the present iteration. Where `current.samples` is 0, the batch is a copy of
+            another worker's sample whose gradient counts nothing; leave it out of metrics.
+        iteration: How many batches have been handed out, over all epochs of this process.
+    """
+
+    def __init__(
+        self,
+        source: DataLoader[Any],
+        *,
+        order: EpochOrder,
+        engine: CollectiveEngine,
+        global_batch_size: int,
+        depth: int,
+    ) -> None:
+        self._source = source
+        self._order = order
+        self._engine = engine
+        self._depth = depth
+        self._global_batch_size = global_batch_size
+        self._epoch = 0
+        self._next_epoch = 0
+        self._done = 0
+        self._resume: int | None = None
+        self._sampler_epoch = getattr(source.sampler, "epoch", None)
+        self._requests = Requests(source)
+        self._inner = inner_loader(source, order.seed, self._requests) if source.num_workers else None
+        self.current: Share | None = None
+        self.iteration = 0
+        self.misses = 0
+        self._ledger(0)
+
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
+        return self._source.dataset
+
+    @property
+    def sampler(self) -> Any:
+        """The user's sampler; `set_epoch` on a DistributedSampler is heeded."""
+        return self._source.sampler
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Everybody's sizes in the present iteration, or planned for the first."""
+        sizes = self._engine.planned_sizes() if self.current is None else self.current.sizes
+        return cast("list[int]", sizes.tolist())
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of one iteration over all workers."""
+        return self._global_batch_size
+
+    def _ledger(self, iteration: int) -> Ledger:
+        return Ledger(
+            length=self._order.length,
+            global_batch_size=self._global_batch_size,
+            drop_last=self._source.drop_last,
+            iteration=iteration,
+        )
+
+    def __len__(self) -> int:
+        """Iterations in an epoch, the same on every worker."""
+        return self._ledger(0).iterations
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop is this epoch; without it, epochs count up by themselves."""
+        if epoch != self._next_epoch:
+            self._resume = None
+        self._next_epoch = epoch
+
+    def weigh_by(self, count: int) -> None:
+        """Weigh this batch by `count` units (tokens, pixels) over all workers' instead of by samples.
+
+        For a loss that is a mean over such units: the summed gradient is then that of the mean over the union batch.
+        Call it in every iteration, on every worker, between the hand-out and backward.
+
+        Raises:
+            ConfigError: The count is negative or not whole, or no batch is in hand.
+        """
+        self._engine.weigh_by(count)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._adopt_sampler_epoch()
+        self._epoch = self._next_epoch
+        self._next_epoch = self._epoch + 1
+        ledger = self._ledger(self._resume or 0)
+        self._resume = None
+        self._done = ledger.iteration
+        self._engine.enter_loader()
+        order = self._order.draw(self._epoch, self._engine.workers)
+        lookahead = Lookahead(
+            ledger,
+            worker=self._engine.workers.rank,
+            sizes=self._engine.next_sizes(),
+            depth=self._depth,
+            minimum=self._engine.smallest_batch,
+        )
+        fetcher = self._fetcher(lookahead, order)
+        while (share := lookahead.share()) is not None:
+            batch = fetcher.fetch(share.iteration, share.positions)
+            lookahead.advance()
+            self._done = ledger.iteration
+            self.current = share
+            self.iteration += 1
+            self._engine.begin(share, self._epoch)
+            yield batch
+            self._engine.enter_loader()
+            lookahead.resize(self._engine.next_sizes())
+            self.misses = lookahead.misses
+
+    def _fetcher(self, lookahead: Lookahead, order: Any) -> InlineFetcher | ProcessFetcher:
+        if self._inner is None:
+            return InlineFetcher(self._source, self._order.seed, self._epoch, order)
+
+        def chunk_size() -> int:
+            return max(1, -(-int(self._engine.planned_sizes()[self._engine.workers.rank]) // self._source.num_workers))
+
+        self._requests.begin(lookahead, self._epoch, order, chunk_size)
+        collate = None if self._source.collate_fn is default_collate else self._source.collate_fn
+        return ProcessFetcher(self._inner, self._requests, collate, self._source.pin_memory)
+
+    def _adopt_sampler_epoch(self) -> None:
+        """Heed `sampler.set_epoch`, which scripts for DistributedSampler call."""
+        epoch = getattr(self._source.sampler, "epoch", None)
+        if isinstance(self._source.sampler, DistributedSampler) and epoch != self._sampler_epoch:
+            self.set_epoch(epoch)
+            self._sampler_epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, at this point of the loop; resumes in mid-epoch, on any number of workers.
+
+        Plain numbers, lists and strings. The state of any one worker serves all of them.
+        """
+        return {
+            "version": 1,
+            "seed": self._order.seed,
+            "epoch": self._epoch,
+            "iteration": self._done,
+            "length": self._order.length,
+            "global_batch_size": self._global_batch_size,
+            "load": self._engine.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; the checkpoint's global batch size and seed win, with a notice.
+
+        Raises:
+            ConfigError: The state is of another dataset or version, or its global batch cannot be shared out here.
+        """
+        if state.get("version") != 1:
+            raise ConfigError(f"this loader state has version {state.get('version')!r}, not 1: it cannot be resumed")
+        if state["length"] != self._order.length:
+            raise ConfigError(
+                f"this loader state is of {state['length']} samples but the dataset gives {self._order.length}:"
+                " resume with the dataset that it was taken on"
+            )
+        if state["global_batch_size"] != self._global_batch_size:
+            self._engine.set_global_batch_size(state["global_batch_size"])
+            warnings.warn(
+                f"the checkpoint's global batch size {state['global_batch_size']} replaces {self._global_batch_size}",
+                stacklevel=2,
+            )
+            self._global_batch_size = state["global_batch_size"]
+        if state["seed"] != self._order.seed:
+            warnings.warn(f"the checkpoint's seed {state['seed']} replaces {self._order.seed}", stacklevel=2)
+            self._reseed(state["seed"])
+        self._engine.load_state_dict(state["load"])
+        over = state["iteration"] >= len(self)
+        self._next_epoch = state["epoch"] + 1 if over else state["epoch"]
+        self._resume = 0 if over else state["iteration"]
+
+    def _reseed(self, seed: int) -> None:
+        self._order = EpochOrder(
+            length=self._order.length, seed=seed, shuffle=self._order.shuffle, sampler=self._order.sampler
+        )
+        self._inner = inner_loader(self._source, seed, self._requests) if self._source.num_workers else None
+
+
+def require_preparable(loader: object) -> DataLoader[Any]:
+    """Check that the loader can be prepared, and return it as what it is.
+
+    Raises:
+        ConfigError: It is no map-style DataLoader with a batch size, or was prepared before.
+    """
+    if isinstance(loader, PreparedLoader):
+        raise ConfigError("this loader was prepared already: call prepare once and use what it returned")
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(f"the loader must be a torch DataLoader, not {type(loader).__name__}")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "the loader's dataset is an IterableDataset, whose samples cannot be shared out: give a map-style dataset"
+        )
+    if loader.batch_size is None:
+        raise ConfigError(
+            "the loader has its own batch_sampler, or none: give batch_size (and a sampler, if you need one) instead"
+        )
+    if not isinstance(loader.batch_sampler, torch.utils.data.BatchSampler):
+        raise ConfigError("the loader's batch_sampler was replaced: give batch_size and a sampler instead")
+    return loader

@@ -1,0 +1,143 @@
+"""The model that comes back from `prepare`: one wrapper, whatever the scheme and the number of workers."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self, final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstep.core.errors import ConfigError
+from evenstep.runtime.collective import CollectiveEngine, CommHook
+from evenstep.runtime.workers import Workers
+
+_PREPARED = "_evenstep_prepared"
+
+
+@final
+class PreparedModel(torch.nn.Module):
+    """Calls the user's model so that its gradients are synchronised; `module` is the user's own.
+
+    Its `state_dict` has DistributedDataParallel's keys (`module.` before each), with one worker too.
+    """
+
+    module: torch.nn.Module
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        replica: DistributedDataParallel | None,
+        engine: CollectiveEngine,
+        index: int,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        # Kept out of the registry of submodules: the state dict must hold the parameters once.
+        object.__setattr__(self, "_replica", replica)
+        object.__setattr__(self, "_engine", engine)
+        object.__setattr__(self, "_index", index)
+        self.training = module.training
+
+    _replica: DistributedDataParallel | None
+    _engine: CollectiveEngine
+    _index: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's model's output."""
+        if self.training and torch.is_grad_enabled():
+            synchronises = self._replica is None or self._replica.require_backward_grad_sync
+            self._engine.forward_begins(self._index, synchronises=synchronises)
+        return self.module(*args, **kwargs) if self._replica is None else self._replica(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        """As `torch.nn.Module.train`."""
+        super().train(mode)
+        if self._replica is not None:
+            self._replica.train(mode)
+        return self
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, backward accumulates local gradients only; as `DistributedDataParallel.no_sync`."""
+        return nullcontext() if self._replica is None else self._replica.no_sync()
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        """Not possible: evenstep's own hook weighs the gradients.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "evenstep uses the model's communication hook itself: give yours as prepare(..., comm_hook=(state, hook))"
+        )
+
+
+def require_preparable(model: torch.nn.Module, workers: Workers) -> None:
+    """Check that the model can be prepared.
+
+    Raises:
+        ConfigError: It was prepared before, is wrapped in a way that cannot work, or has nothing to train.
+    """
+    if isinstance(model, PreparedModel):
+        raise ConfigError("this model was prepared already: call prepare once and use what it returned")
+    if isinstance(model, torch.nn.DataParallel):
+        raise ConfigError("the model is wrapped in DataParallel: pass the plain model, one process per device")
+    if any("FSDP" in base.__name__ or "FullySharded" in base.__name__ for base in type(model).__mro__):
+        raise ConfigError("the model is sharded by FSDP, which evenstep cannot weigh yet: pass the plain model")
+    if isinstance(model, DistributedDataParallel):
+        if workers.count == 1 and workers.host_group is None and not torch.distributed.is_initialized():
+            raise ConfigError("the model is wrapped in DistributedDataParallel but no process group is initialised")
+        if isinstance(model.module, PreparedModel):
+            raise ConfigError("the model was prepared and then wrapped: pass what prepare returned to the loop as it is")
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    # The mark is the module's own identity, so that a deep copy of a prepared model is a new one.
+    if module.__dict__.get(_PREPARED) == id(module):
+        raise ConfigError("this model was prepared already: call prepare once and use what it returned")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the model's parameters are."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def has_batch_norm(model: torch.nn.Module) -> bool:
+    """Whether a batch of one sample would be refused in training."""
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def replicate(
+    model: torch.nn.Module, workers: Workers, engine: CollectiveEngine, index: int, comm_hook: CommHook | None
+) -> PreparedModel:
+    """Wrap the model, over DistributedDataParallel where there are several workers.
+
+    Raises:
+        ConfigError: The model carries a communication hook of somebody else's.
+    """
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    if workers.count == 1:
+        replica = model if isinstance(model, DistributedDataParallel) else None
+        prepared = PreparedModel(module, replica, engine, index)
+        module.__dict__[_PREPARED] = id(module)
+        return prepared
+    replica = model if isinstance(model, DistributedDataParallel) else _replica(module, workers)
+
+    # DDP insists on these names and annotations.
+    def hook(state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return engine.communicate(index, comm_hook, bucket)
+
+    try:
+        replica.register_comm_hook(None, hook)
+    except RuntimeError as error:
+        raise ConfigError(
+            "the model has a communication hook already, which would undo evenstep's weights: do not register it, give"
+            " it as prepare(..., comm_hook=(state, hook))"
+        ) from error
+    module.__dict__[_PREPARED] = id(module)
+    return PreparedModel(module, replica, engine, index)
+
+
+def _replica(module: torch.nn.Module, workers: Workers) -> DistributedDataParallel:
+    device = device_of(module)
+    return DistributedDataParallel(
+        module, device_ids=[device] if device.type == "cuda" else None, process_group=workers.device_group
+    )

@@ -1,0 +1,158 @@
+"""The one line of a user's script: puts the parts together for this worker."""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from evenstep.core.cluster import Cluster
+from evenstep.core.errors import ConfigError
+from evenstep.runtime.collective import CollectiveEngine, CommHook
+from evenstep.runtime.hold import Hold
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.liveness import Liveness
+from evenstep.runtime.loader import PreparedLoader
+from evenstep.runtime.model import PreparedModel, device_of, replicate
+from evenstep.runtime.request import Agreement, Request, agree
+from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
+from evenstep.runtime.workers import Workers, join_workers
+from evenstep.schemes import Scheme
+from evenstep.telemetry import JsonlRecorder, Recorder, Silent
+
+Model = TypeVar("Model", torch.nn.Module, tuple[torch.nn.Module, ...])
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...])
+
+
+@overload
+def prepare(
+    model: torch.nn.Module, optimizer: Optimizer, loader: DataLoader[Any], **options: Any
+) -> tuple[PreparedModel, Optimizer, PreparedLoader]: ...
+
+
+@overload
+def prepare(
+    model: tuple[torch.nn.Module, ...], optimizer: Optimizer, loader: DataLoader[Any], **options: Any
+) -> tuple[tuple[PreparedModel, ...], Optimizer, PreparedLoader]: ...
+
+
+def prepare(
+    model: torch.nn.Module | tuple[torch.nn.Module, ...],
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    *,
+    scheme: Scheme | str | None = None,
+    global_batch_size: int | None = None,
+    batch_sizes: Sequence[int] | Mapping[Any, int] | None = None,
+    seed: int = 0,
+    timeout: float = 300.0,
+    run_dir: str | os.PathLike[str] | None = None,
+    comm_hook: CommHook | None = None,
+    emulate: Cluster | str | os.PathLike[str] | None = None,
+) -> tuple[PreparedModel | tuple[PreparedModel, ...], Optimizer, PreparedLoader]:
+    """Make an ordinary training loop run under a scheme; every worker calls it together, once.
+
+    Explicit arguments win over those of `evenstep run`, and those over the default scheme, `lb-bsp`. A single process
+    without torchrun simply works.
+
+    Args:
+        model: A plain model or one in DistributedDataParallel, or a tuple of them.
+        optimizer: Its optimizer, or a tuple of them; the same objects come back.
+        loader: A map-style DataLoader. Its `batch_size` is per worker, as under DDP: the global batch is that times the
+            number of workers. Its sampler's shuffling, seed and `set_epoch` are heeded.
+        scheme: A `Scheme`, or a string such as `lb-bsp:multiple=8`.
+        global_batch_size: The samples of one iteration over all workers, instead of the loader's.
+        batch_sizes: Fixed sizes with the right weights and no tuning: a list with one per worker, or a mapping from
+            `rank:2`, `host:node7` or `gpu:NVIDIA GeForce RTX 3090` (where several fit a worker, the first of these).
+        seed: Draws the order of the samples and their randomness; a DistributedSampler's own seed wins for the order.
+        timeout: Seconds after which a worker that does not answer ends the run, with an error that names it.
+        run_dir: Where every worker writes its events, as JSON lines.
+        comm_hook: `(state, hook)`, an averaging DDP communication hook (compression, say) to use for the reduction.
+        emulate: A cluster (or its TOML file) whose devices and disturbances are emulated on this one.
+
+    Returns:
+        The model in one wrapper with `.module`, the optimizer, and the loader that hands out this worker's batches.
+
+    Raises:
+        ConfigError: Something asked for cannot work; raised on every worker where it is wrong on any.
+        DisagreementError: The workers were started with different schemes, versions or data.
+    """
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
+    request = Request(
+        models=model if isinstance(model, tuple) else (model,),
+        optimizers=optimizer if isinstance(optimizer, tuple) else (optimizer,),
+        loader=loader,
+        scheme=scheme,
+        global_batch_size=global_batch_size,
+        batch_sizes=batch_sizes,
+        seed=seed,
+        run_dir=run_dir,
+        comm_hook=comm_hook,
+        emulate=emulate,
+        launched=LaunchSettings.from_environment(os.environ),
+    )
+    workers = join_workers(device_of(request.models[0]), timeout)
+    # The pulse begins before the workers first wait for each other.
+    liveness = Liveness(workers) if workers.count > 1 else None
+    agreement = agree(request, workers)
+    recorder: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
+    engine = _engine(request, workers, agreement, liveness, recorder)
+    prepared = tuple(
+        replicate(each, workers, engine, index, comm_hook) for index, each in enumerate(request.models)
+    )
+    for each in request.optimizers:
+        each.register_step_pre_hook(lambda *_: engine.before_step())
+    prepared_loader = PreparedLoader(
+        loader,
+        order=agreement.order,
+        engine=engine,
+        global_batch_size=agreement.problem.global_batch_size,
+        depth=agreement.depth,
+    )
+    recorder.record(
+        {
+            "event": "run",
+            "worker": workers.rank,
+            "workers": workers.count,
+            "scheme": agreement.scheme.name,
+            "global_batch_size": agreement.problem.global_batch_size,
+            "iterations_per_epoch": len(prepared_loader),
+            "seed": seed,
+            **{key: agreement.workers[workers.rank][key] for key in ("version", "torch", "python", "host", "gpu")},
+        }
+    )
+    return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
+
+
+def _engine(
+    request: Request, workers: Workers, agreement: Agreement, liveness: Liveness | None, recorder: Recorder
+) -> CollectiveEngine:
+    clock, wait = time.perf_counter, time.sleep
+    hold = None
+    if agreement.disturbance is not None:
+        hold = Hold(
+            disturbance=agreement.disturbance,
+            worker=workers.rank,
+            largest_batch=agreement.largest_batch,
+            clock=clock,
+            wait=wait,
+        )
+    on_device = device_of(request.models[0]).type == "cuda"
+    return CollectiveEngine(
+        workers=workers,
+        policy=agreement.scheme.load.policy(workers.count),
+        estimator=agreement.scheme.load.estimator(),
+        problem=agreement.problem,
+        models=[each.module if isinstance(each, DistributedDataParallel) else each for each in request.models],
+        stopwatch=DeviceStopwatch() if on_device else HostStopwatch(clock),
+        recorder=recorder,
+        clock=clock,
+        wait=wait,
+        hold=hold,
+        liveness=liveness,
+    )

@@ -1,0 +1,233 @@
+"""What a script asks for, checked here and agreed on with the other workers before anything is built."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+import evenstep
+from evenstep.core.cluster import Cluster
+from evenstep.core.disturb import Chain, Disturbance, parse_slow
+from evenstep.core.errors import ConfigError
+from evenstep.core.values import UNLIMITED, Problem
+from evenstep.runtime import loader as loaders
+from evenstep.runtime import model as models
+from evenstep.runtime.batch_sizes import sizes_by_rank
+from evenstep.runtime.collective import CommHook
+from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
+from evenstep.runtime.order import EpochOrder, order_of
+from evenstep.runtime.workers import Workers, gather, require_agreement
+from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The arguments of `prepare`, with the launcher's options behind them."""
+
+    models: tuple[torch.nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    loader: DataLoader[Any]
+    scheme: Scheme | str | None
+    global_batch_size: int | None
+    batch_sizes: Sequence[int] | Mapping[Any, int] | None
+    seed: int
+    run_dir: str | os.PathLike[str] | None
+    comm_hook: CommHook | None
+    emulate: Cluster | str | os.PathLike[str] | None
+    launched: LaunchSettings
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all workers do alike (`scheme`, `problem`, `depth`), and what this one brings of its own."""
+
+    scheme: Scheme
+    problem: Problem
+    depth: int
+    order: EpochOrder
+    run_dir: Path | None
+    disturbance: Disturbance | None
+    largest_batch: int
+    workers: list[dict[str, Any]]
+
+
+_MUST_AGREE = {
+    "version": "of evenstep",
+    "scheme": "as the scheme",
+    "batch_sizes": "as batch_sizes",
+    "batch_size": "as the loader's batch_size (sizes by worker are what batch_sizes= is for)",
+    "global_batch_size": "as global_batch_size",
+    "order": "as the dataset's length and order",
+    "drop_last": "as drop_last",
+    "parameters": "parameters in the model",
+}
+
+
+def agree(request: Request, workers: Workers) -> Agreement:
+    """Check what this worker was given, and that all were given the same; all workers must call it together.
+
+    Raises:
+        ConfigError: Something cannot work on this worker or on another, which is named.
+        DisagreementError: The workers were given different things.
+    """
+    mine: _Checked | None = None
+    failure: ConfigError | None = None
+    try:
+        mine = _check(request, workers)
+    except ConfigError as error:
+        failure = error
+    records = gather(workers, {"error": str(failure)} if mine is None else mine.record)
+    if failure is not None:
+        raise failure
+    assert mine is not None
+    for rank, record in enumerate(records):
+        if "error" in record:
+            raise ConfigError(f"worker {rank}: {record['error']}")
+    for key, what in _MUST_AGREE.items():
+        require_agreement(records, key, what)
+    scheme, global_batch_size = _settle_sizes(request, mine.scheme, records)
+    problem = _problem(scheme, global_batch_size, records)
+    scheme.load.policy(workers.count).allocate(problem)  # Refuses what cannot be shared out, on every worker alike.
+    return Agreement(
+        scheme=scheme,
+        problem=problem,
+        depth=max(record["depth"] for record in records),
+        order=mine.order,
+        run_dir=mine.run_dir,
+        disturbance=mine.disturbance,
+        largest_batch=mine.record["largest_batch"],
+        workers=records,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checked:
+    scheme: Scheme
+    order: EpochOrder
+    run_dir: Path | None
+    disturbance: Disturbance | None
+    record: dict[str, Any]
+    """What the other workers are told, as JSON."""
+
+
+def _check(request: Request, workers: Workers) -> _Checked:
+    """Everything that one worker can check alone."""
+    for model in request.models:
+        models.require_preparable(model, workers)
+    loader = loaders.require_preparable(request.loader)
+    _require_optimizes(request)
+    scheme = _scheme(request)
+    order = order_of(loader, workers, request.seed)
+    disturbance, largest_batch = _emulated(request, workers)
+    run_dir = request.run_dir if request.run_dir is not None else request.launched.run_dir
+    device = models.device_of(request.models[0])
+    sizes = request.batch_sizes
+    return _Checked(
+        scheme=scheme,
+        order=order,
+        run_dir=None if run_dir is None else Path(run_dir),
+        disturbance=disturbance,
+        record={
+            "version": evenstep.__version__,
+            "scheme": scheme.name,
+            "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else _listed(sizes),
+            "batch_size": loader.batch_size,
+            "global_batch_size": request.global_batch_size,
+            "order": [order.length, order.shuffle, order.seed, order.sampler is not None],
+            "drop_last": loader.drop_last,
+            "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
+            "rank": str(workers.rank),
+            "host": workers.host,
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "largest_batch": largest_batch,
+            "depth": loader.num_workers * (loader.prefetch_factor or 0),
+            "smallest_batch": 2 if any(models.has_batch_norm(model) for model in request.models) else 1,
+        },
+    )
+
+
+def _listed(sizes: Sequence[int] | None) -> list[int] | None:
+    return None if sizes is None else list(sizes)
+
+
+def _require_optimizes(request: Request) -> None:
+    trained = {id(parameter) for model in request.models for parameter in model.parameters()}
+    for optimizer in request.optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
+            raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
+
+
+def _scheme(request: Request) -> Scheme:
+    """The scheme that was asked for; with `batch_sizes` it is settled once all workers are known."""
+    given = request.scheme if request.scheme is not None or request.batch_sizes is not None else request.launched.scheme
+    scheme = parse_scheme(given) if isinstance(given, str) else given
+    if request.batch_sizes is not None and scheme is not None:
+        raise ConfigError(f"batch_sizes fixes the sizes and the scheme {scheme.name!r} would set them: give one of them")
+    return scheme if scheme is not None else parse_scheme(DEFAULT)
+
+
+def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, int]:
+    """What disturbs this worker, and the size limit of its emulated device."""
+    parts: list[Disturbance] = []
+    largest_batch = UNLIMITED
+    emulate = request.emulate if request.emulate is not None else request.launched.emulate
+    if emulate is not None:
+        cluster = emulate if isinstance(emulate, Cluster) else read_cluster(Path(emulate))
+        if len(cluster) != workers.count:
+            raise ConfigError(
+                f"the cluster to emulate describes {len(cluster)} workers but {workers.count} were started:"
+                " make them the same"
+            )
+        parts.append(cluster.disturbance())
+        largest_batch = cluster.largest_batch(workers.rank)
+    for text in request.launched.slow:
+        slow = parse_slow(text)
+        if slow.worker is not None and slow.worker >= workers.count:
+            raise ConfigError(f"--slow {text} names worker {slow.worker} but the last one is {workers.count - 1}")
+        parts.append(slow)
+    return (Chain(parts=tuple(parts)) if parts else None), largest_batch
+
+
+def _settle_sizes(request: Request, scheme: Scheme, records: list[dict[str, Any]]) -> tuple[Scheme, int]:
+    """The scheme and the global batch size."""
+    if request.batch_sizes is None:
+        default = int(records[0]["batch_size"]) * len(records)
+        return scheme, default if request.global_batch_size is None else request.global_batch_size
+    sizes = sizes_by_rank(request.batch_sizes, records)
+    if request.global_batch_size not in (None, sum(sizes)):
+        raise ConfigError(
+            f"batch_sizes adds up to {sum(sizes)}, not to the global batch size {request.global_batch_size}:"
+            " leave out global_batch_size or mend the sizes"
+        )
+    return static(sizes), sum(sizes)
+
+
+def _problem(scheme: Scheme, global_batch_size: int, records: list[dict[str, Any]]) -> Problem:
+    count = len(records)
+    load = scheme.load
+    smallest = max(record["smallest_batch"] for record in records)
+    minimum = smallest if load.minimum is None else load.minimum
+    if global_batch_size < count * minimum:
+        raise ConfigError(
+            f"the global batch size {global_batch_size} is less than {count} workers with at least {minimum} sample"
+            f"{'s' if minimum > 1 else ''} each: raise the batch size or start fewer workers"
+        )
+    largest = np.array([record["largest_batch"] for record in records], dtype=np.int64)
+    return Problem(
+        global_batch_size=global_batch_size,
+        minimum=np.full(count, minimum, dtype=np.int64),
+        maximum=largest if load.maximum is None else np.minimum(largest, load.maximum),
+        multiple=load.multiple,
+    )

@@ -1,0 +1,115 @@
+"""This process among the workers: joining them, and agreeing with them before anything is built."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep.core.errors import ConfigError, DisagreementError
+
+NAMING_SECONDS = 2.0
+"""How long the survivors of a failed collective may take to find out who is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """This worker's rank among `count` workers, and the groups they speak over (None for a single process).
+
+    `host_group` carries integers between the hosts' CPUs; `device_group` carries gradients and is the same group on
+    the CPU.
+    """
+
+    rank: int
+    count: int
+    host: str
+    timeout_seconds: float
+    host_group: dist.ProcessGroup | None = None
+    device_group: dist.ProcessGroup | None = None
+
+
+def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
+    """Join the process group, initialising it from torchrun's environment where the script has not.
+
+    Raises:
+        ConfigError: torchrun's environment is incomplete.
+    """
+    host = socket.gethostname()
+    if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
+        return Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
+    # Leave the survivors time to name the missing worker within the timeout that the user gave.
+    limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
+    if not dist.is_initialized():
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
+        if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
+    rank, count = dist.get_rank(), dist.get_world_size()
+    if count == 1:
+        return Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
+    host_group = dist.new_group(backend="gloo", timeout=limit)
+    device_group = host_group if device.type == "cpu" else dist.new_group(backend="nccl", timeout=limit)
+    return Workers(
+        rank=rank,
+        count=count,
+        host=host,
+        timeout_seconds=timeout_seconds,
+        host_group=host_group,
+        device_group=device_group,
+    )
+
+
+def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every worker's record, as JSON over the host group; all workers must call it together."""
+    if workers.host_group is None:
+        return [json.loads(json.dumps(record))]
+    text = json.dumps(record).encode()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(workers.count)]
+    dist.all_gather(lengths, torch.tensor([len(text)]), group=workers.host_group)
+    longest = max(int(length) for length in lengths)
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(workers.count)]
+    dist.all_gather(texts, mine, group=workers.host_group)
+    return [
+        json.loads(bytes(text[: int(length)].tolist()).decode()) for text, length in zip(texts, lengths, strict=True)
+    ]
+
+
+def require_agreement(records: list[dict[str, Any]], key: str, what: str) -> None:
+    """Check that all workers hold the same value under `key`.
+
+    Raises:
+        DisagreementError: They do not; raised alike on every worker, naming those in the minority.
+    """
+    values = [json.dumps(record[key]) for record in records]
+    raise_on_minority(
+        values, lambda odd, usual: f"{odd} of {what} where the others have {usual}: start every worker with the same"
+    )
+
+
+def raise_on_minority(values: list[str], describe: Callable[[str, str], str]) -> None:
+    """Raise a DisagreementError that names the workers whose value is not the commonest (ties: the lowest rank's)."""
+    usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
+    odd = [worker for worker, value in enumerate(values) if value != usual]
+    if odd:
+        held = ", ".join(dict.fromkeys(values[worker] for worker in odd))
+        raise DisagreementError(describe(f"{name_workers(odd)} {'have' if len(odd) > 1 else 'has'} {held}", usual))
+
+
+def name_workers(ranks: list[int]) -> str:
+    """`worker 3`, or `workers 3, 5 and 7`.
+
+    >>> name_workers([3]), name_workers([3, 5, 7])
+    ('worker 3', 'workers 3, 5 and 7')
+    """
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    return f"workers {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"

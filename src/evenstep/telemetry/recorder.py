@@ -1,0 +1,72 @@
+"""Where events go: a file of JSON lines per worker, or nowhere."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from evenstep.core.errors import ConfigError
+
+
+class Recorder(Protocol):
+    """Takes events; an event is a mapping with the key `event` that JSON can hold."""
+
+    def record(self, event: Mapping[str, object]) -> None:
+        """Keep one event."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+@final
+class Silent:
+    """Keeps nothing."""
+
+    def record(self, event: Mapping[str, object]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@final
+class JsonlRecorder:
+    """Appends one line per event to `RUN_DIR/worker-RANK.jsonl`; each line is on disk's side when `record` returns.
+
+    Raises:
+        ConfigError: The run directory cannot be written.
+    """
+
+    def __init__(self, run_dir: Path, worker: int) -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # Line-buffered, so that a killed worker leaves whole lines behind.
+            self._file = (run_dir / f"worker-{worker}.jsonl").open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
+
+    def record(self, event: Mapping[str, object]) -> None:
+        """Append the event."""
+        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        self._file.close()
+
+
+def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """All events of a run directory, worker after worker, each worker's in the order in which they happened.
+
+    Raises:
+        ConfigError: The folder holds no events, or a line is damaged (a torn last line of a killed worker is not).
+    """
+    files = sorted(run_dir.glob("worker-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
+    if not files:
+        raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
+    for path in files:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path} line {number} is not JSON ({error.msg}): delete or mend it") from error

@@ -1,0 +1,97 @@
+"""What every test gets: reproducible hypothesis examples, and a look at what it left behind."""
+
+import multiprocessing
+import os
+import sys
+
+import psutil
+import pytest
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.load_profile("ci")
+
+# multiprocessing keeps these two for the rest of the process, however many tests use them.
+LASTING_CHILDREN = ("multiprocessing.forkserver import main", "resource_tracker import main")
+# pytest's own, and those that libraries set once for the process: scikit-learn at its import, DDP at its first model.
+LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
+GRACE_SECONDS = 2.0
+
+
+def pytest_ignore_collect(collection_path):
+    """Collect test files only: the search for doctests would import, and so run, the scripts that tests launch."""
+    if collection_path.suffix == ".py" and not collection_path.name.startswith("test_"):
+        return True
+    return None
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    """Fail a test that leaves processes, environment variables or a process group; clean up for the next one."""
+    variables = environment()
+    processes = descendants()
+    yield
+    left = [
+        *process_groups_left(),
+        *variables_changed(variables),
+        *processes_left(processes),
+    ]
+    if left:
+        pytest.fail("the test left behind: " + "; ".join(left), pytrace=False)
+
+
+def environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith(LASTING_VARIABLES)}
+
+
+def variables_changed(before):
+    after = environment()
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    return [f"environment variable {name}" for name in changed]
+
+
+def descendants():
+    """Every process below this one but multiprocessing's lasting two; what the fork server forked is included."""
+    this = psutil.Process()
+    lasting = {child for child in this.children() if is_lasting(child)}
+    return set(this.children(recursive=True)) - lasting
+
+
+def is_lasting(process):
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return any(entry in command for entry in LASTING_CHILDREN)
+
+
+def processes_left(before):
+    multiprocessing.active_children()  # reaps the finished ones that nobody joined
+    if not (descendants() - before):
+        return []
+    _, alive = psutil.wait_procs(descendants() - before, timeout=GRACE_SECONDS)
+    left = [describe(process) for process in alive]
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=GRACE_SECONDS)
+    return left
+
+
+def describe(process):
+    try:
+        return f"process {process.pid} ({' '.join(process.cmdline()) or process.name()})"
+    except psutil.Error:
+        return f"process {process.pid}"
+
+
+def process_groups_left():
+    torch = sys.modules.get("torch")  # never imported for the sake of this check
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    torch.distributed.destroy_process_group()
+    return ["a torch.distributed process group"]
