@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            "evenstep.prepare needs PyTorch: install the build for your device (https://pytorch.org), or 'evenstep[torch]'",
+            "evenstep.prepare needs PyTorch: install the build for your device, or 'evenstep[torch]'",
             name="torch",
         ) from error
     return prepare

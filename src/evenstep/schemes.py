@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Literal, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
@@ -43,7 +43,7 @@ def bsp() -> Scheme:
 def lb_bsp(
     *,
     predictor: str = "change",
-    times: str = "affine",
+    times: Literal["affine", "proportional"] = "affine",
     minimum: int | None = None,
     maximum: int | None = None,
     multiple: int = 1,
@@ -120,7 +120,7 @@ def parse_scheme(text: str) -> Scheme:
 
 
 def _read(value: str, parameter: inspect.Parameter, scheme: str) -> int | str:
-    if parameter.annotation is str:
+    if parameter.annotation not in (int, int | None):
         return value
     try:
         return int(value)

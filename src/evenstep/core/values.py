@@ -87,7 +87,7 @@ class Reports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What an allocation must satisfy: sum = `global_batch_size`, `minimum` <= size <= `maximum`, multiples of `multiple`.
+    """What sizes must satisfy: sum = `global_batch_size`, `minimum` <= size <= `maximum`, multiples of `multiple`.
 
     `minimum` and `maximum` have shape [workers], in samples.
     """

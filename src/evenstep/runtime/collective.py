@@ -18,6 +18,7 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.samples import Share
 from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, Sample, State
+from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.liveness import Liveness
@@ -26,7 +27,7 @@ from evenstep.runtime.weighting import GradientWeight
 from evenstep.runtime.workers import Workers, raise_on_minority
 from evenstep.telemetry import Recorder
 
-CommHook: TypeAlias = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]]
+CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]]
 """A state and an averaging DDP communication hook, as `register_comm_hook` takes them."""
 
 
@@ -208,12 +209,13 @@ class CollectiveEngine:
         self._stopwatch.run()
 
     def communicate(
-        self, model: int, comm_hook: CommHook | None, bucket: dist.GradBucket
+        self, model: int, comm_hook: CommHook | None, bucket: GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: a bucket's gradient summed over all workers, weighted by share."""
         weight = self._weights[model]
+        gradients = bucket.buffer()
         if self._failure is not None:
-            return _completed(bucket.buffer())
+            return _completed(gradients)
         try:
             self._settle_weight()
             if self._iteration is None:
@@ -224,17 +226,20 @@ class CollectiveEngine:
             if comm_hook is not None:
                 state, hook = comm_hook
                 weight.apply(bucket, scale=self.workers.count)
-                return hook(state, bucket)
-            weight.apply(bucket)
-            work = dist.all_reduce(bucket.buffer(), group=self.workers.device_group, async_op=True)
+                future = hook(state, bucket)
+            else:
+                weight.apply(bucket)
+                work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
+                future = work.get_future()
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
-            return _completed(bucket.buffer())
-        return work.get_future().then(lambda future: self._reduced(future, bucket.buffer()))
+            return _completed(gradients)
+        return future.then(lambda reduced: self._reduced(reduced, gradients))
 
-    def _reduced(self, future: torch.futures.Future[list[torch.Tensor]], local: torch.Tensor) -> torch.Tensor:
+    def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor) -> torch.Tensor:
         try:
-            return future.value()[0]
+            value = future.value()
+            return value[0] if isinstance(value, list) else value
         except RuntimeError as error:
             self._fail(error)
             return local
@@ -381,4 +386,3 @@ def _completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(value)
     return future
-

@@ -55,7 +55,7 @@ class SeededDataset(Dataset[Any]):
         return self._dataset, self._seed
 
     def __setstate__(self, state: tuple[Any, int]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        self.__init__(*state)
 
     # Without this, DataLoader would find the user's batched getter through __getattr__ and hand it our addresses.
     def __getitems__(self, addresses: list[Address]) -> list[Any]:
@@ -157,7 +157,7 @@ def inner_loader(source: DataLoader[Any], seed: int, requests: Requests) -> Data
     prefetch_factor = source.prefetch_factor or 2
     return DataLoader(
         SeededDataset(source.dataset, seed),
-        batch_sampler=requests,  # type: ignore[arg-type]
+        batch_sampler=requests,
         num_workers=source.num_workers,
         collate_fn=_pack_default if source.collate_fn is default_collate else _pack_samples,
         timeout=source.timeout,

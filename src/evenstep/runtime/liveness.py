@@ -12,6 +12,7 @@ from typing import final
 import torch.distributed as dist
 
 from evenstep.core.errors import WorkerLostError
+from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.workers import Workers, name_workers
 
 BEAT_SECONDS = 0.4
@@ -26,19 +27,19 @@ class Liveness:
         # The store of the default group is the one that outlives a worker under torchrun, whose agent keeps it. It has
         # no public name. A client serves one caller at a time, hence a clone for the thread.
         store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore("evenstep/pulse", store)
+        self._store = PrefixStore("evenstep/pulse", store)
         self._closed = threading.Event()
-        pulse = dist.PrefixStore("evenstep/pulse", store.clone())
+        pulse = PrefixStore("evenstep/pulse", store.clone())  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._beat, args=(pulse,), name="evenstep-pulse")
         self._beats = 0
         self._count(self._store)
         self._thread.start()
 
-    def _count(self, store: dist.Store) -> None:
+    def _count(self, store: Store) -> None:
         self._beats += 1
         store.set(str(self._workers.rank), str(self._beats))
 
-    def _beat(self, store: dist.Store) -> None:
+    def _beat(self, store: Store) -> None:
         main = threading.main_thread()
         while main.is_alive() and not self._closed.is_set():
             try:

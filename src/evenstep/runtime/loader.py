@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, cast, final
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger, Lookahead, Share
+from evenstep.core.values import IntArray
 from evenstep.runtime.collective import CollectiveEngine
 from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
 from evenstep.runtime.order import EpochOrder
@@ -45,6 +47,7 @@ class PreparedLoader:
         self._next_epoch = 0
         self._done = 0
         self._resume: int | None = None
+        self._drawn: IntArray | None = None
         self._sampler_epoch = getattr(source.sampler, "epoch", None)
         self._requests = Requests(source)
         self._inner = inner_loader(source, order.seed, self._requests) if source.num_workers else None
@@ -108,10 +111,10 @@ class PreparedLoader:
         self._epoch = self._next_epoch
         self._next_epoch = self._epoch + 1
         ledger = self._ledger(self._resume or 0)
-        self._resume = None
+        resuming, self._resume = self._resume is not None, None
         self._done = ledger.iteration
         self._engine.enter_loader()
-        order = self._order.draw(self._epoch, self._engine.workers)
+        order = self._draw(resuming=resuming)
         lookahead = Lookahead(
             ledger,
             worker=self._engine.workers.rank,
@@ -132,7 +135,15 @@ class PreparedLoader:
             lookahead.resize(self._engine.next_sizes())
             self.misses = lookahead.misses
 
-    def _fetcher(self, lookahead: Lookahead, order: Any) -> InlineFetcher | ProcessFetcher:
+    def _draw(self, *, resuming: bool) -> IntArray:
+        """This epoch's order; a sampler of the user's own may not draw the same again, so its order is kept."""
+        if resuming and self._drawn is not None:
+            return self._drawn
+        order = self._order.draw(self._epoch, self._engine.workers)
+        self._drawn = None if self._order.sampler is None else order
+        return order
+
+    def _fetcher(self, lookahead: Lookahead, order: IntArray) -> InlineFetcher | ProcessFetcher:
         if self._inner is None:
             return InlineFetcher(self._source, self._order.seed, self._epoch, order)
 
@@ -145,10 +156,10 @@ class PreparedLoader:
 
     def _adopt_sampler_epoch(self) -> None:
         """Heed `sampler.set_epoch`, which scripts for DistributedSampler call."""
-        epoch = getattr(self._source.sampler, "epoch", None)
-        if isinstance(self._source.sampler, DistributedSampler) and epoch != self._sampler_epoch:
-            self.set_epoch(epoch)
-            self._sampler_epoch = epoch
+        sampler = self._source.sampler
+        if isinstance(sampler, DistributedSampler) and sampler.epoch != self._sampler_epoch:
+            self.set_epoch(sampler.epoch)
+            self._sampler_epoch = sampler.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, at this point of the loop; resumes in mid-epoch, on any number of workers.
@@ -162,6 +173,7 @@ class PreparedLoader:
             "iteration": self._done,
             "length": self._order.length,
             "global_batch_size": self._global_batch_size,
+            "order": None if self._drawn is None else self._drawn.tolist(),
             "load": self._engine.state_dict(),
         }
 
@@ -191,7 +203,8 @@ class PreparedLoader:
         self._engine.load_state_dict(state["load"])
         over = state["iteration"] >= len(self)
         self._next_epoch = state["epoch"] + 1 if over else state["epoch"]
-        self._resume = 0 if over else state["iteration"]
+        self._resume = None if over else state["iteration"]
+        self._drawn = None if over or state["order"] is None else np.array(state["order"], dtype=np.int64)
 
     def _reseed(self, seed: int) -> None:
         self._order = EpochOrder(

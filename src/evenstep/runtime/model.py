@@ -7,6 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.core.errors import ConfigError
+from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.collective import CollectiveEngine, CommHook
 from evenstep.runtime.workers import Workers
 
@@ -52,7 +53,7 @@ class PreparedModel(torch.nn.Module):
         """As `torch.nn.Module.train`."""
         super().train(mode)
         if self._replica is not None:
-            self._replica.train(mode)
+            self._replica.train(mode)  # type: ignore[no-untyped-call]
         return self
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -86,7 +87,9 @@ def require_preparable(model: torch.nn.Module, workers: Workers) -> None:
         if workers.count == 1 and workers.host_group is None and not torch.distributed.is_initialized():
             raise ConfigError("the model is wrapped in DistributedDataParallel but no process group is initialised")
         if isinstance(model.module, PreparedModel):
-            raise ConfigError("the model was prepared and then wrapped: pass what prepare returned to the loop as it is")
+            raise ConfigError(
+                "the model was prepared and then wrapped: pass what prepare returned to the loop as it is"
+            )
     module = model.module if isinstance(model, DistributedDataParallel) else model
     # The mark is the module's own identity, so that a deep copy of a prepared model is a new one.
     if module.__dict__.get(_PREPARED) == id(module):
@@ -122,7 +125,7 @@ def replicate(
     replica = model if isinstance(model, DistributedDataParallel) else _replica(module, workers)
 
     # DDP insists on these names and annotations.
-    def hook(state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return engine.communicate(index, comm_hook, bucket)
 
     try:

@@ -63,7 +63,7 @@ class EpochOrder:
 
 @final
 class SeededRandomness:
-    """Inside, the global generators of Python, NumPy and torch (CPU) start from the key; afterwards they are restored."""
+    """Inside, the generators of Python, NumPy and torch (CPU) start from the key; afterwards they are restored."""
 
     def __init__(self, *key: int) -> None:
         self._key = key

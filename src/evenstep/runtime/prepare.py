@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,27 +17,14 @@ from evenstep.runtime.hold import Hold
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.liveness import Liveness
 from evenstep.runtime.loader import PreparedLoader
-from evenstep.runtime.model import PreparedModel, device_of, replicate
+from evenstep.runtime.model import device_of, replicate
 from evenstep.runtime.request import Agreement, Request, agree
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
 from evenstep.runtime.workers import Workers, join_workers
 from evenstep.schemes import Scheme
 from evenstep.telemetry import JsonlRecorder, Recorder, Silent
 
-Model = TypeVar("Model", torch.nn.Module, tuple[torch.nn.Module, ...])
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...])
-
-
-@overload
-def prepare(
-    model: torch.nn.Module, optimizer: Optimizer, loader: DataLoader[Any], **options: Any
-) -> tuple[PreparedModel, Optimizer, PreparedLoader]: ...
-
-
-@overload
-def prepare(
-    model: tuple[torch.nn.Module, ...], optimizer: Optimizer, loader: DataLoader[Any], **options: Any
-) -> tuple[tuple[PreparedModel, ...], Optimizer, PreparedLoader]: ...
 
 
 def prepare(
@@ -53,7 +40,7 @@ def prepare(
     run_dir: str | os.PathLike[str] | None = None,
     comm_hook: CommHook | None = None,
     emulate: Cluster | str | os.PathLike[str] | None = None,
-) -> tuple[PreparedModel | tuple[PreparedModel, ...], Optimizer, PreparedLoader]:
+) -> tuple[Any, Optimizer, PreparedLoader]:
     """Make an ordinary training loop run under a scheme; every worker calls it together, once.
 
     Explicit arguments win over those of `evenstep run`, and those over the default scheme, `lb-bsp`. A single process
@@ -75,7 +62,8 @@ def prepare(
         emulate: A cluster (or its TOML file) whose devices and disturbances are emulated on this one.
 
     Returns:
-        The model in one wrapper with `.module`, the optimizer, and the loader that hands out this worker's batches.
+        The model as a `PreparedModel` (a tuple of them for a tuple) with the user's model in `.module`; the optimizer;
+        the loader that hands out this worker's batches.
 
     Raises:
         ConfigError: Something asked for cannot work; raised on every worker where it is wrong on any.
@@ -102,9 +90,7 @@ def prepare(
     agreement = agree(request, workers)
     recorder: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
     engine = _engine(request, workers, agreement, liveness, recorder)
-    prepared = tuple(
-        replicate(each, workers, engine, index, comm_hook) for index, each in enumerate(request.models)
-    )
+    prepared = tuple(replicate(each, workers, engine, index, comm_hook) for index, each in enumerate(request.models))
     for each in request.optimizers:
         each.register_step_pre_hook(lambda *_: engine.before_step())
     prepared_loader = PreparedLoader(

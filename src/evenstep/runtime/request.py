@@ -174,7 +174,9 @@ def _scheme(request: Request) -> Scheme:
     given = request.scheme if request.scheme is not None or request.batch_sizes is not None else request.launched.scheme
     scheme = parse_scheme(given) if isinstance(given, str) else given
     if request.batch_sizes is not None and scheme is not None:
-        raise ConfigError(f"batch_sizes fixes the sizes and the scheme {scheme.name!r} would set them: give one of them")
+        raise ConfigError(
+            f"batch_sizes fixes the sizes and the scheme {scheme.name!r} would set them: give one of them"
+        )
     return scheme if scheme is not None else parse_scheme(DEFAULT)
 
 

@@ -112,7 +112,7 @@ class DeviceStopwatch:
 
 
 def _mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
@@ -120,4 +120,4 @@ def _mark() -> torch.cuda.Event:
 def _seconds(pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
     for _, end in pairs:
         end.synchronize()
-    return sum(begin.elapsed_time(end) for begin, end in pairs) / 1000.0
+    return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1000.0

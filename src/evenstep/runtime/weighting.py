@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import final
 
 import torch
-import torch.distributed as dist
+
+from evenstep.runtime.c10d import GradBucket
 
 
 @final
@@ -24,7 +25,7 @@ class GradientWeight:
         self._weight = 1.0
         self._idle = False
         self._open = False
-        self._kept: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._kept: dict[torch.Tensor, torch.Tensor] = {}
 
     def set(self, weight: float) -> None:
         """The weight of the next backward."""
@@ -52,7 +53,7 @@ class GradientWeight:
         """The accumulation window is closed."""
         self._open = False
 
-    def apply(self, bucket: dist.GradBucket, scale: float = 1.0) -> None:
+    def apply(self, bucket: GradBucket, scale: float = 1.0) -> None:
         """Weigh the gradients of a bucket in place, times `scale`."""
         buffer = bucket.buffer()
         if not self._idle:
@@ -62,4 +63,4 @@ class GradientWeight:
         buffer.zero_()
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if parameter in self._kept:
-                gradient.copy_(self._kept[parameter]).mul_(self._weight * scale)  # type: ignore[arg-type]
+                gradient.copy_(self._kept[parameter]).mul_(self._weight * scale)

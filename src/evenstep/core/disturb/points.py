@@ -8,9 +8,9 @@ from statistics import linear_regression
 from typing import Final, Self, final
 
 from evenstep.core.disturb.measured import MEASURED_CURVES
-from evenstep.core.nearest import nearest
 from evenstep.core.disturb.require import require_at_least, require_positive
 from evenstep.core.errors import ConfigError
+from evenstep.core.nearest import nearest
 
 FIT_FROM: Final = 16
 """The batch size, in samples, from which a device is taken to be filled and its time to grow along a line."""

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
-from evenstep.core.nearest import nearest
 from evenstep.core.disturb.quantity import Quantity
 from evenstep.core.errors import ConfigError
+from evenstep.core.nearest import nearest
 
 T = TypeVar("T")
 

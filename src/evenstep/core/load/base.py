@@ -18,7 +18,7 @@ class Predictor(Protocol):
         """The next iteration, given the factors known before it; None as long as nothing was observed."""
 
     def restart(self) -> None:
-        """Forget the level of the speed, since samples are counted otherwise from now on; what else was learned stays."""
+        """Forget the level of the speed, since samples count differently from now on; what else was learned stays."""
 
     def state_dict(self) -> State:
         """Everything that `load_state_dict` needs to go on bit for bit."""

@@ -1,5 +1,6 @@
 """What one worker knows about its own speed, and tells the others in integers."""
 
+import math
 from collections.abc import Callable
 from typing import Final, cast, final
 
@@ -10,6 +11,7 @@ from evenstep.core.values import Estimate, Factors, Sample, State
 _LARGEST_RATE: Final = 10**12
 _LARGEST_FIXED: Final = 10**15
 _LARGEST_ERROR: Final = 10**7
+_CLOCK_STEP: Final = 1e-9
 _SAME_SIZE: Final = 0.1
 
 
@@ -31,11 +33,17 @@ class Estimator:
         self._seen = 0
 
     def observe(self, samples: int, compute_seconds: float, factors: Factors | None = None) -> None:
-        """Take in one iteration, oldest first: `compute_seconds` > 0 of pure compute, without any waiting."""
+        """Take in one iteration, oldest first: `compute_seconds` of pure compute, without any waiting.
+
+        Raises:
+            ValueError: where a number is negative or not finite.
+        """
+        if samples < 0 or not 0.0 <= compute_seconds < math.inf:
+            raise ValueError(f"{samples} samples cannot take {compute_seconds} seconds: both must be finite and >= 0")
         self._seen += 1
         if self._seen <= self._warmup or samples == 0:
             return
-        sample = Sample(samples=samples, compute_seconds=max(compute_seconds, 1e-9), factors=factors or Factors())
+        sample = Sample(samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or Factors())
         if self._fixed is None:
             self._predictor.observe(sample)
         elif self._fixed.observe(sample):

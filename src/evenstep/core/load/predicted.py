@@ -40,7 +40,7 @@ class PredictedPolicy:
 
     __slots__ = ("_min_gain_ppm", "_rates", "_remembered")
 
-    def __init__(self, *, min_gain: float = 0.01) -> None:
+    def __init__(self, *, min_gain: float = 0.015) -> None:
         self._min_gain_ppm = round(min_gain * _PPM)
         self._rates: _Rates | None = None
         self._remembered: list[IntArray] = []
@@ -60,7 +60,6 @@ class PredictedPolicy:
         return Allocation(sizes=sizes.copy())
 
     def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to go on bit for bit."""
         rates = self._rates
         return {
             "sizes": [sizes.tolist() for sizes in self._remembered],
@@ -100,7 +99,7 @@ class Predicted:
     """LB-BSP: sizes in step with predicted speed.
 
     `predictor` is a name of `PREDICTORS`; `times` says whether a worker's time is in proportion to its size or may have
-    a fixed part; sizes move only for a predicted gain of more than `min_gain` (0.01: one per cent).
+    a fixed part; sizes move only for a predicted gain of more than `min_gain` (0.015: one and a half per cent).
     """
 
     predictor: str = "change"
@@ -109,7 +108,7 @@ class Predicted:
     maximum: int | None = None
     multiple: int = 1
     warmup: int = 2
-    min_gain: float = 0.01
+    min_gain: float = 0.015
 
     def __post_init__(self) -> None:
         if self.predictor not in PREDICTORS:

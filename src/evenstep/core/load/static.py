@@ -15,7 +15,7 @@ from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
 
 @final
 class StaticPolicy:
-    """The user's sizes, int64 of shape [workers]; a smaller batch (an epoch's last slice) is shared in their proportion."""
+    """The user's sizes, int64 of shape [workers]; a smaller batch (the last of an epoch) is shared in proportion."""
 
     __slots__ = ("_sizes",)
 
@@ -26,7 +26,7 @@ class StaticPolicy:
         """Not used: the sizes do not depend on speed."""
 
     def allocate(self, problem: Problem) -> Allocation:
-        """The user's sizes; ConfigError where they break a limit of the problem or sum to less than the global batch."""
+        """The user's sizes; ConfigError where they break a limit or sum to less than the global batch."""
         batch, total = problem.global_batch_size, int(self._sizes.sum())
         if problem.workers != len(self._sizes):
             raise ConfigError(
@@ -38,9 +38,7 @@ class StaticPolicy:
                 "change the sizes or the global batch size"
             )
         if batch < total:
-            sizes = shares(
-                batch, self._sizes, lower=problem.minimum, upper=problem.maximum, multiple=problem.multiple
-            )
+            sizes = shares(batch, self._sizes, lower=problem.minimum, upper=problem.maximum, multiple=problem.multiple)
             return Allocation(sizes=sizes)
         outside = (self._sizes < problem.minimum) | (self._sizes > problem.maximum)
         if outside.any():
@@ -68,7 +66,9 @@ class Static:
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.sizes) or not any(self.sizes):
-            raise ConfigError(f"the batch sizes {list(self.sizes)} are not all sizes: give numbers of samples, from 0 up")
+            raise ConfigError(
+                f"the batch sizes {list(self.sizes)} are not all sizes: give numbers of samples from 0 up"
+            )
 
     @property
     def minimum(self) -> int | None:

@@ -30,12 +30,12 @@ def solve(times: TimeModels, problem: Problem) -> IntArray:
     bounds = Bounds.of(batch, problem.minimum, problem.maximum, multiple)
     lower, upper = bounds.lower * multiple, bounds.upper * multiple
     start = shares(batch, np.ones_like(lower), lower=lower, upper=upper, multiple=multiple)
-    above_least = start > lower
-    if not above_least.any():
+    above_least, below_most = start > lower, start < upper
+    if not above_least.any() or not below_most.any():
         return start
-    # Just below the earliest of them every worker has less than its start, at the latest every worker has its start.
-    start_times = times.nanoseconds(start)[above_least]
-    low, high = int(start_times.min()) - 1, int(start_times.max())
+    # At `high` every worker has its start; below `low` + 1 none has more, and the slowest of those that could has less.
+    high = int(times.nanoseconds(start)[above_least].max())
+    low = min(int(times.nanoseconds(start + multiple)[below_most].min()), high) - 1
     few, many = _within(times, low, lower, upper, multiple), _within(times, high, lower, upper, multiple)
     interpolate = True
     while high - low > 1:

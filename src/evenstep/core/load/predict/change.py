@@ -10,11 +10,10 @@ from evenstep.core.load.predict.sample_state import sample_from_state, sample_to
 from evenstep.core.values import Factors, Prediction, Sample, State
 
 _BAND: Final = 3.0
-_WIDEST: Final = 6.0
 
 
 class Averaging(Predictor, Protocol):
-    """A predictor that averages, and knows its noise."""
+    """A predictor that averages, and whose noise and value can be fed apart: `observe` is `note` and `absorb`."""
 
     @property
     def noise(self) -> float:
@@ -23,8 +22,11 @@ class Averaging(Predictor, Protocol):
     def score(self, sample: Sample) -> float:
         """By how many standard deviations the measurement differs from the prediction, signed; 0 before any."""
 
-    def widen(self, score: float) -> None:
-        """Take the scatter of a measurement with this score into account, but not its value."""
+    def note(self, sample: Sample) -> None:
+        """Learn the noise from the measurement, but not its value."""
+
+    def absorb(self, sample: Sample) -> None:
+        """Take the measurement's value into the average."""
 
 
 class Verdict(Enum):
@@ -54,28 +56,33 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """The relative standard deviation of a single measurement."""
         return self._average.noise
 
     def observe(self, sample: Sample) -> None:
-        """Take in one measured iteration, oldest first."""
         self.judge(sample)
 
     def judge(self, sample: Sample) -> Verdict:
         """Take in one measured iteration, oldest first, and say what it was taken for."""
         score = self._average.score(sample)
         before, self._doubtful = self._doubtful, None
-        before_score = 0.0 if before is None else self._average.score(before)
-        if abs(score) > _BAND and before is not None and score * before_score > 0.0:
-            return self._start_afresh(before, sample)
-        if before is not None:
-            # Without this an average whose worker became noisier would take every measurement for an outlier for ever.
-            self._average.widen(_capped(before_score))
-        if abs(score) > _BAND:
+        same_side = before is not None and score * self._average.score(before) > 0.0
+        outside = abs(score) > _BAND
+        # Noise is learned from outliers too, or a worker that becomes noisier would be all outliers for ever.
+        self._average.note(sample)
+        if not outside:
+            self._average.absorb(sample)
+            return Verdict.USUAL
+        if before is None or not same_side:
             self._doubtful = sample
             return Verdict.DOUBTFUL
-        self._average.observe(sample)
-        return Verdict.USUAL
+        self._average.restart()
+        difference = math.log(seconds_per_sample(sample) / seconds_per_sample(before))
+        if abs(difference) > _BAND * self._average.noise:
+            self._average.absorb(sample)
+            return Verdict.CHANGED_SINCE
+        self._average.absorb(before)
+        self._average.absorb(sample)
+        return Verdict.CHANGED
 
     def predict(self, factors: Factors) -> Prediction | None:
         """The average since the last change."""
@@ -87,29 +94,12 @@ class Change:
         self._doubtful = None
 
     def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to go on bit for bit."""
         return {
             "average": self._average.state_dict(),
             "doubtful": None if self._doubtful is None else sample_to_state(self._doubtful),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken."""
         self._average.load_state_dict(cast("State", state["average"]))
         doubtful = cast("State | None", state["doubtful"])
         self._doubtful = None if doubtful is None else sample_from_state(doubtful)
-
-    def _start_afresh(self, before: Sample, sample: Sample) -> Verdict:
-        difference = math.log(seconds_per_sample(sample) / seconds_per_sample(before)) / self._average.noise
-        self._average.restart()
-        if abs(difference) > _BAND:
-            self._average.widen(_capped(difference / math.sqrt(2.0)))
-            self._average.observe(sample)
-            return Verdict.CHANGED_SINCE
-        self._average.observe(before)
-        self._average.observe(sample)
-        return Verdict.CHANGED
-
-
-def _capped(score: float) -> float:
-    return math.copysign(min(abs(score), _WIDEST), score)

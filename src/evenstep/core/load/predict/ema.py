@@ -29,17 +29,20 @@ class Ema:
 
     @property
     def noise(self) -> float:
-        """The relative standard deviation of a single measurement."""
         return self._noise.level
 
     def observe(self, sample: Sample) -> None:
-        """Take in one measured iteration, oldest first."""
+        self.note(sample)
+        self.absorb(sample)
+
+    def note(self, sample: Sample) -> None:
+        self._noise.observe(sample)
+
+    def absorb(self, sample: Sample) -> None:
         measured = seconds_per_sample(sample)
-        if self._count:
-            self._noise.observe(self.score(sample) * self._noise.level)
         self._count += 1
         weight = max(1.0 / self._count, self._alpha)
-        # In this form a weight of 1 gives exactly the new value, and a constant input stays exactly constant.
+        # Adding a difference with weight 1 would miss the new value by its rounding.
         self._mean = measured if weight == 1.0 else self._mean + weight * (measured - self._mean)
         self._squared_weights = (1.0 - weight) ** 2 * self._squared_weights + weight**2
 
@@ -52,22 +55,16 @@ class Ema:
         )
 
     def score(self, sample: Sample) -> float:
-        """By how many standard deviations the measurement differs from the prediction, signed; 0 before any."""
         if not self._count:
             return 0.0
         spread = self._noise.level * math.sqrt(1.0 + self._squared_weights)
         return math.log(seconds_per_sample(sample) / self._mean) / spread
-
-    def widen(self, score: float) -> None:
-        """Take the scatter of a measurement with this score into account, but not its value."""
-        self._noise.observe(score * self._noise.level)
 
     def restart(self) -> None:
         """Forget the average; the noise level stays."""
         self._mean, self._count, self._squared_weights = 0.0, 0, 0.0
 
     def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to go on bit for bit."""
         return {
             "mean": self._mean,
             "count": self._count,
@@ -76,7 +73,6 @@ class Ema:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken."""
         self._mean = cast("float", state["mean"])
         self._count = cast("int", state["count"])
         self._squared_weights = cast("float", state["squared_weights"])

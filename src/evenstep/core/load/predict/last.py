@@ -1,6 +1,5 @@
 """Predicts that the next iteration takes what the last one took."""
 
-import math
 from typing import cast, final
 
 from evenstep.core.load.predict.noise import Noise, seconds_per_sample
@@ -21,11 +20,8 @@ class Last:
         self._noise = Noise()
 
     def observe(self, sample: Sample) -> None:
-        """Take in one measured iteration, oldest first."""
-        measured = seconds_per_sample(sample)
-        if self._last is not None:
-            self._noise.observe(math.log(measured / self._last) / math.sqrt(2.0))
-        self._last = measured
+        self._noise.observe(sample)
+        self._last = seconds_per_sample(sample)
 
     def predict(self, factors: Factors) -> Prediction | None:
         """The last measured seconds per sample; the factors are not used."""
@@ -37,10 +33,8 @@ class Last:
         self._last = None
 
     def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to go on bit for bit."""
         return {"last": self._last, "noise": self._noise.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken."""
         self._last = cast("float | None", state["last"])
         self._noise.load_state_dict(cast("State", state["noise"]))

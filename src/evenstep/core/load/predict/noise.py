@@ -3,12 +3,15 @@
 import math
 from typing import Final, cast, final
 
+from evenstep.core.load.predict.sample_state import sample_from_state, sample_to_state
 from evenstep.core.values import Sample, State
 
 _PRIOR_LEVEL: Final = 0.3
-_PRIOR_WEIGHT: Final = 0.5
+_PRIOR_WEIGHT: Final = 0.25
 _MEMORY: Final = 40
 _FLOOR: Final = 0.01
+_ALIKE: Final = 0.02
+_CAP: Final = 4.0
 _FASTEST: Final = 1e-15
 _SLOWEST: Final = 1e12
 
@@ -20,34 +23,45 @@ def seconds_per_sample(sample: Sample) -> float:
 
 @final
 class Noise:
-    """The relative standard deviation of a single measurement, from the logarithms of measured over expected.
+    """The relative standard deviation of a single measurement, from neighbouring measurements of like size.
 
-    It starts wide (30 %) and the start counts as half an observation, so that a lucky agreement of the first few
-    measurements is not taken for precision but ten of them are; it averages over about the last 40 deviations.
+    Differences of neighbours leave out what is not noise: a drift, a change of speed (which counts once) and a time
+    model that is wrong for other sizes. Each counts as four standard deviations at most. The level starts at 30 %, and
+    that start counts as a quarter of a difference, so that one lucky agreement is not yet taken for precision; later it
+    averages over about the last 40 differences.
     """
 
-    __slots__ = ("_count", "_variance")
+    __slots__ = ("_before", "_count", "_variance")
 
     def __init__(self) -> None:
         self._variance = _PRIOR_LEVEL**2
         self._count = 0
+        self._before: Sample | None = None
 
     @property
     def level(self) -> float:
         """The relative standard deviation, at least one per cent."""
         return max(math.sqrt(self._variance), _FLOOR)
 
-    def observe(self, deviation: float) -> None:
-        """Take in the logarithm of measured over expected, in units of a single measurement's noise."""
+    def observe(self, sample: Sample) -> None:
+        before, self._before = self._before, sample
+        if before is None or abs(sample.samples - before.samples) > _ALIKE * before.samples:
+            return
+        difference = math.log(seconds_per_sample(sample) / seconds_per_sample(before)) / math.sqrt(2.0)
+        deviation = min(abs(difference), _CAP * self.level)
         self._count += 1
         weight = max(1.0 / (self._count + _PRIOR_WEIGHT), 1.0 / _MEMORY)
         self._variance += weight * (deviation * deviation - self._variance)
 
     def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to go on bit for bit."""
-        return {"variance": self._variance, "count": self._count}
+        return {
+            "variance": self._variance,
+            "count": self._count,
+            "before": None if self._before is None else sample_to_state(self._before),
+        }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken."""
         self._variance = cast("float", state["variance"])
         self._count = cast("int", state["count"])
+        before = cast("State | None", state["before"])
+        self._before = None if before is None else sample_from_state(before)

@@ -23,10 +23,9 @@ class Affine:
     flat_size: IntArray | int = 0
 
     def nanoseconds(self, sizes: IntArray) -> IntArray:
-        """How long each worker takes for its size, shape [workers]."""
         return self.fixed_nanoseconds + self.nanoseconds_per_sample * np.maximum(sizes, self.flat_size)
 
     def largest(self, nanoseconds: int) -> IntArray:
-        """The largest size that each worker finishes within the given time, shape [workers]; -1 where it finishes none."""
+        """The largest size that each worker finishes within the given time; -1 where it finishes none."""
         sizes = (nanoseconds - self.fixed_nanoseconds) // self.nanoseconds_per_sample
         return np.where(sizes >= self.flat_size, sizes, -1)

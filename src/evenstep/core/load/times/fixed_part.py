@@ -128,7 +128,7 @@ class FixedPart:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A line through times over sizes, seen at the mean `size`: time grows there by `elasticity` per cent for one of size.
+    """A line through times over sizes: at the mean `size`, one per cent more size is `elasticity` per cent more time.
 
     An elasticity of 1 is a line through the origin, 0 a time that does not depend on the size; `error` is its standard
     error.

@@ -16,9 +16,7 @@ class ThroughOrigin:
     nanoseconds_per_sample: IntArray
 
     def nanoseconds(self, sizes: IntArray) -> IntArray:
-        """How long each worker takes for its size, shape [workers]."""
         return self.nanoseconds_per_sample * sizes
 
     def largest(self, nanoseconds: int) -> IntArray:
-        """The largest size that each worker finishes within the given time, shape [workers]."""
         return np.floor_divide(nanoseconds, self.nanoseconds_per_sample)

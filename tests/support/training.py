@@ -1,0 +1,397 @@
+"""What the worker processes of the runtime's tests run; each function returns plain values."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import evenstep
+from evenstep.schemes import Scheme
+from evenstep.testing.scripted import Scripted
+
+FEATURES = 6
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One training run: small enough for a test, with everything that could go wrong in it."""
+
+    samples: int = 90
+    batch_size: int = 5
+    epochs: int = 3
+    scheme: Any = None
+    scripted: int | None = None
+    dtype: torch.dtype = torch.float64
+    optimizer: str = "momentum"
+    num_workers: int = 0
+    seed: int = 3
+    accumulate: int = 1
+    global_batch_size: int | None = None
+    options: dict = field(default_factory=dict)
+
+    def chosen_scheme(self):
+        return self.scheme if self.scripted is None else Scheme(name="scripted", load=Scripted(seed=self.scripted))
+
+
+def data(run):
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(run.samples, FEATURES, generator=generator, dtype=run.dtype)
+    return inputs, (inputs.sum(1, keepdim=True).sin() + inputs[:, :1] ** 2)
+
+
+def model_of(run):
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return layers.to(run.dtype)
+
+
+def optimizer_of(run, model):
+    if run.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.01)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def prepared(run, model=None, dataset=None, **loader_options):
+    model = model_of(run) if model is None else model
+    loader = DataLoader(
+        TensorDataset(*data(run)) if dataset is None else dataset,
+        batch_size=run.batch_size,
+        num_workers=run.num_workers,
+        **{"shuffle": True, **loader_options},
+    )
+    return evenstep.prepare(
+        model,
+        optimizer_of(run, model),
+        loader,
+        scheme=run.chosen_scheme(),
+        seed=run.seed,
+        global_batch_size=run.global_batch_size,
+        **run.options,
+    )
+
+
+def train(run):
+    """An ordinary loop; returns weights, the number of iterations, and every iteration's sizes."""
+    model, optimizer, loader = prepared(run)
+    sizes = []
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sizes.append(loader.current.sizes.tolist())
+    return {"weights": weights(model), "iterations": loader.iteration, "sizes": sizes, "misses": loader.misses}
+
+
+def epoch_order(run, epoch):
+    """The documented order of an epoch: torch.randperm from a generator seeded with seed + epoch."""
+    return torch.randperm(run.samples, generator=torch.Generator().manual_seed(run.seed + epoch))
+
+
+def train_alone(run, global_batch_size):
+    """The same mathematics in one process, in plain torch."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    inputs, targets = data(run)
+    in_window = 0
+    for epoch in range(run.epochs):
+        order = epoch_order(run, epoch)
+        for start in range(0, run.samples, global_batch_size):
+            part = order[start : start + global_batch_size]
+            if in_window == 0:
+                optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs[part]), targets[part]).backward()
+            in_window += 1
+            if in_window == run.accumulate:
+                optimizer.step()
+                in_window = 0
+    return weights(model)
+
+
+def train_accumulating(run):
+    """Gradients of `run.accumulate` iterations per step, the last one synchronised; windows run across epochs."""
+    model, optimizer, loader = prepared(run)
+    in_window = 0
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            if in_window == 0:
+                optimizer.zero_grad()
+            in_window += 1
+            if in_window < run.accumulate:
+                with model.no_sync():
+                    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+                continue
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            in_window = 0
+    return {"weights": weights(model)}
+
+
+def train_plain_ddp(run, wrap_for_evenstep=False):
+    """Plain DDP without any hook on consecutive parts of the same slices."""
+    model = DistributedDataParallel(model_of(run))
+    optimizer = optimizer_of(run, model)
+    inputs, targets = data(run)
+    rank, count = dist.get_rank(), dist.get_world_size()
+    for epoch in range(run.epochs):
+        order = epoch_order(run, epoch)
+        for start in range(0, run.samples, run.batch_size * count):
+            part = order[start + rank * run.batch_size : start + (rank + 1) * run.batch_size]
+            loss = torch.nn.functional.mse_loss(model(inputs[part]), targets[part])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return {"weights": weights(model)}
+
+
+class Numbered(Dataset):
+    """Sample i is the number i, and a random number drawn while getting it."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return torch.full((FEATURES,), float(index), dtype=torch.float64), torch.rand(1, dtype=torch.float64)
+
+
+def visit(run, stop_after=None, state=None, collate=None):
+    """Which samples this worker got, in which epoch and iteration; the loader's state where it stopped."""
+    options = {} if collate is None else {"collate_fn": collate}
+    model, optimizer, loader = prepared(run, dataset=Numbered(run.samples), **options)
+    if state is not None:
+        loader.load_state_dict(state)
+    visits = []
+    saved = None
+    first = 0 if state is None else state["epoch"]
+    for epoch in range(first, run.epochs):
+        loader.set_epoch(epoch)
+        for numbers, drawn in loader:
+            model(numbers).sum().backward()
+            optimizer.zero_grad()
+            share = loader.current
+            seen = numbers[:, 0].long().tolist()[: share.samples]
+            visits.append((epoch, share.iteration, seen, drawn[: share.samples, 0].tolist(), share.sizes.tolist()))
+            if len(visits) == stop_after:
+                saved = loader.state_dict()
+        if saved is not None:
+            break
+    return {"visits": visits, "state": saved, "misses": loader.misses, "length": len(loader)}
+
+
+def visit_until(run, stop_after):
+    """As `visit`, but leaving the loop right after the state was saved."""
+    model, optimizer, loader = prepared(run, dataset=Numbered(run.samples))
+    visits = []
+    for epoch in range(run.epochs):
+        loader.set_epoch(epoch)
+        for numbers, drawn in loader:
+            model(numbers).sum().backward()
+            share = loader.current
+            seen = numbers[:, 0].long().tolist()[: share.samples]
+            visits.append((epoch, share.iteration, seen, drawn[: share.samples, 0].tolist(), share.sizes.tolist()))
+            if len(visits) == stop_after:
+                return {"visits": visits, "state": loader.state_dict()}
+    raise AssertionError("the run was shorter than stop_after")
+
+
+def as_lists(samples):
+    """A collate_fn of a user's own."""
+    numbers, drawn = zip(*samples, strict=True)
+    return torch.stack(numbers), torch.stack(drawn)
+
+
+def train_and_resume(run, stop_after):
+    """Stops after some iterations, saves everything, and goes on in a new loader, model and optimizer."""
+    model, optimizer, loader = prepared(run)
+    done = 0
+    for epoch in range(run.epochs):
+        loader.set_epoch(epoch)
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            done += 1
+            if done == stop_after:
+                break
+        if done == stop_after:
+            break
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+    model, optimizer, loader = prepared(run)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    loader.load_state_dict(saved["loader"])
+    for epoch in range(saved["loader"]["epoch"], run.epochs):
+        loader.set_epoch(epoch)
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    return {"weights": weights(model), "keys": sorted(model.state_dict())}
+
+
+def step(model, optimizer, inputs, targets):
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def train_distributed_sampler(run):
+    """The script of a DDP user: DDP-wrapped model, DistributedSampler, set_epoch on the sampler."""
+    model = DistributedDataParallel(model_of(run))
+    optimizer = optimizer_of(run, model)
+    dataset = TensorDataset(*data(run))
+    sampler = DistributedSampler(dataset, seed=run.seed)
+    loader = DataLoader(dataset, batch_size=run.batch_size, sampler=sampler)
+    model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=run.chosen_scheme())
+    for epoch in range(run.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    return {"weights": weights(model)}
+
+
+def train_weighed(run):
+    """A loss that is a mean over a number of units that differs from sample to sample."""
+    model, optimizer, loader = prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            units = units_of(inputs)
+            loader.weigh_by(int(units.sum()))
+            loss = (units * (model(inputs) - targets) ** 2).sum() / units.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return {"weights": weights(model)}
+
+
+def train_weighed_alone(run, global_batch_size):
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    inputs, targets = data(run)
+    for epoch in range(run.epochs):
+        order = epoch_order(run, epoch)
+        for start in range(0, run.samples, global_batch_size):
+            part = order[start : start + global_batch_size]
+            units = units_of(inputs[part])
+            loss = (units * (model(inputs[part]) - targets[part]) ** 2).sum() / units.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return weights(model)
+
+
+def units_of(inputs):
+    return 1 + (inputs[:, 1:2].abs() * 10).long()
+
+
+def train_two_models(run):
+    """Two models and two optimizers on one loader, each with its own backward in every iteration."""
+    first, second = model_of(run), model_of(run)
+    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True)
+    (first, second), (one, two), loader = evenstep.prepare(
+        (first, second),
+        (optimizer_of(run, first), optimizer_of(run, second)),
+        loader,
+        scheme=run.chosen_scheme(),
+        seed=run.seed,
+    )
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(first, one, inputs, targets)
+            step(second, two, inputs, -targets)
+    return {"weights": weights(first) + weights(second)}
+
+
+def train_two_alone(run, global_batch_size):
+    inputs, targets = data(run)
+    found = []
+    for sign in (1, -1):
+        model = model_of(run)
+        optimizer = optimizer_of(run, model)
+        for epoch in range(run.epochs):
+            order = epoch_order(run, epoch)
+            for start in range(0, run.samples, global_batch_size):
+                part = order[start : start + global_batch_size]
+                step(model, optimizer, inputs[part], sign * targets[part])
+        found += weights(model)
+    return found
+
+
+def train_with_hook(run):
+    """An averaging communication hook of the user's own, composed by the argument."""
+    calls = []
+
+    def averaging(state, bucket):
+        state.append(bucket.index())
+        buffer = bucket.buffer().div_(dist.get_world_size())
+        return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
+
+    run.options = {"comm_hook": (calls, averaging)}
+    return {**train(run), "calls": len(calls)}
+
+
+def train_and_die(run, victim, iteration, how):
+    """Worker `victim` sends itself a signal in the midst of an iteration, between forward and backward."""
+    model, optimizer, loader = prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            if dist.get_rank() == victim and loader.iteration == iteration:
+                os.kill(os.getpid(), getattr(signal, how))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return "survived"
+
+
+def skip_a_batch(run, worker, iteration):
+    """One worker takes a batch without running backward on it."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        if dist.get_rank() == worker and loader.iteration == iteration:
+            continue
+        step(model, optimizer, inputs, targets)
+
+
+def start_differently(run, worker, change):
+    """One worker is started with another scheme, version, batch size or data."""
+    if dist.get_rank() == worker:
+        for name, value in change.items():
+            if name == "version":
+                evenstep.__version__ = value
+            else:
+                setattr(run, name, value)
+    prepared(run)
+
+
+def nothing_for_nan(run):
+    """The idle worker of the last slice sees NaN in the sample that it computes on a copy of, and must not spread it."""
+    inputs, targets = data(run)
+    model, optimizer, loader = prepared(run)
+    idle = 0
+    for _ in range(run.epochs):
+        for batch, wanted in loader:
+            if loader.current.samples == 0:
+                idle += 1
+                batch = torch.full_like(batch, float("nan"))
+            step(model, optimizer, batch, wanted)
+    return {"weights": weights(model), "idle": idle, "finite": bool(np.isfinite(weights(model)).all())}
+
+
+def record(run, run_dir):
+    run.options = {**run.options, "run_dir": Path(run_dir)}
+    return train(run)
