@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # PyTorch keeps it out of its list
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -110,7 +111,7 @@ class PlainDDP:
         self._weight = 1.0 / dist.get_world_size(process_group) if weight is None else weight
 
         # DDP insists on these names and annotations.
-        def hook(state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             return self._communicate(bucket)
 
         self.model.register_comm_hook(None, hook)
@@ -120,13 +121,14 @@ class PlainDDP:
         if self.hold is not None:
             self.hold.handed_out(batch_size)
 
-    def _communicate(self, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _communicate(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last() and self.hold is not None:
             self.hold.until_due()
         # Scaled before the sum, as DDP does without a hook, so that the weights are the same bit for bit.
         buffer = bucket.buffer().mul_(self._weight)
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
-        return work.get_future().then(_first)
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
+        return summed
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

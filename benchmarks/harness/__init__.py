@@ -1,0 +1,1 @@
+"""What the benchmarks share: worker processes, timed segments of training, and the record of a run."""

@@ -1,0 +1,70 @@
+"""Clusters to emulate, and the sizes with which they would finish soonest."""
+
+from evenstep.core.cluster import Cluster, ClusterWorker
+from evenstep.core.disturb import AffineCurve, Device
+
+
+def cluster_of(curves, disturbances=()):
+    """A worker for each curve; `disturbances` are pairs of a worker and what disturbs it."""
+    return Cluster(
+        workers=tuple(
+            ClusterWorker(
+                device=Device(curve=curve),
+                disturbances=tuple(disturbance for who, disturbance in disturbances if who == worker),
+            )
+            for worker, curve in enumerate(curves)
+        )
+    )
+
+
+def proportional(speeds, global_batch_size, ideal_seconds):
+    """Curves through the origin with these relative speeds, which together take the ideal time for the batch."""
+    whole = sum(speeds)
+    return [AffineCurve(seconds_per_sample=ideal_seconds * whole / (speed * global_batch_size)) for speed in speeds]
+
+
+def best(curves, global_batch_size, factors=None):
+    """The least possible time of an iteration, exactly, and sizes that reach it.
+
+    Curves may fall as well as rise, so the sizes that a worker finishes within a time need not be all up to a largest
+    one. The set of sums that the workers can reach within it is kept as the bits of an integer, and the least time is
+    searched for among all times that any worker can take. Every worker has one sample at least.
+    """
+    factors = factors or [1.0] * len(curves)
+    times = [
+        [factor * curve.seconds(size) for size in range(1, global_batch_size + 1)]
+        for curve, factor in zip(curves, factors, strict=True)
+    ]
+    candidates = sorted({seconds for each in times for seconds in each})
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _sums(times, candidates[middle], global_batch_size)[-1] >> global_batch_size & 1:
+            high = middle
+        else:
+            low = middle + 1
+    return candidates[low], _sizes(times, candidates[low], global_batch_size)
+
+
+def _within(times, limit):
+    return [size for size, seconds in enumerate(times, start=1) if seconds <= limit]
+
+
+def _sums(times, limit, whole):
+    """After each worker, the sums that it and those before it can reach: bit s for the sum s."""
+    reached, mask = [1], (1 << (whole + 1)) - 1
+    for each in times:
+        sums = 0
+        for size in _within(each, limit):
+            sums |= reached[-1] << size
+        reached.append(sums & mask)
+    return reached
+
+
+def _sizes(times, limit, whole):
+    reached, sizes = _sums(times, limit, whole), []
+    for worker in reversed(range(len(times))):
+        size = next(x for x in reversed(_within(times[worker], limit)) if x <= whole and reached[worker] >> (whole - x) & 1)
+        sizes.append(size)
+        whole -= size
+    return sizes[::-1]

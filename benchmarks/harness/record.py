@@ -1,0 +1,127 @@
+"""The record of a run: figures against goals, on the terminal and as JSON."""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import numpy
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import evenstep
+
+LARGEST_OVERRUN_SHARE = 0.02
+RESULTS = Path(__file__).parents[1] / "results"
+console = Console(highlight=False)
+
+
+def arguments(description):
+    """The parser that every benchmark begins with."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: too short to conclude anything from")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="where the JSON goes (default: results/NAME.json beside this script)")
+    return parser
+
+
+def figure(name, values, *, goal=None, unit=""):
+    """One figure: the median of one value per repetition; `goal` is such as `>= 0.95`, or None where there is none."""
+    middle = median(values)
+    met = None
+    if goal is not None:
+        sign, limit = goal.split()
+        met = bool(middle >= float(limit)) if sign == ">=" else bool(middle <= float(limit))
+    return {
+        "figure": name, "median": middle, "least": min(values), "largest": max(values), "unit": unit, "goal": goal,
+        "met": met, "repetitions": list(values),
+    }  # fmt: skip
+
+
+def overruns(segments):
+    """By variant, the share of iterations in which the real work of any worker overran its emulated time."""
+    shares = {
+        name: sum(s["overrun_iterations"] for s in each) / sum(s["iterations"] for s in each)
+        for name, each in segments.items()
+    }
+    return {
+        "largest_allowed": LARGEST_OVERRUN_SHARE,
+        "by_variant": shares,
+        "counts": all(share < LARGEST_OVERRUN_SHARE for share in shares.values()),
+    }
+
+
+def publish(name, title, options, *, config, figures, raw, overrun=None):
+    """Print the figures, write the JSON, and return whether every goal was met in a run that counts."""
+    _show(title, figures, overrun)
+    path = options.out or (RESULTS / "quick" if options.quick else RESULTS) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "name": name,
+        "title": title,
+        "quick": options.quick,
+        "seed": options.seed,
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "config": config,
+        "environment": _environment(),
+        "figures": figures,
+        "overruns": overrun,
+        "raw": raw,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    console.print(f"written: {os.path.relpath(path)}")
+    return all(each["met"] is not False for each in figures) and (overrun is None or overrun["counts"])
+
+
+def _show(title, figures, overrun):
+    table = Table(title=title, title_justify="left")
+    for heading in ("figure", "median", "least to largest", "goal", "met"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for each in figures:
+        table.add_row(*row(each))
+    console.print(table)
+    if overrun is not None:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in overrun["by_variant"].items())
+        verdict = "the run counts" if overrun["counts"] else "THE RUN DOES NOT COUNT: this machine was too slow or busy"
+        console.print(f"real work overran its emulated time in: {shares} of iterations; {verdict}")
+
+
+def row(each):
+    """A figure as cells of text."""
+    unit = f" {each['unit']}" if each["unit"] else ""
+    met = {True: "yes", False: "NO", None: ""}[each["met"]]
+    return [
+        each["figure"],
+        f"{each['median']:.4g}{unit}",
+        f"{each['least']:.4g} to {each['largest']:.4g}",
+        each["goal"] or "",
+        met,
+    ]
+
+
+def _environment():
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "evenstep": evenstep.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu_count": os.cpu_count(),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _git(*command):
+    try:
+        done = subprocess.run(
+            ["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
