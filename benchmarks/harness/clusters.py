@@ -64,7 +64,9 @@ def _sums(times, limit, whole):
 def _sizes(times, limit, whole):
     reached, sizes = _sums(times, limit, whole), []
     for worker in reversed(range(len(times))):
-        size = next(x for x in reversed(_within(times[worker], limit)) if x <= whole and reached[worker] >> (whole - x) & 1)
+        size = next(
+            x for x in reversed(_within(times[worker], limit)) if x <= whole and reached[worker] >> (whole - x) & 1
+        )
         sizes.append(size)
         whole -= size
     return sizes[::-1]

@@ -18,7 +18,7 @@ import evenstep
 
 LARGEST_OVERRUN_SHARE = 0.02
 RESULTS = Path(__file__).parents[1] / "results"
-console = Console(highlight=False)
+console = Console(highlight=False, width=110)
 
 
 def arguments(description):
@@ -86,9 +86,14 @@ def _show(title, figures, overrun):
         table.add_row(*row(each))
     console.print(table)
     if overrun is not None:
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in overrun["by_variant"].items())
-        verdict = "the run counts" if overrun["counts"] else "THE RUN DOES NOT COUNT: this machine was too slow or busy"
-        console.print(f"real work overran its emulated time in: {shares} of iterations; {verdict}")
+        console.print(verdict(overrun))
+
+
+def verdict(overrun):
+    """Whether the run counts, in a sentence."""
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in overrun["by_variant"].items())
+    counts = "the run counts" if overrun["counts"] else "THE RUN DOES NOT COUNT: the machine was too slow or too busy"
+    return f"Iterations in which real work overran its emulated time: {shares}; {counts}."
 
 
 def row(each):
@@ -119,9 +124,7 @@ def _environment():
 
 def _git(*command):
     try:
-        done = subprocess.run(
-            ["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

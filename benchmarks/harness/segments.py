@@ -8,16 +8,17 @@ import gc
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from harness.workers import run_workers
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.cluster import Cluster
 from evenstep.telemetry.recorder import read_events
 from evenstep.testing.baseline import DeviceHold, PlainDDP, plain_loader
+from harness.workers import run_workers
 
 FEATURES, CLASSES = 64, 10
 
@@ -188,8 +189,11 @@ def _merged(traces, plan, variant):
 
 
 def _plan_events(run_dir):
-    return [
-        [event["iteration"], event["batch_sizes"]]
-        for event in read_events(run_dir)
-        if event["event"] == "plan" and event.get("worker", 0) == 0
-    ]
+    """Worker 0's, `[iteration, sizes]`; all workers decide alike."""
+    plans, worker = [], None
+    for event in read_events(Path(run_dir)):
+        if event["event"] == "run":
+            worker = event["worker"]
+        elif event["event"] == "plan" and worker == 0:
+            plans.append([event["iteration"], event["batch_sizes"]])
+    return plans

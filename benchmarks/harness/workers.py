@@ -3,7 +3,7 @@
 import os
 import traceback
 from datetime import timedelta
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, set_start_method
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,15 @@ def run_workers(count, target, argument, show=print):
         pipes[ours] = rank
         processes.append(process)
     try:
-        return _await(pipes, show)
+        result = _await(pipes, show)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
     finally:
         for process in processes:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.terminate()
-                process.join()
+            process.join()
+    return result
 
 
 def _await(pipes, show):
@@ -66,6 +68,8 @@ def _await(pipes, show):
 
 def _child(rank, count, port, pipe, target, argument):
     torch.set_num_threads(1)
+    # As under torchrun: a DataLoader's processes would otherwise each go through a fork server of this worker's own.
+    set_start_method("fork", force=True)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_LIMIT)
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("benchmark", store), rank=rank, world_size=count, timeout=_LIMIT

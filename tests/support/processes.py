@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# The fork server imports torch once, so that a worker starts in tens of milliseconds.
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "evenstep.runtime.prepare", "support.training"])
+# The fork server imports torch once (DDP imports the compiler too), so that a worker starts in tens of milliseconds.
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "evenstep.runtime.prepare", "support.training"])
 
 
 @dataclass

@@ -17,7 +17,7 @@ from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.samples import Share
-from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, Sample, State
+from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, State
 from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.hold import Hold
@@ -272,14 +272,14 @@ class CollectiveEngine:
             self._stopwatch.pause()
         now.paused = self._clock()
         lap = self._stopwatch.lap(sum(now.batch_sizes), len(now.batch_sizes))
-        if lap is not None:
-            self._observe(now, lap)
+        samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
+        self._observe(now, samples, microseconds)
         estimate = self.estimator.estimate()
         self._exchange.start(
             [
                 self._fingerprint(now),
-                0 if lap is None else round(lap.samples),
-                0 if lap is None else round(lap.compute_seconds * 1e6),
+                samples,
+                microseconds,
                 estimate.nanoseconds_per_sample,
                 estimate.fixed_nanoseconds,
                 estimate.error_ppm,
@@ -287,14 +287,17 @@ class CollectiveEngine:
             ]
         )
 
-    def _observe(self, now: _Iteration, lap: Sample) -> None:
-        """Feed the estimator; where several models synchronise in one iteration, only with the last, which has all."""
+    def _observe(self, now: _Iteration, samples: int, microseconds: int) -> None:
+        """Feed the estimator; where several models synchronise in one iteration, only with the last, which has all.
+
+        It gets what is reported and no more digits, so that a replay of the reports decides alike.
+        """
         if len(self._weights) > 1:
             if now.estimator_before is None:
                 now.estimator_before = self.estimator.state_dict()
             else:
                 self.estimator.load_state_dict(now.estimator_before)
-        self.estimator.observe(round(lap.samples), lap.compute_seconds)
+        self.estimator.observe(samples, microseconds / 1e6)
 
     def _fingerprint(self, now: _Iteration) -> int:
         """63 bits of everything that must be the same on all workers in this iteration."""

@@ -145,6 +145,10 @@ class Requests:
 
         self._ask = ask
 
+    def end(self) -> None:
+        """Ask for nothing more."""
+        self._ask = list
+
     def __iter__(self) -> Iterator[list[Address]]:
         while True:
             yield self._ask()

@@ -27,6 +27,7 @@ class PreparedLoader:
         current: This worker's `Share` of the present iteration. Where `current.samples` is 0, the batch is a copy of
             another worker's sample whose gradient counts nothing; leave it out of metrics.
         iteration: How many batches have been handed out, over all epochs of this process.
+        misses: How many samples a change of sizes made this worker fetch out of turn, with worker processes.
     """
 
     def __init__(
@@ -123,17 +124,22 @@ class PreparedLoader:
             minimum=self._engine.smallest_batch,
         )
         fetcher = self._fetcher(lookahead, order)
-        while (share := lookahead.share()) is not None:
-            batch = fetcher.fetch(share.iteration, share.positions)
-            lookahead.advance()
-            self._done = ledger.iteration
-            self.current = share
-            self.iteration += 1
-            self._engine.begin(share, self._epoch)
-            yield batch
-            self._engine.enter_loader()
-            lookahead.resize(self._engine.next_sizes())
-            self.misses = lookahead.misses
+        misses = self.misses
+        try:
+            while (share := lookahead.share()) is not None:
+                batch = fetcher.fetch(share.iteration, share.positions)
+                lookahead.advance()
+                self._done = ledger.iteration
+                self.current = share
+                self.iteration += 1
+                self._engine.begin(share, self._epoch)
+                yield batch
+                self._engine.enter_loader()
+                lookahead.resize(self._engine.next_sizes())
+                self.misses = misses + lookahead.misses
+        finally:
+            # Left early or not: nothing may keep the data workers of this epoch alive.
+            self._requests.end()
 
     def _draw(self, *, resuming: bool) -> IntArray:
         """This epoch's order; a sampler of the user's own may not draw the same again, so its order is kept."""

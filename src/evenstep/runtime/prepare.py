@@ -108,6 +108,9 @@ def prepare(
             "scheme": agreement.scheme.name,
             "global_batch_size": agreement.problem.global_batch_size,
             "iterations_per_epoch": len(prepared_loader),
+            "minimum": agreement.problem.minimum.tolist(),
+            "maximum": agreement.problem.maximum.tolist(),
+            "multiple": agreement.problem.multiple,
             "seed": seed,
             **{key: agreement.workers[workers.rank][key] for key in ("version", "torch", "python", "host", "gpu")},
         }

@@ -42,9 +42,7 @@ def run(
             estimator.observe(int(sizes[i]), times[i])
             e = estimator.estimate()
             micros = round(times[i] * 1e6)
-            table.append(
-                [int(sizes[i]), micros, e.nanoseconds_per_sample, e.fixed_nanoseconds, e.error_ppm, UNLIMITED]
-            )
+            table.append([int(sizes[i]), micros, e.nanoseconds_per_sample, e.fixed_nanoseconds, e.error_ppm, UNLIMITED])
         policy.observe(Reports.from_table(np.array(table, dtype=np.int64)))
         all_sizes.append(sizes)
         all_times.append(times)

@@ -155,6 +155,15 @@ def test_another_number_of_workers_starts_equal_again():
     assert decided(resumed, 90, [1000, 2000, 2000]) == [45, 23, 22]
 
 
+@pytest.mark.parametrize("config", [Equal(), Static(sizes=(8, 8)), Predicted()])
+def test_every_load_makes_estimators_and_says_its_limits(config):
+    estimator = config.estimator()
+    for _ in range(3):
+        estimator.observe(10, 0.01)
+    assert estimator.estimate().nanoseconds_per_sample == 1_000_000
+    assert (config.minimum, config.maximum, config.multiple) == (None, None, 1)
+
+
 RATES = st.lists(st.integers(10**3, 10**9), min_size=1, max_size=10)
 
 

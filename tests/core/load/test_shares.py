@@ -86,7 +86,9 @@ def test_only_ratios_of_weights_count(total, weights, factor):
     assert free_shares(total, weights) == free_shares(total, [factor * weight for weight in weights])
 
 
-@given(st.integers(0, 500), st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.integers(0, 9), st.integers(0, 9))
+@given(
+    st.integers(0, 500), st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.integers(0, 9), st.integers(0, 9)
+)
 def test_a_larger_weight_never_gets_less_at_equal_limits(total, weights, least, more):
     workers = len(weights)
     lower = min(least, total // workers)

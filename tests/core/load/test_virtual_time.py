@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.core.disturb import MEASURED_CURVES, PointCurve
+from evenstep.core.disturb import PointCurve
 from evenstep.core.load import Equal, Predicted
 
 SLOW = np.array([4.0, 4.0, 2.0, 1.0]) * 1e-3
@@ -76,7 +76,7 @@ def test_four_measured_devices_are_balanced_within_twenty_iterations(run, noise,
     devices = [PointCurve.measured(name) for name in ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750")]
     table = np.array([[device.seconds(size) for size in range(513)] for device in devices])
     # No sizes can do better: the least time within which the largest sizes of all sum to the batch.
-    best = next(t for t in np.unique(table) if sum(np.flatnonzero(row <= t).max() for row in table) >= 512)
+    best = next(t for t in np.unique(table) if sum(np.flatnonzero(row <= t).max(initial=0) for row in table) >= 512)
     for seed in range(3 if level else 1):
         factors = noise(level, seed, (100, 4))
         sizes, _ = run(4, 512, 100, lambda worker, k, size, f=factors: table[worker, size] * f[k, worker])

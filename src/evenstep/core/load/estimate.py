@@ -43,7 +43,9 @@ class Estimator:
         self._seen += 1
         if self._seen <= self._warmup or samples == 0:
             return
-        sample = Sample(samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or Factors())
+        sample = Sample(
+            samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or Factors()
+        )
         if self._fixed is None:
             self._predictor.observe(sample)
         elif self._fixed.observe(sample):

@@ -36,34 +36,34 @@ def shares(total: int, weights: IntArray, *, lower: IntArray, upper: IntArray, m
     bounds = Bounds.of(total, lower, upper, multiple)
     weights = _scaled(weights, bounds.units)
     sizes = np.zeros_like(bounds.lower)
-    free = np.ones(len(sizes), dtype=np.bool_)
+    rest = np.arange(len(sizes))
     units = bounds.units
-    while free.any():
-        pull = np.where(free, weights, 0)
+    while len(rest):
+        pull, lower, upper = weights[rest], bounds.lower[rest], bounds.upper[rest]
         if not pull.any():
-            pull = free.astype(np.int64)
+            pull = np.ones_like(pull)
         whole = int(pull.sum())
         ideal = pull * units
-        above = np.where(free, ideal - bounds.upper * whole, 0).clip(min=0)
-        below = np.where(free, bounds.lower * whole - ideal, 0).clip(min=0)
+        above = np.maximum(ideal - upper * whole, 0)
+        below = np.maximum(lower * whole - ideal, 0)
         excess, lack = int(above.sum()), int(below.sum())
         if not excess and not lack:
-            sizes += _largest_remainder(ideal, whole, units)
+            sizes[rest] = _largest_remainder(ideal, whole, units)
             break
-        pinned = np.zeros_like(free)
+        pinned = np.zeros(len(rest), dtype=np.bool_)
         if excess >= lack:
             pinned |= above > 0
-            sizes = np.where(above > 0, bounds.upper, sizes)
         if lack >= excess:
             pinned |= below > 0
-            sizes = np.where(below > 0, bounds.lower, sizes)
-        free &= ~pinned
-        units -= int(sizes[pinned].sum())
+        limit = np.where(above > 0, upper, lower)[pinned]
+        sizes[rest[pinned]] = limit
+        units -= int(limit.sum())
+        rest = rest[~pinned]
     return sizes * multiple
 
 
 def _largest_remainder(ideal: IntArray, whole: int, units: int) -> IntArray:
-    """Round ideal / whole to integers that sum to `units`; an ideal of 0 stays 0."""
+    """Round ideal / whole to integers that sum to `units`."""
     sizes, remainders = np.divmod(ideal, whole)
     missing = units - int(sizes.sum())
     sizes[np.argsort(-remainders, kind="stable")[:missing]] += 1

@@ -37,19 +37,21 @@ def solve(times: TimeModels, problem: Problem) -> IntArray:
     high = int(times.nanoseconds(start)[above_least].max())
     low = min(int(times.nanoseconds(start + multiple)[below_most].min()), high) - 1
     few, many = _within(times, low, lower, upper, multiple), _within(times, high, lower, upper, multiple)
+    missing, surplus = batch - int(few.sum()), int(many.sum()) - batch
     interpolate = True
     while high - low > 1:
-        missing, span = batch - int(few.sum()), int((many - few).sum())
-        step = (high - low) * missing // span if interpolate else (high - low) // 2
+        step = (high - low) * missing // (missing + surplus) if interpolate else (high - low) // 2
         interpolate = not interpolate
-        middle = min(max(low + step, low + 1), high - 1)
-        sizes = _within(times, middle, lower, upper, multiple)
-        if int(sizes.sum()) >= batch:
-            many = sizes
+        sizes = _within(times, min(max(low + step, low + 1), high - 1), lower, upper, multiple)
+        over = int(sizes.sum()) - batch
+        if over >= 0:
+            many, surplus = sizes, over
             high = int(times.nanoseconds(sizes)[sizes > lower].max())
         else:
-            few = sizes
+            few, missing = sizes, -over
             low = int(times.nanoseconds(sizes + multiple)[sizes < upper].min()) - 1
+    if not surplus:
+        return many
     return shares(batch, many, lower=few, upper=many, multiple=multiple)
 
 

@@ -1,0 +1,1 @@
+"""The command `evenstep`: one file per verb."""

@@ -1,0 +1,91 @@
+"""The command line's front door: finds the verb, and turns every error of ours into one sentence."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from evenstep import __version__
+from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.nearest import nearest
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One command; `run` takes the arguments behind the verb and returns the exit code."""
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+# A verb's module is imported when it is asked for: help needs neither torch nor the second that importing it takes.
+
+
+def _demo(arguments: list[str]) -> int:
+    from evenstep.cli.demo import demo
+
+    return demo(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    from evenstep.cli.run import run
+
+    return run(arguments)
+
+
+VERBS = {
+    "demo": Verb(summary="train on real data with a slow worker, and see what balancing gains", run=_demo),
+    "run": Verb(summary="start a training script on several workers, under any scheme", run=_run),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command with these arguments (by default the process's own) and return its exit code.
+
+    2 means that something was asked for wrongly; a sentence on stderr says what to change.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _dispatch(given)
+    except EvenstepError as error:
+        print(f"evenstep: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("evenstep: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _dispatch(arguments: list[str]) -> int:
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if verb in ("-V", "--version"):
+        print(f"evenstep {__version__}")
+        return 0
+    if verb not in VERBS:
+        raise ConfigError(f"there is no verb {verb!r}: {nearest(verb, VERBS)}")
+    try:
+        return VERBS[verb].run(arguments[1:])
+    except SystemExit as ended:  # argparse, after it has printed help
+        return ended.code if isinstance(ended.code, int) else 0
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in VERBS.items())
+    return (
+        "usage: evenstep VERB ...\n\n"
+        "Distributed training that does not wait for its slowest worker.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "options:\n  -h, --help\n  --version\n\n"
+        "evenstep VERB --help says more about each.\n\n"
+        "example:\n  evenstep demo"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""What a verb needs beyond evenstep's own dependencies."""
+
+import importlib.util
+
+from evenstep.core.errors import ConfigError
+
+
+def require_torch(verb: str, extra: str = "torch") -> None:
+    """Refuse where PyTorch is missing.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            f"evenstep {verb} needs PyTorch: pip install 'evenstep[{extra}]', or install the build for your device"
+            " (https://pytorch.org)"
+        )
+
+
+def require_scikit_learn(verb: str) -> None:
+    """Refuse where scikit-learn is missing.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise ConfigError(f"evenstep {verb} needs scikit-learn for its images of digits: pip install 'evenstep[demo]'")

@@ -1,0 +1,109 @@
+"""`evenstep run`: torchrun, and a few options more."""
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from evenstep.cli.needs import require_torch
+from evenstep.cli.parser import Parser
+from evenstep.report.summary import summarise
+from evenstep.runtime.launch_settings import LaunchSettings
+
+_DESCRIPTION = """\
+Start a training script on several workers, as torchrun does, under any scheme.
+
+The script needs the one line evenstep.prepare. All arguments of torchrun keep their names and meaning (torchrun --help
+lists them) and stand before the script, as the options below do; what follows the script is the script's own."""
+_EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epochs 10"
+
+
+def run(arguments: list[str]) -> int:
+    """Run the verb."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        _short_parser().print_help()
+        return 0
+    require_torch("run")
+    from evenstep.runtime.run_failed import RunFailedError
+
+    options = parse(arguments)
+    with ExitStack() as stack:
+        if options.json and options.run_dir is None:
+            options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
+        try:
+            start(options)
+        except RunFailedError as failure:
+            print(f"evenstep: {failure}", file=sys.stderr)
+            return failure.exit_code
+        if options.json:
+            print(json.dumps(asdict(summarise(Path(options.run_dir)))))
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of `evenstep run`, torchrun's among them.
+
+    Raises:
+        ConfigError: One is unknown or malformed.
+    """
+    from torch.distributed.run import get_args_parser
+
+    parser = _FullParser(prog="evenstep run", description="", example=_EXAMPLE, parents=(get_args_parser(),))
+    _add_options(parser)
+    return parser.parse(arguments)
+
+
+def start(options: argparse.Namespace) -> None:
+    """Start the workers and wait for them; raises what `evenstep.runtime.launch.launch` raises."""
+    from evenstep.runtime.launch import launch
+
+    settings = LaunchSettings(
+        scheme=options.scheme,
+        slow=tuple(options.slow),
+        emulate=None if options.emulate is None else str(Path(options.emulate).absolute()),
+        run_dir=None if options.run_dir is None else str(Path(options.run_dir).absolute()),
+    )
+    launch(options, settings)
+
+
+class _FullParser(Parser):
+    """Understands torchrun's arguments too, but its help leaves them to torchrun's."""
+
+    def format_help(self) -> str:
+        return _short_parser().format_help()
+
+
+def _short_parser() -> Parser:
+    parser = Parser(prog="evenstep run", description=_DESCRIPTION, example=_EXAMPLE)
+    _add_options(parser)
+    parser.add_argument("script", help="the training script (or a module with torchrun's -m)")
+    parser.add_argument("arguments", nargs="*", help="the script's own arguments")
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        dest="nproc_per_node",
+        default=argparse.SUPPRESS,
+        help="workers on this node: another name for torchrun's --nproc-per-node (default: 1)",
+    )
+    parser.add_argument(
+        "--scheme",
+        metavar="SCHEME",
+        help="such as bsp, lb-bsp or lb-bsp:predictor=ema (default: what the script says, else lb-bsp)",
+    )
+    parser.add_argument(
+        "--slow",
+        metavar="RANK=4x",
+        action="append",
+        default=[],
+        help="make a worker slower: 3=4x, 3=+50ms or 3=4x+50ms; repeatable",
+    )
+    parser.add_argument("--emulate", metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file")
+    parser.add_argument("--run-dir", metavar="DIR", help="where the workers write their events, as JSON lines")
+    parser.add_argument("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -1,0 +1,204 @@
+"""A picture of the same iterations under several schemes, on one axis of time, as one self-contained SVG."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+from xml.sax.saxutils import escape
+
+from evenstep.core.errors import ConfigError
+from evenstep.report.recorded import RecordedRun
+from evenstep.report.window import Window, same_window
+
+_WIDTH: Final = 960
+_LEFT, _RIGHT = 150, 40
+_LANE, _LANE_GAP = 26, 7
+_TOP, _PANEL_HEAD, _PANEL_GAP, _FOOT = 96, 34, 30, 46
+_SLOW_FROM = 1.5
+"""A worker that needs this many times the median's seconds per sample is drawn as the slow one."""
+
+_STYLE: Final = """
+    svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+          --card: #ffffff; --edge: #d8dee4; --ink: #1f2328; --soft: #59636e; --grid: #eaeef2;
+          --fast: #2b6cb0; --slow: #d9730d; --on: #ffffff; --wait: #f1f3f5; --hatch: #c3cad2; --rest: #8c959f;
+          --good: #1a7f37; }
+    @media (prefers-color-scheme: dark) {
+      svg { --card: #0d1117; --edge: #30363d; --ink: #e6edf3; --soft: #9198a1; --grid: #21262d;
+            --fast: #4b96e6; --slow: #f0883e; --on: #0d1117; --wait: #161b22; --hatch: #3d444d; --rest: #6e7681;
+            --good: #3fb950; }
+    }
+    .card { fill: var(--card); stroke: var(--edge); }
+    .title { font-size: 21px; font-weight: 650; fill: var(--ink); }
+    .text { font-size: 13px; fill: var(--soft); }
+    .name { font-size: 15px; font-weight: 650; fill: var(--ink); }
+    .label { font-size: 13px; fill: var(--ink); }
+    .small { font-size: 12px; fill: var(--soft); }
+    .size { font-size: 11.5px; font-weight: 600; fill: var(--on); }
+    .good { font-size: 15px; font-weight: 650; fill: var(--good); }
+    .goodline { stroke: var(--good); stroke-width: 1.5; fill: none; }
+    .end { stroke: var(--soft); stroke-dasharray: 4 4; }
+    .grid { stroke: var(--grid); }
+    .axis { stroke: var(--soft); }
+    .fast { fill: var(--fast); } .slow { fill: var(--slow); } .rest { fill: var(--rest); }
+    .wait { fill: url(#hatch); }
+    .back { fill: var(--wait); } .line { stroke: var(--hatch); stroke-width: 1.6; }
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A run, and what is said beside its scheme's name."""
+
+    run: RecordedRun
+    caption: str
+
+
+def timeline_svg(panels: Sequence[Panel], *, title: str, subtitle: str, iterations: int = 6) -> str:
+    """One lane per worker, with what it computed and how long it waited in `iterations` iterations in a row.
+
+    All panels show the same iterations on the same axis of time; give the slowest scheme first. The empty end of a
+    later panel is the time that its scheme saves. The iterations are ordinary ones: those whose durations in all runs
+    come closest to the medians.
+
+    Raises:
+        ConfigError: The runs have no such stretch of iterations in common.
+    """
+    windows = same_window([panel.run for panel in panels], iterations)
+    if windows is None:
+        raise ConfigError(f"the runs have no {iterations} full iterations in a row in common: let them run for longer")
+    return _Drawing(panels, windows).svg(title, subtitle)
+
+
+@final
+class _Drawing:
+    """Collects the elements from top to bottom."""
+
+    def __init__(self, panels: Sequence[Panel], windows: Sequence[Window]) -> None:
+        self._panels = panels
+        self._windows = windows
+        self._longest = max(window.seconds for window in windows)
+        self._scale = (_WIDTH - _LEFT - _RIGHT) / (self._longest * 1.01)
+        self._parts: list[str] = []
+        self._y = float(_TOP)
+
+    def svg(self, title: str, subtitle: str) -> str:
+        """The whole picture."""
+        self._text(24, 36, title, "title")
+        self._text(24, 58, subtitle, "text")
+        self._legend(24, 80)
+        bottom = (
+            _TOP + sum(self._panel_height(window) for window in self._windows) + _PANEL_GAP * (len(self._windows) - 1)
+        )
+        self._grid(bottom)
+        for panel, window in zip(self._panels, self._windows, strict=True):
+            self._panel(panel, window)
+            self._y += _PANEL_GAP
+        height = bottom + _FOOT
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img"'
+                f' aria-label="{escape(title)}">',
+                f"  <title>{escape(title)}</title>",
+                f"  <style>{_STYLE}  </style>",
+                '  <defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse"'
+                ' patternTransform="rotate(45)"><rect class="back" width="7" height="7"/>'
+                '<line class="line" x1="0" y1="0" x2="0" y2="7"/></pattern></defs>',
+                f'  <rect class="card" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="10"/>',
+                *self._parts,
+                "</svg>",
+                "",
+            ]
+        )
+
+    def _panel_height(self, window: Window) -> int:
+        return _PANEL_HEAD + len(window.lanes) * (_LANE + _LANE_GAP) - _LANE_GAP
+
+    def _x(self, seconds: float) -> float:
+        return _LEFT + seconds * self._scale
+
+    def _panel(self, panel: Panel, window: Window) -> None:
+        self._text(24, self._y + 18, panel.run.scheme, "name")
+        self._text(_LEFT, self._y + 18, panel.caption, "text")
+        top = self._y + _PANEL_HEAD
+        slow = window.slowness()
+        for lane, (worker, spans) in enumerate(window.lanes.items()):
+            y = top + lane * (_LANE + _LANE_GAP)
+            self._text(24, y + 17, f"worker {worker}", "label")
+            if slow[worker] >= _SLOW_FROM:
+                self._text(80, y + 17, f"{slow[worker]:.1f}x slower".replace(".0x", "x"), "small")
+            for span in spans:
+                kind = "slow" if slow[worker] >= _SLOW_FROM else "fast"
+                self._box(span.compute_began, span.compute_ended, y, kind, str(span.samples))
+                self._box(span.compute_ended, span.wait_ended, y, "wait")
+                self._box(span.wait_ended, span.ended, y + _LANE / 2 - 2, "rest", height=4)
+        self._y = top + len(window.lanes) * (_LANE + _LANE_GAP) - _LANE_GAP
+        self._saving(window, (top + self._y) / 2)
+
+    def _saving(self, window: Window, y: float) -> None:
+        """What lies between the end of this scheme and the end of the slowest."""
+        saved = self._longest - window.seconds
+        begin, end = self._x(window.seconds) + 6, self._x(self._longest)
+        if end - begin < 190:
+            return
+        arrow = f"M{begin:.1f} {y:.1f}H{end - 6:.1f}m-6 -4l6 4l-6 4"
+        self._parts.append(f'  <path class="goodline" d="{arrow}"/>')
+        middle = (begin + end) / 2
+        self._text(middle, y - 10, f"{self._longest / window.seconds:.1f}x as fast", "good", anchor="middle")
+        self._text(middle, y + 20, f"{saved * 1000:.0f} ms not spent waiting", "text", anchor="middle")
+
+    def _grid(self, bottom: float) -> None:
+        step = _nice_step(self._longest * 1000)
+        for tick in range(0, int(self._longest * 1000 * 1.01) + 1, step):
+            x = self._x(tick / 1000)
+            self._parts.append(
+                f'  <line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP + 26}" y2="{bottom + 6:.1f}"/>'
+            )
+            self._text(x, bottom + 22, f"{tick}", "small", anchor="middle")
+        self._parts.append(
+            f'  <line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom + 6:.1f}" y2="{bottom + 6:.1f}"/>'
+        )
+        x = self._x(self._longest)
+        self._parts.append(f'  <line class="end" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP + 26}" y2="{bottom + 6:.1f}"/>')
+        self._text(24, bottom + 22, "milliseconds", "small")
+
+    def _line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:
+        self._parts.append(f'  <line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>')
+
+    def _legend(self, x: float, y: float) -> None:
+        entries = (
+            ("fast", "compute (its batch size inside)", 12),
+            ("slow", "compute of the slow worker", 12),
+            ("wait", "waiting for the others", 12),
+            ("rest", "communication and the rest", 4),
+        )
+        for kind, meaning, height in entries:
+            top = y - 5 - height / 2
+            self._parts.append(f'  <rect class="{kind}" x="{x}" y="{top}" width="18" height="{height}" rx="2"/>')
+            self._text(x + 25, y, meaning, "small")
+            x += 25 + 6.3 * len(meaning) + 24
+
+    def _box(self, begin: float, end: float, y: float, kind: str, text: str = "", height: int = _LANE) -> None:
+        x, width = self._x(begin), (end - begin) * self._scale
+        if width <= 0.2:
+            return
+        gap = min(1.0, width / 4)
+        self._parts.append(
+            f'  <rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width - gap:.1f}" height="{height}" rx="2"/>'
+        )
+        if text and width > 7 * len(text) + 4:
+            self._text(x + (width - gap) / 2, y + height / 2 + 4, text, "size", anchor="middle")
+
+    def _text(self, x: float, y: float, text: str, kind: str, anchor: str = "start") -> None:
+        self._parts.append(
+            f'  <text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+        )
+
+
+def _nice_step(milliseconds: float) -> int:
+    """The distance of the axis' ticks: 1, 2 or 5 times a power of ten, at most ten of them."""
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if milliseconds / (factor * power) <= 10:
+                return factor * power
+        power *= 10

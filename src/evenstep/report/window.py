@@ -1,0 +1,99 @@
+"""A stretch of the same iterations out of several runs, laid out in time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import final
+
+from evenstep.report.recorded import Iteration, RecordedRun
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One worker's iteration; the times in seconds since the stretch began."""
+
+    samples: int
+    compute_began: float
+    compute_ended: float
+    wait_ended: float
+    ended: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Consecutive iterations of one run: `lanes[worker]` in order, `seconds` from the first to the end of the last."""
+
+    lanes: Mapping[int, tuple[Span, ...]]
+    seconds: float
+
+    def slowness(self) -> dict[int, float]:
+        """Each worker's seconds per sample over those of the median worker."""
+        pace = {
+            worker: sum(span.compute_ended - span.compute_began for span in spans) / sum(span.samples for span in spans)
+            for worker, spans in self.lanes.items()
+        }
+        usual = median(pace.values())
+        return {worker: seconds / usual for worker, seconds in pace.items()}
+
+
+def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | None:
+    """The same so many iterations of each run, None where they have none in common.
+
+    Only full iterations count, from the second half of the runs, where the sizes have settled; of all such stretches
+    the one whose durations come closest to each run's median.
+    """
+    length = min(run.length for run in runs)
+    starts = [
+        start
+        for start in range(length // 2, length - iterations + 1)
+        if all(_is_full(run, number) for run in runs for number in range(start, start + iterations))
+    ]
+    if not starts:
+        return None
+    durations = [[_duration(run, start, iterations) for start in starts] for run in runs]
+    usual = [median(each) for each in durations]
+
+    def oddness(index: int) -> float:
+        return sum(abs(math.log(each[index] / middle)) for each, middle in zip(durations, usual, strict=True))
+
+    start = starts[min(range(len(starts)), key=oddness)]
+    return [_window(run, start, iterations) for run in runs]
+
+
+def _is_full(run: RecordedRun, number: int) -> bool:
+    return sum(done[number].samples for done in run.iterations.values()) == run.global_batch_size
+
+
+def _duration(run: RecordedRun, start: int, iterations: int) -> float:
+    return sum(_longest(run, number) for number in range(start, start + iterations))
+
+
+def _longest(run: RecordedRun, number: int) -> float:
+    return max(done[number].iteration_seconds for done in run.iterations.values())
+
+
+def _window(run: RecordedRun, start: int, iterations: int) -> Window:
+    """Laid out so that all workers begin an iteration together, which is what a barrier makes them do."""
+    lanes: dict[int, list[Span]] = {worker: [] for worker in run.workers}
+    began = 0.0
+    for number in range(start, start + iterations):
+        for worker, spans in lanes.items():
+            spans.append(_span(run.iterations[worker][number], began))
+        began += _longest(run, number)
+    return Window(lanes={worker: tuple(spans) for worker, spans in lanes.items()}, seconds=began)
+
+
+def _span(iteration: Iteration, began: float) -> Span:
+    compute_began = began + iteration.input_seconds
+    compute_ended = compute_began + iteration.compute_seconds
+    ended = max(began + iteration.iteration_seconds, compute_ended)
+    return Span(
+        samples=iteration.samples,
+        compute_began=compute_began,
+        compute_ended=compute_ended,
+        wait_ended=min(compute_ended + iteration.wait_seconds, ended),
+        ended=ended,
+    )

@@ -1,0 +1,146 @@
+"""Each mistake gets one sentence that says what to change."""
+
+import copy
+
+import pytest
+import torch
+from support import training
+from support.processes import run_workers
+from support.training import Run
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler, TensorDataset
+
+import evenstep
+from evenstep import ConfigError
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(1)
+
+
+def parts():
+    model = torch.nn.Linear(2, 1)
+    dataset = TensorDataset(torch.zeros(20, 2), torch.zeros(20, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(dataset, batch_size=4)
+
+
+def refusal(model=None, optimizer=None, loader=None, **options):
+    """The sentence with which `prepare` refuses these arguments."""
+    usual = parts()
+    if model is not None and optimizer is None and any(p.requires_grad for p in model.parameters()):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError) as caught:
+        evenstep.prepare(
+            usual[0] if model is None else model,
+            usual[1] if optimizer is None else optimizer,
+            usual[2] if loader is None else loader,
+            **options,
+        )
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"scheme": "lbbsp"}, "no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ({"scheme": "lb-bsp:predicter=ema"}, "no parameter 'predicter': did you mean 'predictor'?"),
+        ({"scheme": "lb-bsp:predictor=emma"}, "emma"),
+        ({"scheme": "lb-bsp:multiple=eight"}, "whole number, not 'eight'"),
+        ({"scheme": "lb-bsp:multiple"}, "has no value"),
+        ({"scheme": "lb-bsp:multiple=3"}, "multiple"),
+        ({"scheme": "bsp:multiple=3"}, "it takes none"),
+        ({"global_batch_size": 0}, "less than 1 worker"),
+        ({"batch_sizes": [4, 4]}, "2 sizes but there are 1 workers"),
+        ({"batch_sizes": [4], "global_batch_size": 5}, "adds up to 4, not to the global batch size 5"),
+        ({"batch_sizes": {"rank:1": 4}}, "'rank:1', which matches no worker: did you mean 'rank:0'?"),
+        ({"batch_sizes": {"node:a": 4}}, "write rank:NUMBER, host:NAME or gpu:NAME"),
+        ({"batch_sizes": {"rank:0": 0}}, "at least 1, not 0"),
+        ({"batch_sizes": {}}, "says nothing of worker 0"),
+        ({"batch_sizes": [4], "scheme": "lb-bsp"}, "give one of them"),
+        ({"timeout": 0}, "positive number of seconds"),
+    ],
+)
+def test_options(options, fragment):
+    assert fragment in refusal(**options)
+
+
+@pytest.mark.parametrize(
+    ("loader", "fragment"),
+    [
+        ([1, 2], "must be a torch DataLoader, not list"),
+        (DataLoader(Endless()), "give a map-style dataset"),
+        (DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 2, False)), "batch_sampler"),
+        (DataLoader(range(9), batch_size=None), "batch_sampler"),
+        (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
+        (DataLoader(range(9), sampler=DistributedSampler(range(9), 2, 0)), "made for 2 workers but there are 1"),
+    ],
+)
+def test_loaders(loader, fragment):
+    assert fragment in refusal(loader=loader)
+
+
+def test_models():
+    frozen = torch.nn.Linear(2, 1).requires_grad_(False)
+    assert "nothing to train" in refusal(model=frozen, optimizer=parts()[1])
+    assert "one process per device" in refusal(model=torch.nn.DataParallel(torch.nn.Linear(2, 1)))
+    assert "build it from model.parameters()" in refusal(optimizer=torch.optim.SGD([torch.zeros(1)], lr=1))
+    assert "must be a torch.optim.Optimizer" in refusal(optimizer=object())
+
+
+def test_preparing_twice():
+    model, optimizer, loader = parts()
+    prepared, _, prepared_loader = evenstep.prepare(model, optimizer, loader)
+    assert "prepared already" in refusal(model=model, optimizer=optimizer)
+    assert "prepared already" in refusal(model=prepared, optimizer=optimizer)
+    assert "loader was prepared already" in refusal(loader=prepared_loader)
+    again = copy.deepcopy(model)  # a copy is a model of its own
+    evenstep.prepare(again, torch.optim.SGD(again.parameters(), lr=0.1), parts()[2])
+
+
+def test_a_hook_on_the_prepared_model():
+    model, _, _ = evenstep.prepare(*parts())
+    with pytest.raises(ConfigError, match="comm_hook="):
+        model.register_comm_hook(None, None)
+
+
+def test_weigh_by():
+    _, _, loader = evenstep.prepare(*parts())
+    with pytest.raises(ConfigError, match="inside the loop"):
+        loader.weigh_by(3)
+    for _ in loader:
+        with pytest.raises(ConfigError, match="whole number"):
+            loader.weigh_by(-1)
+        with pytest.raises(ConfigError, match="whole number"):
+            loader.weigh_by(1.5)
+        break
+
+
+def test_loader_states():
+    _, _, loader = evenstep.prepare(*parts())
+    state = loader.state_dict()
+    with pytest.raises(ConfigError, match="version"):
+        loader.load_state_dict({**state, "version": 2})
+    with pytest.raises(ConfigError, match="resume with the dataset"):
+        loader.load_state_dict({**state, "length": 21})
+    with pytest.warns(UserWarning, match="global batch size 5 replaces 4"):
+        loader.load_state_dict({**state, "global_batch_size": 5})
+    assert len(loader) == 4
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"global_batch_size": 2}, "global batch size 2 is less than 3 workers"),
+        ({"batch_sizes": {0: 3, 1: 3}}, "says nothing of worker 2"),
+        ({"batch_sizes": {"host:nowhere": 3}}, "matches no worker"),
+    ],
+)
+def test_several_workers(options, fragment):
+    run = Run(options={key: value for key, value in options.items() if key != "global_batch_size"})
+    run.global_batch_size = options.get("global_batch_size")
+    for outcome in run_workers(training.train, 3, run):
+        assert outcome.error.startswith("ConfigError: ")
+        assert fragment in outcome.error

@@ -1,0 +1,108 @@
+"""Promise 6: what a real run decided follows from what it recorded, by the same core."""
+
+import numpy as np
+import pytest
+from support import training
+from support.processes import results, run_workers
+from support.training import Run
+
+from evenstep.core.cluster import parse_cluster
+from evenstep.core.values import Problem, Reports
+from evenstep.schemes import parse_scheme
+from evenstep.telemetry import read_events
+
+pytestmark = pytest.mark.multiprocess
+
+CLUSTER = """
+[devices.fast]
+per_sample = "1 ms"
+[devices.medium]
+per_sample = "2 ms"
+[devices.slow]
+per_sample = "4 ms"
+[[workers]]
+device = "slow"
+count = 2
+[[workers]]
+device = "medium"
+[[workers]]
+device = "fast"
+"""
+
+
+def by_worker(run_dir):
+    events = {}
+    for event in read_events(run_dir):
+        worker = event["worker"] if event["event"] == "run" else worker
+        events.setdefault(worker, []).append(event)
+    return [events[worker] for worker in sorted(events)]
+
+
+def of_kind(events, kind):
+    return [event for event in events if event["event"] == kind]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    run = Run(
+        samples=640, batch_size=16, epochs=2, scheme="lb-bsp", options={"emulate": parse_cluster(CLUSTER)}
+    )
+    return results(run_workers(training.record, 4, run, str(run_dir))), by_worker(run_dir)
+
+
+def test_lb_bsp_finds_the_sizes_of_the_emulated_speeds(recorded):
+    values, _ = recorded
+    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32; timers are noisy on a busy machine, hence the margin of 1.
+    assert np.abs(np.array(values[0]["sizes"][8]) - [8, 8, 16, 32]).max() <= 1
+
+
+def test_every_worker_recorded_the_same_plans(recorded):
+    _, workers = recorded
+    plans = [[(plan["iteration"], plan["batch_sizes"]) for plan in of_kind(events, "plan")] for events in workers]
+    assert plans[1:] == [plans[0]] * 3
+
+
+def test_the_core_decides_alike_from_the_recorded_reports(recorded):
+    _, workers = recorded
+    (run,) = of_kind(workers[0], "run")
+    policy = parse_scheme(run["scheme"]).load.policy(run["workers"])
+    problem = Problem(
+        global_batch_size=run["global_batch_size"],
+        minimum=np.array(run["minimum"]),
+        maximum=np.array(run["maximum"]),
+        multiple=run["multiple"],
+    )
+    reports = [[event["report"] for event in of_kind(events, "iteration")] for events in workers]
+    decided = [policy.allocate(problem).sizes.tolist()]
+    for rows in zip(*reports, strict=True):
+        policy.observe(Reports.from_table(np.array(rows)))
+        decided.append(policy.allocate(problem).sizes.tolist())
+    assert len(decided) == 21
+    changes = [(k, sizes) for k, sizes in enumerate(decided) if k == 0 or sizes != decided[k - 1]]
+    assert changes == [(plan["iteration"], plan["batch_sizes"]) for plan in of_kind(workers[0], "plan")]
+
+
+def test_the_estimators_decide_alike_from_the_recorded_measurements(recorded):
+    _, workers = recorded
+    for events in workers:
+        estimator = parse_scheme("lb-bsp").load.estimator()
+        for event in of_kind(events, "iteration"):
+            samples, microseconds, *estimated = event["report"]
+            estimator.observe(samples, microseconds / 1e6)
+            estimate = estimator.estimate()
+            assert estimated[:3] == [
+                estimate.nanoseconds_per_sample,
+                estimate.fixed_nanoseconds,
+                estimate.error_ppm,
+            ]
+
+
+def test_the_parts_of_an_iteration_add_up(recorded):
+    _, workers = recorded
+    for events in workers:
+        for event in of_kind(events, "iteration"):
+            parts = (event[f"{part}_seconds"] for part in ("input", "compute", "wait", "comm"))
+            assert sum(parts) <= event["iteration_seconds"] + 1e-3
+        assert sum(event["samples"] for event in of_kind(events, "iteration")) > 0
+    assert sum(event["samples"] for events in workers for event in of_kind(events, "iteration")) == 2 * 640
