@@ -26,10 +26,10 @@ TARGET: Final = 0.95
 
 _DESCRIPTION = """\
 Train a small convolution net on scikit-learn's handwritten digits with four workers, one of them four times slower:
-first with equal batches (bsp, what plain DistributedDataParallel does), then balanced (lb-bsp). Takes under a minute."""
+first with equal batches (bsp: what plain DistributedDataParallel does), then balanced (lb-bsp); under a minute in all."""
 _HONEST = (
-    "The data, the training and the communication are real; the devices are emulated: each of the four workers on this"
-    " machine is held to 1.5 ms per sample, worker 3 to 6 ms."
+    "Data, training and communication are real; the devices are emulated: workers 0 to 2 are held to 1.75 ms per sample"
+    " and worker 3 to 7 ms."
 )
 
 

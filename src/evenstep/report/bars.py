@@ -12,7 +12,7 @@ COMPUTE, WAIT, REST = "█", "░", "·"
 _STYLES = {COMPUTE: "blue", WAIT: "yellow", REST: "dim"}
 
 
-def iteration_bars(runs: Sequence[RunSummary], *, width: int = 60) -> Group:
+def iteration_bars(runs: Sequence[RunSummary], *, width: int = 54) -> Group:
     """The bars of all runs on one scale; the longest takes `width` characters."""
     longest = max(run.iteration_seconds for run in runs)
     lines: list[Text] = []
@@ -32,7 +32,7 @@ def _bar(worker: WorkerSummary, seconds_per_character: float) -> Text:
     compute = worker.compute_seconds
     waited = compute + worker.wait_seconds
     ends = [round(seconds / seconds_per_character) for seconds in (compute, waited, worker.iteration_seconds)]
-    line = Text(f"  worker {worker.worker}  ")
+    line = Text(f"  worker {worker.worker:<3} ")
     begin = 0
     for character, end in zip((COMPUTE, WAIT, REST), ends, strict=True):
         line.append(character * (end - begin), style=_STYLES[character])

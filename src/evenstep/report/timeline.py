@@ -10,7 +10,7 @@ from evenstep.report.recorded import RecordedRun
 from evenstep.report.window import Window, same_window
 
 _WIDTH: Final = 960
-_LEFT, _RIGHT = 150, 40
+_LEFT, _RIGHT = 172, 36
 _LANE, _LANE_GAP = 26, 7
 _TOP, _PANEL_HEAD, _PANEL_GAP, _FOOT = 96, 34, 30, 46
 _SLOW_FROM = 1.5
@@ -125,7 +125,8 @@ class _Drawing:
             y = top + lane * (_LANE + _LANE_GAP)
             self._text(24, y + 17, f"worker {worker}", "label")
             if slow[worker] >= _SLOW_FROM:
-                self._text(80, y + 17, f"{slow[worker]:.1f}x slower".replace(".0x", "x"), "small")
+                factor = f"{slow[worker]:.1f}x slower".replace(".0x", "x")
+                self._text(_LEFT - 12, y + 17, factor, "small", anchor="end")
             for span in spans:
                 kind = "slow" if slow[worker] >= _SLOW_FROM else "fast"
                 self._box(span.compute_began, span.compute_ended, y, kind, str(span.samples))
@@ -144,7 +145,7 @@ class _Drawing:
         self._parts.append(f'  <path class="goodline" d="{arrow}"/>')
         middle = (begin + end) / 2
         self._text(middle, y - 10, f"{self._longest / window.seconds:.1f}x as fast", "good", anchor="middle")
-        self._text(middle, y + 20, f"{saved * 1000:.0f} ms not spent waiting", "text", anchor="middle")
+        self._text(middle, y + 20, f"{saved * 1000:.0f} ms saved", "text", anchor="middle")
 
     def _grid(self, bottom: float) -> None:
         step = _nice_step(self._longest * 1000)

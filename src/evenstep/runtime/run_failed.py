@@ -12,7 +12,7 @@ from evenstep.core.errors import EvenstepError
 class RunFailedError(EvenstepError, RuntimeError):
     """A run did not come to its end.
 
-    `exit_code` is what the launcher's process should end with; `worker` is who failed, None where a signal ended the run.
+    `exit_code` is what the launcher's process should end with; `worker` is who failed, None where a signal ended it.
     """
 
     def __init__(self, message: str, *, exit_code: int, worker: int | None = None) -> None:

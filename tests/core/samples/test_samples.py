@@ -1,0 +1,168 @@
+"""Slices, parts and lookahead: exactly once, kept where possible, for any history of sizes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Ledger, Lookahead, part_of, reassign, short_slice_sizes, split
+
+
+def compositions(total, parts, minimum=0):
+    """Sizes that sum to the total."""
+    spare = total - parts * minimum
+    cuts = st.lists(st.integers(0, spare), min_size=parts - 1, max_size=parts - 1).map(sorted)
+    return cuts.map(lambda at: np.diff([0, *at, spare]) + minimum)
+
+
+@st.composite
+def histories(draw):
+    workers = draw(st.integers(1, 6))
+    total = draw(st.integers(workers, 40))
+    count = draw(st.integers(2, 5))
+    return [draw(compositions(total, workers)) for _ in range(count)]
+
+
+@given(histories())
+def test_reassigning_gives_the_sizes_and_keeps_what_is_held(history):
+    owners = split(history[0])
+    for sizes in history[1:]:
+        after = reassign(owners, sizes)
+        assert np.bincount(after, minlength=len(sizes)).tolist() == sizes.tolist()
+        for worker, size in enumerate(sizes):
+            held = part_of(owners, worker, 0)
+            assert set(held[:size]) <= set(part_of(after, worker, 0))
+        owners = after
+
+
+def test_only_what_must_move_moves():
+    # One sample goes from worker 0 to worker 3; prefix sums would have moved three.
+    owners = split(np.array([3, 3, 3, 3]))
+    after = reassign(owners, np.array([2, 3, 3, 4]))
+    assert (owners != after).sum() == 1
+    assert part_of(after, 3, 100) == (102, 109, 110, 111)
+
+
+@given(histories(), st.integers(0, 40), st.integers(1, 3))
+def test_short_slices_are_shared_within_the_planned_sizes(history, length, minimum):
+    sizes = history[0]
+    length = min(length, int(sizes.sum()))
+    short = short_slice_sizes(sizes, length, minimum)
+    assert short.sum() == length
+    assert (short <= sizes).all()
+    assert (short >= 0).all()
+
+
+def test_nobody_computes_on_less_than_the_minimum_where_that_is_possible():
+    assert short_slice_sizes(np.array([8, 8, 8, 8]), 5, 2).tolist() == [3, 2, 0, 0]
+    assert short_slice_sizes(np.array([4, 4, 8, 16]), 7, 2).tolist() == [2, 0, 2, 3]
+    assert short_slice_sizes(np.array([8, 8]), 1, 2).tolist() == [1, 0]
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.booleans())
+def test_slices_cover_an_epoch_once(length, size, drop_last):
+    if drop_last and length < size:
+        with pytest.raises(ConfigError, match="drop_last"):
+            Ledger(length=length, global_batch_size=size, drop_last=True)
+        return
+    ledger = Ledger(length=length, global_batch_size=size, drop_last=drop_last)
+    taken = []
+    while (cut := ledger.take()) is not None:
+        taken.extend(range(cut.start, cut.stop))
+    assert taken == list(range(length - length % size if drop_last else length))
+    assert ledger.iteration == ledger.iterations
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ({"length": 0, "global_batch_size": 1}, "empty"),
+        ({"length": 1, "global_batch_size": 0}, "at least 1"),
+        ({"length": 9, "global_batch_size": 3, "iteration": 4}, "outside this epoch"),
+    ],
+)
+def test_ledger_refusals(arguments, fragment):
+    with pytest.raises(ConfigError, match=fragment):
+        Ledger(**arguments)
+
+
+class Walk:
+    """All workers' lookaheads through one epoch; sizes change before every slice, requests come in any amount."""
+
+    def __init__(self, length, history, depth, minimum, start=0):
+        self.workers = len(history[0])
+        self.size = int(history[0].sum())
+        self.history = history
+        self.lookaheads = [
+            Lookahead(
+                Ledger(length=length, global_batch_size=self.size, iteration=start),
+                worker=worker,
+                sizes=history[0],
+                depth=depth,
+                minimum=minimum,
+            )
+            for worker in range(self.workers)
+        ]
+        self.counted = []
+        self.fetched = {}
+        self.minimum = minimum
+
+    def run(self, limit, slices=None):
+        iteration = 0
+        while slices is None or iteration < slices:
+            shares = [lookahead.share() for lookahead in self.lookaheads]
+            if shares[0] is None:
+                assert shares == [None] * self.workers
+                break
+            fetched = [self.fetch(lookahead, limit, share) for lookahead, share in zip(self.lookaheads, shares, strict=True)]
+            for share, have in zip(shares, fetched, strict=True):
+                assert set(share.positions) <= have
+                assert len(share.positions) >= self.minimum
+                self.counted.extend(share.positions[: share.samples])
+            assert len({tuple(share.sizes) for share in shares}) == 1
+            assert sum(share.weight for share in shares) == pytest.approx(1)
+            iteration += 1
+            for lookahead in self.lookaheads:
+                lookahead.advance()
+                lookahead.resize(self.history[iteration % len(self.history)])
+        return iteration
+
+    def fetch(self, lookahead, limit, share):
+        have = self.fetched.setdefault(id(lookahead), set())
+        while not set(share.positions) <= have:
+            iteration, positions = lookahead.request(limit)
+            assert iteration >= share.iteration
+            assert len(positions) <= limit
+            assert not have & set(positions)  # nothing is asked for twice
+            have.update(positions)
+        return have
+
+
+@given(histories(), st.integers(1, 130), st.integers(0, 3), st.integers(1, 2), st.integers(1, 5))
+def test_every_position_counts_once_for_any_history_of_sizes(history, length, depth, minimum, limit):
+    walk = Walk(length, history, depth, minimum)
+    walk.run(limit)
+    assert sorted(walk.counted) == list(range(length))
+
+
+@given(histories(), st.integers(1, 130), st.integers(0, 4))
+def test_an_epoch_goes_on_with_other_workers(history, length, stop):
+    walk = Walk(length, history, 2, 1)
+    done = walk.run(3, slices=stop)
+    scale = walk.size
+    others = [np.array([scale - 1, 1]) if scale > 1 else np.array([1, 0]), np.array([1, scale - 1])]
+    rest = Walk(length, others, 2, 1, start=done)
+    rest.run(3)
+    assert sorted(walk.counted + rest.counted) == list(range(length))
+
+
+def test_misses_are_what_a_change_asks_for_out_of_turn():
+    lookahead = Lookahead(Ledger(length=40, global_batch_size=8), worker=0, sizes=np.array([4, 4]), depth=1)
+    while lookahead.request(4) is not None:
+        pass
+    lookahead.resize(np.array([5, 3]))
+    assert lookahead.misses == 2
+    assert lookahead.request(9) == (0, (7,))
+    assert lookahead.request(9) == (1, (15,))
+    assert lookahead.request(9) is None
