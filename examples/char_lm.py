@@ -1,4 +1,4 @@
-"""Trains a small transformer to write Python, character by character, on the text of Python's own standard library.
+"""Trains a small recurrent net to write Python, character by character, on the text of Python's own standard library.
 
 Nothing is downloaded. Runs under torchrun, under `evenstep run`, or alone.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import evenstep
 
@@ -36,23 +36,15 @@ class Text(Dataset):
 class Writer(torch.nn.Module):
     """Predicts the next character from those before it."""
 
-    def __init__(self, width, layers, context):
+    def __init__(self, width, layers):
         super().__init__()
-        self.context = context
-        self.character = torch.nn.Embedding(CHARACTERS, width)
-        self.place = torch.nn.Parameter(0.02 * torch.randn(context, width))
-        layer = torch.nn.TransformerEncoderLayer(
-            width, nhead=4, dim_feedforward=4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.layers = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.norm = torch.nn.LayerNorm(width)
+        self.character = torch.nn.Embedding(CHARACTERS, width // 4)
+        self.memory = torch.nn.GRU(width // 4, width, layers, batch_first=True)
         self.head = torch.nn.Linear(width, CHARACTERS)
 
     def forward(self, characters):
-        length = characters.shape[1]
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(length)
-        hidden = self.layers(self.character(characters) + self.place[:length], mask=mask, is_causal=True)
-        return self.head(self.norm(hidden))
+        hidden, _ = self.memory(self.character(characters))
+        return self.head(hidden)
 
 
 def standard_library():
@@ -73,7 +65,7 @@ def write_line(model, prompt, generator):
     """The prompt and what the model writes after it, to the end of the line or 60 characters."""
     line = list(prompt.encode())
     while len(line) < 60:
-        chances = model(torch.tensor([line[-model.context :]]))[0, -1].mul(1.25).softmax(dim=0)
+        chances = model(torch.tensor([line]))[0, -1].mul(1.25).softmax(dim=0)
         drawn = int(torch.multinomial(chances, 1, generator=generator))
         if drawn == ord("\n"):
             break
@@ -83,12 +75,12 @@ def write_line(model, prompt, generator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--global-batch-size", type=int, default=32, help="pieces of text over all workers")
-    parser.add_argument("--context", type=int, default=96, help="characters of a piece")
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--context", type=int, default=64, help="characters of a piece")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--report-every", type=int, default=20)
     parser.add_argument("--scheme", help="such as bsp; by default the launcher's, or lb-bsp")
     parser.add_argument("--seed", type=int, default=0)
@@ -99,7 +91,7 @@ def main():
     last = len(text) // 20
     held_out = Text(text[-last:], options.context)
     loader = DataLoader(Text(text[:-last], options.context), batch_size=1, shuffle=True)
-    model = Writer(options.width, options.layers, options.context)
+    model = Writer(options.width, options.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     model, optimizer, loader = evenstep.prepare(
         model,
@@ -115,6 +107,7 @@ def main():
         loss = bits(model, batch)
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if first and loader.iteration % options.report_every == 0:
             print(
@@ -125,9 +118,10 @@ def main():
 
     if first:
         model.eval()
+        pieces = [held_out[index] for index in range(0, len(held_out), len(held_out) // 100)]
         with torch.no_grad():
-            held = next(iter(DataLoader(held_out, batch_size=64)))
-            print(f"on text held out: {bits(model.module, held).item():.2f} bits per character")
+            loss = bits(model.module, default_collate(pieces))
+        print(f"on text held out: {loss.item():.2f} bits per character")
         print(f"it writes: {write_line(model.module, 'def ', torch.Generator().manual_seed(options.seed))}")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -26,7 +26,7 @@ TARGET: Final = 0.95
 
 _DESCRIPTION = """\
 Train a small convolution net on scikit-learn's handwritten digits with four workers, one of them four times slower:
-first with equal batches (bsp: what plain DistributedDataParallel does), then balanced (lb-bsp); under a minute in all."""
+first with equal batches (bsp, as plain DistributedDataParallel does), then balanced (lb-bsp); under a minute in all."""
 _HONEST = (
     "Data, training and communication are real; the devices are emulated: workers 0 to 2 are held to 1.75 ms per sample"
     " and worker 3 to 7 ms."
@@ -99,7 +99,8 @@ def _show(runs: list[DemoRun], seconds: float) -> None:
     )
     console.print(
         "Same seed, same samples in every iteration, same mathematics: only the waiting is gone."
-        f" Times are training times; the demo took {seconds:.0f} s in all."
+        " Times are training times (lb-bsp's first iterations, with equal sizes to measure the workers, count too);"
+        f" the demo took {seconds:.0f} s in all."
     )
 
 

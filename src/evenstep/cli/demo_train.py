@@ -34,9 +34,9 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
     images, digits = test.tensors
     model.eval()
     with torch.no_grad():
-        right = (model(images).argmax(dim=1) == digits).sum().item()
+        right = (model(images).argmax(dim=1) == digits).sum()
     model.train()
-    return right / len(digits)
+    return int(right) / len(digits)
 
 
 def main() -> None:

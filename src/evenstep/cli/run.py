@@ -7,9 +7,11 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from evenstep.cli.needs import require_torch
 from evenstep.cli.parser import Parser
+from evenstep.core.errors import ConfigError
 from evenstep.report.summary import summarise
 from evenstep.runtime.launch_settings import LaunchSettings
 
@@ -71,6 +73,11 @@ def start(options: argparse.Namespace) -> None:
 
 class _FullParser(Parser):
     """Understands torchrun's arguments too, but its help leaves them to torchrun's."""
+
+    def error(self, message: str) -> NoReturn:
+        if "training_script" in message:
+            raise ConfigError("evenstep run needs a training script to start: see evenstep run --help")
+        super().error(message)
 
     def format_help(self) -> str:
         return _short_parser().format_help()

@@ -239,7 +239,7 @@ class CollectiveEngine:
     def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor) -> torch.Tensor:
         try:
             value = future.value()
-            return value[0] if isinstance(value, list) else value
+            return cast("torch.Tensor", value[0] if isinstance(value, list) else value)
         except RuntimeError as error:
             self._fail(error)
             return local

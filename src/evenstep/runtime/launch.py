@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -24,9 +25,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.distributed.run import config_from_args
+from torch.distributed.run import config_from_args, determine_local_world_size
 
-from evenstep.core.disturb import parse_slow
+from evenstep.core.cluster import parse_slow
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
 from evenstep.runtime.run_failed import RunFailedError, failure_of
@@ -92,25 +93,29 @@ def _require_script(arguments: argparse.Namespace) -> None:
 def _command(arguments: argparse.Namespace) -> _Command:
     """The launcher's configuration and what it is to start."""
     arguments = argparse.Namespace(**vars(arguments))
+    nodes, workers = arguments.nnodes, arguments.nproc_per_node
+    if re.fullmatch(r"[0-9]+(:[0-9]+)?", nodes) is None:
+        raise ConfigError(f"--nnodes must be a number or MINIMUM:MAXIMUM, not {nodes!r}")
+    try:
+        count = determine_local_world_size(workers)
+    except ValueError as error:
+        raise ConfigError(
+            f"--workers must be a number, or gpu, cpu or auto where there are such, not {workers!r}"
+        ) from error
+    if count < 1:
+        raise ConfigError(f"--workers must be at least 1, not {count}")
     unmet = arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint and arguments.master_port is None
     try:
-        if arguments.standalone or (unmet and _most_nodes(arguments.nnodes) == 1):
+        if arguments.standalone or (unmet and nodes.rpartition(":")[2] == "1"):
             arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
             arguments.rdzv_id = str(uuid.uuid4())
             # A single node needs no name service, which not every machine has in order.
             arguments.local_addr = arguments.local_addr or "localhost"
         elif arguments.master_port is None:
             arguments.master_port = 29500  # As under torchrun: the nodes must agree on one.
-        command: _Command = config_from_args(arguments)
+        return config_from_args(arguments)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{_line(error).rstrip('.')}: see torchrun's documentation of this argument") from error
-    if command[0].nproc_per_node < 1:
-        raise ConfigError(f"--workers must be at least 1, not {command[0].nproc_per_node}")
-    return command
-
-
-def _most_nodes(nnodes: str) -> int:
-    return int(nnodes.rpartition(":")[2])
 
 
 def _require_settings(settings: LaunchSettings, workers: int | None) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import evenstep
-from evenstep.core.cluster import Cluster
-from evenstep.core.disturb import Chain, Disturbance, parse_slow
+from evenstep.core.cluster import Cluster, parse_slow
+from evenstep.core.disturb import Chain, Disturbance
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.runtime import loader as loaders

@@ -24,11 +24,15 @@ class RunFailedError(EvenstepError, RuntimeError):
 def failure_of(failed: ChildFailedError) -> RunFailedError:
     """The worker that failed first and how; not one that only missed another, or that the launcher stopped then."""
 
-    def consequence(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int]:
+    def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, bool, int]:
         _, failure = item
-        return failure.exitcode == -signal.SIGTERM, "WorkerLostError" in _message(failure), failure.timestamp
+        stopped = failure.exitcode == -signal.SIGTERM
+        lost = "WorkerLostError" in _message(failure)
+        # Deaths within the same tenth of a second are seen at once; a survivor's own end is then an exit or an abort.
+        killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT
+        return stopped, lost, not killed, failure.timestamp
 
-    worker, failure = min(failed.failures.items(), key=consequence)
+    worker, failure = min(failed.failures.items(), key=order)
     if failure.exitcode < 0:
         name = failure.signal_name()
         hint = ", which is what a system out of memory does" if name == "SIGKILL" else ""
@@ -43,6 +47,5 @@ def failure_of(failed: ChildFailedError) -> RunFailedError:
 
 def _message(failure: ProcessFailure) -> str:
     """What the worker wrote into its error file: one line, empty where there is none."""
-    message = failure.error_file_data.get("message", "")
-    text = message.get("message", "") if isinstance(message, dict) else message
-    return str(text).strip().partition("\n")[0]
+    message = failure.error_file_data.get("message")
+    return str(message["message"]).strip().partition("\n")[0] if isinstance(message, dict) else ""

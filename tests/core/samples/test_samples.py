@@ -115,9 +115,8 @@ class Walk:
             if shares[0] is None:
                 assert shares == [None] * self.workers
                 break
-            fetched = [self.fetch(lookahead, limit, share) for lookahead, share in zip(self.lookaheads, shares, strict=True)]
-            for share, have in zip(shares, fetched, strict=True):
-                assert set(share.positions) <= have
+            for lookahead, share in zip(self.lookaheads, shares, strict=True):
+                assert set(share.positions) <= self.fetch(lookahead, limit, share)
                 assert len(share.positions) >= self.minimum
                 self.counted.extend(share.positions[: share.samples])
             assert len({tuple(share.sizes) for share in shares}) == 1

@@ -11,7 +11,6 @@ from evenstep.core.disturb.measured import MEASURED_CURVES
 from evenstep.core.disturb.per_worker import PerWorker
 from evenstep.core.disturb.points import PointCurve
 from evenstep.core.disturb.since import From
-from evenstep.core.disturb.slow import parse_slow
 from evenstep.core.disturb.trace import Trace
 from evenstep.core.disturb.undisturbed import Undisturbed
 
@@ -30,5 +29,4 @@ __all__ = [
     "PointCurve",
     "Trace",
     "Undisturbed",
-    "parse_slow",
 ]

@@ -5,10 +5,9 @@ real time and its replay in virtual time two different experiments.
 """
 
 import hashlib
+import struct
 from enum import IntEnum
 from typing import Final
-
-import numpy as np
 
 from evenstep.core.errors import ConfigError
 
@@ -34,13 +33,12 @@ def derive_seed(seed: int, name: str) -> int:
 
 
 def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int) -> list[float]:
-    """The `count` draws, uniform in the open interval (0, 1), that belong to this seed, purpose, worker and index.
+    """The `count` draws (at most 8), uniform in the open interval (0, 1), that belong to this seed, purpose, worker and index.
 
-    Philox is a cipher from a counter to random bits, so any index costs the same. The raw bits are turned into numbers
-    here and not by `numpy.random.Generator`, whose streams may change from one numpy version to the next.
+    A keyed hash of where the draw is used: any index costs the same (about a microsecond), and the numbers are the same
+    in every version of every library.
     """
-    # The generator counts on in word 0 for further draws, so that word must not hold any of the arguments.
-    words = np.array([0, index, worker, purpose, seed, 0], dtype=np.uint64)
-    bits = np.random.Philox(counter=words[:4], key=words[4:]).random_raw(count)
+    place = struct.pack("<QQQQ", seed, purpose, worker, index)
+    digest = hashlib.blake2b(place, digest_size=8 * count).digest()
     # 52 bits and a half: neither 0 nor 1 can come out, of which an inverse distribution function makes infinities.
-    return [((int(word) >> 12) + 0.5) * 2.0**-52 for word in bits]
+    return [((word >> 12) + 0.5) * 2.0**-52 for word in struct.unpack(f"<{count}Q", digest)]

@@ -9,22 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
+from evenstep.core.cluster.quantity import BANDWIDTH, DURATION
+from evenstep.core.cluster.read_device import read_device
+from evenstep.core.cluster.read_disturbance import read_disturbance
+from evenstep.core.cluster.table import Table, as_name, placed
 from evenstep.core.disturb.base import Disturbance
 from evenstep.core.disturb.chain import Chain
 from evenstep.core.disturb.device import Device
 from evenstep.core.disturb.draw import derive_seed, require_seed
 from evenstep.core.disturb.per_worker import PerWorker
-from evenstep.core.disturb.quantity import BANDWIDTH, DURATION
-from evenstep.core.disturb.read_device import read_device
-from evenstep.core.disturb.read_disturbance import read_disturbance
 from evenstep.core.disturb.require import require_at_least, require_positive
-from evenstep.core.disturb.slow import parse_slow
-from evenstep.core.disturb.table import Table, as_name, placed
 from evenstep.core.disturb.undisturbed import Undisturbed
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
-
-__all__ = ["Cluster", "ClusterWorker", "Host", "Link", "parse_cluster", "parse_slow"]
 
 _MOST_WORKERS: Final = 1_000_000
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
-from evenstep.core.disturb.quantity import Quantity
+from evenstep.core.cluster.quantity import Quantity
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
 

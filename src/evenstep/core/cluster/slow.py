@@ -3,9 +3,9 @@
 import re
 from typing import Final
 
+from evenstep.core.cluster.quantity import DURATION
+from evenstep.core.cluster.table import as_quantity, placed
 from evenstep.core.disturb.constant import Constant
-from evenstep.core.disturb.quantity import DURATION
-from evenstep.core.disturb.table import as_quantity, placed
 from evenstep.core.errors import ConfigError
 
 _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?)x)?(?:\+(?P<extra>.+))?")

@@ -2,13 +2,13 @@
 
 from typing import Final
 
+from evenstep.core.cluster.quantity import DURATION
+from evenstep.core.cluster.table import Table, as_integer, as_quantity
 from evenstep.core.disturb.affine import AffineCurve
 from evenstep.core.disturb.base import Curve
 from evenstep.core.disturb.device import Device
 from evenstep.core.disturb.measured import MEASURED_CURVES
 from evenstep.core.disturb.points import FIT_FROM, PointCurve
-from evenstep.core.disturb.quantity import DURATION
-from evenstep.core.disturb.table import Table, as_integer, as_quantity
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 

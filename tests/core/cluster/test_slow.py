@@ -2,7 +2,8 @@
 
 import pytest
 
-from evenstep.core.disturb import Constant, parse_slow
+from evenstep.core.cluster import parse_slow
+from evenstep.core.disturb import Constant
 from evenstep.core.errors import ConfigError
 
 

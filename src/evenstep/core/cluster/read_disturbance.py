@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
 
+from evenstep.core.cluster.quantity import DURATION, SHARE
+from evenstep.core.cluster.table import Table, as_number
 from evenstep.core.disturb.base import Disturbance
 from evenstep.core.disturb.constant import Constant
 from evenstep.core.disturb.episodic import Episodic
 from evenstep.core.disturb.jitter import Jitter
-from evenstep.core.disturb.quantity import DURATION, SHARE
 from evenstep.core.disturb.since import From
-from evenstep.core.disturb.table import Table, as_number
 from evenstep.core.disturb.trace import Trace
 from evenstep.core.errors import ConfigError
 

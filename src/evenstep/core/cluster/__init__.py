@@ -1,0 +1,6 @@
+"""The cluster file, and the launcher's `--slow`: text in, devices and disturbances out."""
+
+from evenstep.core.cluster.cluster import Cluster, ClusterWorker, Host, Link, parse_cluster
+from evenstep.core.cluster.slow import parse_slow
+
+__all__ = ["Cluster", "ClusterWorker", "Host", "Link", "parse_cluster", "parse_slow"]
