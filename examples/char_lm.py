@@ -122,7 +122,8 @@ def main():
         with torch.no_grad():
             loss = bits(model.module, default_collate(pieces))
         print(f"on text held out: {loss.item():.2f} bits per character")
-        print(f"it writes: {write_line(model.module, 'def ', torch.Generator().manual_seed(options.seed))}")
+        line = write_line(model.module, "def ", torch.Generator().manual_seed(options.seed))
+        print(f"it writes: {line!r}")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

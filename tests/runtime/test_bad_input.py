@@ -7,7 +7,14 @@ import torch
 from support import training
 from support.processes import run_workers
 from support.training import Run
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 
 import evenstep
 from evenstep import ConfigError

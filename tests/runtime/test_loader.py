@@ -54,9 +54,7 @@ def test_leaving_an_epoch_early_begins_the_next():
 def test_a_users_sampler_is_drawn_anew_each_epoch_and_kept_across_a_resume():
     def fresh():
         generator = torch.Generator().manual_seed(5)
-        return loader_of(
-            COUNTED, batch_size=4, sampler=WeightedRandomSampler(torch.ones(10), 10, generator=generator)
-        )
+        return loader_of(COUNTED, batch_size=4, sampler=WeightedRandomSampler(torch.ones(10), 10, generator=generator))
 
     loader = fresh()
     whole = [numbers(loader), numbers(loader)]

@@ -31,11 +31,12 @@ device = "fast"
 
 
 def by_worker(run_dir):
-    events = {}
+    events = []
     for event in read_events(run_dir):
-        worker = event["worker"] if event["event"] == "run" else worker
-        events.setdefault(worker, []).append(event)
-    return [events[worker] for worker in sorted(events)]
+        if event["event"] == "run":
+            events.append([])
+        events[-1].append(event)
+    return events
 
 
 def of_kind(events, kind):
@@ -45,9 +46,7 @@ def of_kind(events, kind):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run")
-    run = Run(
-        samples=640, batch_size=16, epochs=2, scheme="lb-bsp", options={"emulate": parse_cluster(CLUSTER)}
-    )
+    run = Run(samples=640, batch_size=16, epochs=2, scheme="lb-bsp", options={"emulate": parse_cluster(CLUSTER)})
     return results(run_workers(training.record, 4, run, str(run_dir))), by_worker(run_dir)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -139,7 +140,7 @@ def train_accumulating(run):
     return {"weights": weights(model)}
 
 
-def train_plain_ddp(run, wrap_for_evenstep=False):
+def train_plain_ddp(run):
     """Plain DDP without any hook on consecutive parts of the same slices."""
     model = DistributedDataParallel(model_of(run))
     optimizer = optimizer_of(run, model)
@@ -197,7 +198,7 @@ def visit(run, stop_after=None, state=None, collate=None):
 
 def visit_until(run, stop_after):
     """As `visit`, but leaving the loop right after the state was saved."""
-    model, optimizer, loader = prepared(run, dataset=Numbered(run.samples))
+    model, _, loader = prepared(run, dataset=Numbered(run.samples))
     visits = []
     for epoch in range(run.epochs):
         loader.set_epoch(epoch)
@@ -379,8 +380,7 @@ def start_differently(run, worker, change):
 
 
 def nothing_for_nan(run):
-    """The idle worker of the last slice sees NaN in the sample that it computes on a copy of, and must not spread it."""
-    inputs, targets = data(run)
+    """The idle worker of the last slice sees NaN in the copy that it computes on, and must not spread it."""
     model, optimizer, loader = prepared(run)
     idle = 0
     for _ in range(run.epochs):
@@ -395,3 +395,36 @@ def nothing_for_nan(run):
 def record(run, run_dir):
     run.options = {**run.options, "run_dir": Path(run_dir)}
     return train(run)
+
+
+def train_with_batch_norm(run):
+    """BatchNorm refuses a batch of one in training, so nobody may get one; returns the sizes computed on."""
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    model, optimizer, loader = prepared(run, model=layers.to(run.dtype))
+    computed, counted = [], 0
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            computed.append(len(inputs))
+            counted += loader.current.samples
+    return {"computed": computed, "counted": counted}
+
+
+def prepare_hooked(run):
+    """A DDP model that carries somebody else's hook already."""
+    model = DistributedDataParallel(model_of(run))
+    model.register_comm_hook(None, allreduce_hook)
+    prepared(run, model=model)
+
+
+def train_twice_backward(run):
+    """Two synchronised backwards in every iteration; returns the sizes of the last one."""
+    model, optimizer, loader = prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            for _ in range(2):
+                torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    return {"sizes": loader.current.sizes.tolist(), "weights": weights(model)}

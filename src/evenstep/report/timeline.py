@@ -176,7 +176,7 @@ class _Drawing:
             top = y - 5 - height / 2
             self._parts.append(f'  <rect class="{kind}" x="{x}" y="{top}" width="18" height="{height}" rx="2"/>')
             self._text(x + 25, y, meaning, "small")
-            x += 25 + 6.3 * len(meaning) + 24
+            x += 25 + 6.6 * len(meaning) + 20
 
     def _box(self, begin: float, end: float, y: float, kind: str, text: str = "", height: int = _LANE) -> None:
         x, width = self._x(begin), (end - begin) * self._scale

@@ -47,6 +47,7 @@ class _Iteration:
     paused: float | None = None
     """When its (latest) synchronising backward had its last gradient ready."""
     synchronised_seconds: float = 0.0
+    observed: bool = False
     estimator_before: State | None = None
 
 
@@ -81,6 +82,7 @@ class CollectiveEngine:
         self.reports: Reports | None = None
         self.hold = hold
         self._maximum = problem.maximum
+        self._several = len(models) > 1
         self._weights = [GradientWeight(model.parameters()) for model in models]
         self._stopwatch = stopwatch
         self._recorder = recorder
@@ -288,15 +290,19 @@ class CollectiveEngine:
         )
 
     def _observe(self, now: _Iteration, samples: int, microseconds: int) -> None:
-        """Feed the estimator; where several models synchronise in one iteration, only with the last, which has all.
+        """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.
 
-        It gets what is reported and no more digits, so that a replay of the reports decides alike.
+        Where an iteration has several synchronised backwards (two models, say), each measurement contains those before
+        it and replaces them.
         """
-        if len(self._weights) > 1:
-            if now.estimator_before is None:
-                now.estimator_before = self.estimator.state_dict()
-            else:
-                self.estimator.load_state_dict(now.estimator_before)
+        if now.observed and now.estimator_before is None:
+            self._several = True  # Known from the next iteration on; this one keeps its first measurement.
+            return
+        if now.estimator_before is not None:
+            self.estimator.load_state_dict(now.estimator_before)
+        elif self._several:
+            now.estimator_before = self.estimator.state_dict()
+        now.observed = True
         self.estimator.observe(samples, microseconds / 1e6)
 
     def _fingerprint(self, now: _Iteration) -> int:

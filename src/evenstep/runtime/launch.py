@@ -53,6 +53,7 @@ def launch(arguments: argparse.Namespace, settings: LaunchSettings) -> None:
         RunFailedError: A worker failed, which is named, or a signal ended the run.
     """
     _require_script(arguments)
+    _require_numbers(arguments.nnodes, arguments.nproc_per_node)
     with _restoring_process():
         config, command, command_arguments = _command(arguments)
         _require_settings(settings, config.nproc_per_node if config.max_nodes == 1 else None)
@@ -90,10 +91,7 @@ def _require_script(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"there is no script {script!r}: check the path (options stand before the script)")
 
 
-def _command(arguments: argparse.Namespace) -> _Command:
-    """The launcher's configuration and what it is to start."""
-    arguments = argparse.Namespace(**vars(arguments))
-    nodes, workers = arguments.nnodes, arguments.nproc_per_node
+def _require_numbers(nodes: str, workers: str) -> None:
     if re.fullmatch(r"[0-9]+(:[0-9]+)?", nodes) is None:
         raise ConfigError(f"--nnodes must be a number or MINIMUM:MAXIMUM, not {nodes!r}")
     try:
@@ -104,9 +102,14 @@ def _command(arguments: argparse.Namespace) -> _Command:
         ) from error
     if count < 1:
         raise ConfigError(f"--workers must be at least 1, not {count}")
+
+
+def _command(arguments: argparse.Namespace) -> _Command:
+    """The launcher's configuration and what it is to start."""
+    arguments = argparse.Namespace(**vars(arguments))
     unmet = arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint and arguments.master_port is None
     try:
-        if arguments.standalone or (unmet and nodes.rpartition(":")[2] == "1"):
+        if arguments.standalone or (unmet and arguments.nnodes.rpartition(":")[2] == "1"):
             arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
             arguments.rdzv_id = str(uuid.uuid4())
             # A single node needs no name service, which not every machine has in order.

@@ -1,6 +1,7 @@
 """Where events go: a file of JSON lines per worker, or nowhere."""
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -45,13 +46,16 @@ class JsonlRecorder:
         except OSError as error:
             raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
 
+        # A training script has no place where it would close what `prepare` opened.
+        self._finish = weakref.finalize(self, self._file.close)
+
     def record(self, event: Mapping[str, object]) -> None:
         """Append the event."""
         self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
-        self._file.close()
+        self._finish()
 
 
 def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,7 @@ def derive_seed(seed: int, name: str) -> int:
 
 
 def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int) -> list[float]:
-    """The `count` draws (at most 8), uniform in the open interval (0, 1), that belong to this seed, purpose, worker and index.
+    """The `count` (at most 8) uniform draws from (0, 1) that belong to this seed, purpose, worker and index.
 
     A keyed hash of where the draw is used: any index costs the same (about a microsecond), and the numbers are the same
     in every version of every library.

@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from evenstep.cli.main import main
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "tells.py")
+CLUSTER = '[devices.old]\nper_sample = "1 ms"\n[[workers]]\ndevice = "old"\ncount = 3\n'
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "wrong-key.toml").write_text(CLUSTER.replace("count", "cuont"))
+    (tmp_path / "wrong-unit.toml").write_text(CLUSTER.replace("1 ms", "1 minute"))
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "worker-0.jsonl").write_text("")
+    (tmp_path / "demo" / "bsp").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ("rnu train.py", "there is no verb 'rnu': did you mean 'run'?"),
+        ("run", "needs a training script"),
+        ("run --workers 2", "needs a training script"),
+        ("run --workers", "argument --workers: expected one argument"),
+        ("run nowhere.py", "there is no script 'nowhere.py'"),
+        ("run -m nowhere.train", "there is no module 'nowhere'"),
+        ("run --no-python nowhere", "there is no program 'nowhere'"),
+        ("run --slwo 3=4x SCRIPT", "no argument '--slwo': did you mean '--slow'?"),
+        ("run --workers many SCRIPT", "--workers must be a number"),
+        ("run --workers 0 SCRIPT", "--workers must be at least 1, not 0"),
+        ("run --nnodes some SCRIPT", "--nnodes must be a number or MINIMUM:MAXIMUM, not 'some'"),
+        ("run --nnodes 2:1 SCRIPT", "min_nodes"),
+        ("run --scheme lbbsp SCRIPT", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ("run --scheme lb-bsp:predicter=ema SCRIPT", "no parameter 'predicter': did you mean 'predictor'?"),
+        ("run --workers 4 --slow 4=2x SCRIPT", "names worker 4, but the 4 workers are numbered from 0 to 3"),
+        ("run --workers 4 --slow 3=0.5x SCRIPT", "--slow 3=0.5x"),
+        ("run --workers 4 --slow fast SCRIPT", "such as 3=4x"),
+        ("run --workers 4 --emulate HERE/cluster.toml SCRIPT", "describes 3 workers but 4 are to be started"),
+        ("run --workers 3 --emulate HERE/nowhere.toml SCRIPT", "nowhere.toml cannot be read"),
+        ("run --workers 3 --emulate HERE/wrong-key.toml SCRIPT", "did you mean 'count'?"),
+        ("run --workers 3 --emulate HERE/wrong-unit.toml SCRIPT", "units: s, ms, us"),
+        ("run --run-dir HERE/used SCRIPT", "holds the events of a run already"),
+        ("run --run-dir HERE/file SCRIPT", "cannot be written"),
+        ("run --run-dir HERE/file/below SCRIPT", "cannot be written"),
+        ("demo --run-dir HERE/demo", "holds a demo already"),
+        ("demo --run-dir HERE/file", "cannot be written"),
+        ("demo --picture HERE/nowhere/picture.svg", "has no folder"),
+        ("demo fast", "evenstep demo has no argument 'fast'"),
+    ],
+)
+def test_is_refused_in_one_sentence_before_any_worker_starts(arguments, fragment, files, capfd):
+    words = arguments.replace("HERE", str(files)).replace("SCRIPT", SCRIPT).split()
+    told = files / "told"
+    told.mkdir()
+    assert main([*words, *([str(told)] if SCRIPT in words else [])]) == 2
+    error = capfd.readouterr().err
+    sentence = error.splitlines()[-1]
+    assert sentence.startswith("evenstep: ")
+    assert fragment in sentence
+    assert "Traceback" not in error
+    assert not list(told.iterdir())

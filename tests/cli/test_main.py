@@ -1,0 +1,64 @@
+import subprocess
+import sys
+
+import pytest
+
+from evenstep import __version__
+from evenstep.cli.main import VERBS, main
+
+
+def python(code):
+    """Run the code in a process of its own, as a user without some package would."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_help_lists_every_verb_with_one_line(capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, verb in VERBS.items():
+        assert f"  {name:<8} {verb.summary}" in lines
+
+
+def test_without_arguments_help_is_shown(capsys):
+    assert main([]) == 0
+    assert "usage: evenstep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_the_help_of_each_verb_ends_with_an_example(verb, option, capsys):
+    assert main([verb, option]) == 0
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert lines[-2] == "example:"
+    assert lines[-1].startswith(f"  evenstep {verb} ")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"evenstep {__version__}\n"
+
+
+def test_help_needs_no_torch():
+    done = python(
+        "import sys\n"
+        "from evenstep.cli.main import VERBS, main\n"
+        "assert all(main(each) == 0 for each in (['--help'], *([verb, '--help'] for verb in VERBS)))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "sentence"),
+    [
+        ("torch", ["run", "train.py"], "evenstep: evenstep run needs PyTorch: pip install 'evenstep[torch]'"),
+        ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install 'evenstep[demo]'"),
+        ("sklearn", ["demo"], "needs scikit-learn for its images of digits: pip install 'evenstep[demo]'"),
+    ],
+)
+def test_a_missing_package_is_one_sentence(package, arguments, sentence):
+    hide = f"import sys; sys.modules[{package!r}] = None"
+    done = python(f"{hide}\nfrom evenstep.cli.main import main\nsys.exit(main({arguments!r}))")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1

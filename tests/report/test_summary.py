@@ -1,0 +1,88 @@
+import json
+
+import pytest
+
+from evenstep.core.errors import ConfigError
+from evenstep.report.accuracy import Evaluation, read_evaluations, seconds_until
+from evenstep.report.recorded import read_run, recorded_run
+from evenstep.report.summary import summarise, summary_of
+
+EQUAL, BALANCED = (12, 12, 12), (16, 16, 4)
+
+
+def test_a_run_in_a_few_numbers(events_of):
+    summary = summary_of(recorded_run(events_of("bsp", EQUAL)))
+    # Ten iterations of 48 ms of compute and two halves, each with 10 ms of the rest.
+    seconds = 10 * 0.058 + 2 * 0.034
+    assert summary.scheme == "bsp"
+    assert (summary.iterations, summary.global_batch_size) == (12, 36)
+    assert summary.training_seconds == pytest.approx(seconds)
+    assert summary.samples_per_second == pytest.approx((10 * 36 + 2 * 18) / seconds)
+    fast, _, slow = summary.workers
+    assert slow.waiting_share == 0
+    assert fast.waiting_share == pytest.approx(11 * 0.036 / seconds)
+    assert fast.compute_seconds == pytest.approx(11 * 0.012 / 12)
+    assert [worker.samples for worker in summary.workers] == [132, 132, 132]
+
+
+def test_the_batch_sizes_are_those_planned_first_and_last(events_of):
+    summary = summary_of(recorded_run(events_of("lb-bsp", EQUAL, BALANCED)))
+    assert [(each.first_batch_size, each.last_batch_size) for each in summary.workers] == [(12, 16), (12, 16), (12, 4)]
+
+
+def test_only_iterations_that_every_worker_finished_count(events_of):
+    events = list(events_of("bsp", EQUAL))
+    assert summary_of(recorded_run(events[:-3])).iterations == 9
+
+
+def test_a_worker_started_again_counts_from_its_last_start(events_of):
+    run = recorded_run([*events_of("bsp", EQUAL), *events_of("lb-bsp", BALANCED)])
+    assert run.scheme == "lb-bsp"
+    assert run.length == 12
+    assert run.plans == (BALANCED,)
+
+
+def test_reads_a_run_directory(events_of, tmp_path):
+    for event in events_of("bsp", EQUAL):
+        if event["event"] == "run":
+            file = tmp_path / f"worker-{event['worker']}.jsonl"
+        with file.open("a") as lines:
+            lines.write(json.dumps(event) + "\n")
+    assert summarise(tmp_path) == summary_of(recorded_run(events_of("bsp", EQUAL)))
+
+
+@pytest.mark.parametrize(
+    ("lines", "fragment"),
+    [
+        ([], "no worker has finished an iteration"),
+        ([{"event": "run", "worker": 0}], "no worker has finished an iteration"),
+        ([{"event": "run"}], "has no 'worker': it was written by another version"),
+        ([{"event": "run", "worker": 0}, {"event": "iteration", "iteration": 0}], "has no 'samples'"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_sentence(lines, fragment, tmp_path):
+    (tmp_path / "worker-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match=fragment):
+        read_run(tmp_path)
+
+
+def test_a_directory_without_events_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no worker"):
+        summarise(tmp_path)
+
+
+def test_time_to_an_accuracy_counts_training_only(events_of):
+    run = recorded_run(events_of("bsp", EQUAL))
+    evaluations = [Evaluation(iterations=6, accuracy=0.9), Evaluation(iterations=12, accuracy=0.96)]
+    assert seconds_until(0.9, evaluations, run) == pytest.approx(5 * 0.058 + 0.034)
+    assert seconds_until(0.95, evaluations, run) == pytest.approx(10 * 0.058 + 2 * 0.034)
+    assert seconds_until(0.97, evaluations, run) is None
+
+
+def test_reads_evaluations(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    path.write_text('{"iterations": 6, "accuracy": 0.5}\n{"iterations": 12, "accuracy": 0.75}\n')
+    assert read_evaluations(path) == (
+        Evaluation(iterations=6, accuracy=0.5),
+        Evaluation(iterations=12, accuracy=0.75),
+    )
