@@ -33,7 +33,7 @@ def test_a_worker_that_exits_is_named_with_its_code(capfd):
     assert capfd.readouterr().err.startswith("evenstep: worker 2 ended with exit code 3: ")
 
 
-def test_an_error_of_evensteps_is_repeated_and_a_survivors_is_not_taken_for_the_cause(capfd):
+def test_an_error_of_evensteps_is_repeated(capfd):
     assert run("--workers", 2, SCRIPTS / "raises.py") == 1
     error = capfd.readouterr().err
     assert error.splitlines()[-1] == "evenstep: worker 1 ended with exit code 1: the batch is too small: raise it"

@@ -17,7 +17,7 @@ def progress_of(console: Console, title: str, run_dir: Path, epochs: int) -> Ite
     """Show how far the run with this run directory is, until the block ends."""
     columns = (TextColumn(f"{title:<8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     ended = threading.Event()
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4) as progress:
         task = progress.add_task("starting the workers", total=None)
 
         def watch() -> None:

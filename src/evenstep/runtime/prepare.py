@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.collective import CollectiveEngine, CommHook
+from evenstep.runtime.error_file import report_failure_to_launcher
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.liveness import Liveness
@@ -69,6 +70,7 @@ def prepare(
         ConfigError: Something asked for cannot work; raised on every worker where it is wrong on any.
         DisagreementError: The workers were started with different schemes, versions or data.
     """
+    report_failure_to_launcher()
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
     request = Request(
