@@ -135,17 +135,15 @@ def _train_evenstep(rank, plan, variant, model, dataset, run_dir):
         emulate=plan.cluster,
         run_dir=run_dir,
     )
-    engine = loader._engine
     trace = _begin()
     for inputs, targets in loader:
         _iterate(model, optimizer, inputs, targets)
         trace.ended.append(time.perf_counter())
-        trace.overruns.append(engine.hold.overruns)
+        trace.overruns.append(loader.statistics().overruns)
         trace.sizes.append(loader.current.sizes.tolist())
     dist.barrier()
     # A script prepares once and ends; here the threads of one segment must not run on in the next.
-    engine._liveness.close()
-    dist.destroy_process_group(engine.workers.host_group)
+    loader.close()
     return trace
 
 
@@ -190,10 +188,8 @@ def _merged(traces, plan, variant):
 
 def _plan_events(run_dir):
     """Worker 0's, `[iteration, sizes]`; all workers decide alike."""
-    plans, worker = [], None
-    for event in read_events(Path(run_dir)):
-        if event["event"] == "run":
-            worker = event["worker"]
-        elif event["event"] == "plan" and worker == 0:
-            plans.append([event["iteration"], event["batch_sizes"]])
-    return plans
+    return [
+        [event["iteration"], event["batch_sizes"]]
+        for event in read_events(Path(run_dir))
+        if event["event"] == "plan" and event["worker"] == 0
+    ]

@@ -93,7 +93,7 @@ def train(run):
             loss.backward()
             optimizer.step()
             sizes.append(loader.current.sizes.tolist())
-    return {"weights": weights(model), "iterations": loader.iteration, "sizes": sizes, "misses": loader.misses}
+    return {"weights": weights(model), "iterations": loader.iteration, "sizes": sizes, "misses": loader.statistics().misses}
 
 
 def epoch_order(run, epoch):
@@ -193,7 +193,7 @@ def visit(run, stop_after=None, state=None, collate=None):
                 saved = loader.state_dict()
         if saved is not None:
             break
-    return {"visits": visits, "state": saved, "misses": loader.misses, "length": len(loader)}
+    return {"visits": visits, "state": saved, "misses": loader.statistics().misses, "length": len(loader)}
 
 
 def visit_until(run, stop_after):

@@ -83,6 +83,7 @@ class CollectiveEngine:
         self.hold = hold
         self._maximum = problem.maximum
         self._several = len(models) > 1
+        self._on_host = all(parameter.device.type == "cpu" for model in models for parameter in model.parameters())
         self._weights = [GradientWeight(model.parameters()) for model in models]
         self._stopwatch = stopwatch
         self._recorder = recorder
@@ -158,6 +159,21 @@ class CollectiveEngine:
         if state["worker"] == self.workers.rank:
             self.estimator.load_state_dict(cast("State", state["estimator"]))
 
+    @property
+    def overruns(self) -> int:
+        """Iterations whose real work took longer than the emulated time."""
+        return 0 if self.hold is None else self.hold.overruns
+
+    def close(self) -> None:
+        """End the pulse and the recording, and leave this engine's process groups."""
+        self._recorder.close()
+        if self._liveness is not None:
+            self._liveness.close()
+        groups = {id(group): group for group in (self.workers.host_group, self.workers.device_group)}
+        for group in groups.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+
     def begin(self, share: Share, epoch: int) -> None:
         """A batch is handed out: the clock of its compute runs from here."""
         now = self._clock()
@@ -224,24 +240,30 @@ class CollectiveEngine:
                 weight.set(1 / self.workers.count)  # A backward outside the loop: what DDP does.
             if bucket.is_last():
                 weight.synchronised()
-                self._finish_backward()
-            if comm_hook is not None:
-                state, hook = comm_hook
-                weight.apply(bucket, scale=self.workers.count)
-                future = hook(state, bucket)
-            else:
-                weight.apply(bucket)
+                self._compute_ends()
+            weight.apply(bucket, scale=1 if comm_hook is None else self.workers.count)
+            if comm_hook is None:
                 work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
-                future = work.get_future()
+                reduced = work.get_future()
+            else:
+                state, hook = comm_hook
+                reduced = hook(state, bucket)
+            if bucket.is_last():
+                self._tell()  # After the gradients have left: they are what everybody waits for.
+                if self._on_host:
+                    # Nothing is left to overlap with, and waiting here spares a change of threads.
+                    reduced.wait()
+                    return _completed(_tensor(reduced.value()))
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
             return _completed(gradients)
-        return future.then(lambda reduced: self._reduced(reduced, gradients))
+        weighted: torch.futures.Future[torch.Tensor] = reduced.then(lambda future: self._reduced(future, gradients))
+        return weighted
 
     def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor) -> torch.Tensor:
+        """The sum over all workers; after a failure, which is kept, the local gradients in its place."""
         try:
-            value = future.value()
-            return cast("torch.Tensor", value[0] if isinstance(value, list) else value)
+            return _tensor(future.value())
         except RuntimeError as error:
             self._fail(error)
             return local
@@ -256,13 +278,14 @@ class CollectiveEngine:
             DisagreementError: Workers disagree on the plan.
         """
         if self.workers.device_group is None and self._iteration is not None and self._iteration.paused is None:
-            self._finish_backward()
+            self._compute_ends()
+            self._tell()
         self._collect()
 
     # In between.
 
-    def _finish_backward(self) -> None:
-        """This worker's gradient is complete: measure, hold where slowness is emulated, and tell the others."""
+    def _compute_ends(self) -> None:
+        """This worker's gradient is complete: stop the clock, after holding it where slowness is emulated."""
         now = self._iteration
         if now is None:
             return
@@ -273,6 +296,12 @@ class CollectiveEngine:
             self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
             self._stopwatch.pause()
         now.paused = self._clock()
+
+    def _tell(self) -> None:
+        """Take in what was measured, and start the exchange with the others."""
+        now = self._iteration
+        if now is None:
+            return
         lap = self._stopwatch.lap(sum(now.batch_sizes), len(now.batch_sizes))
         samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
         self._observe(now, samples, microseconds)
@@ -389,6 +418,11 @@ class CollectiveEngine:
                 "report": reports.row(rank),
             }
         )
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """What a reduction's future holds: c10d gives a list of one tensor, a user's hook a tensor."""
+    return cast("torch.Tensor", value[0] if isinstance(value, list) else value)
 
 
 def _completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, cast, final
+from dataclasses import dataclass
+from typing import Any, Self, cast, final
 
 import numpy as np
 import torch
@@ -17,6 +18,20 @@ from evenstep.runtime.order import EpochOrder
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStatistics:
+    """Counts of one worker, over all epochs of this process.
+
+    `iterations`: batches handed out. `misses`: samples that a change of sizes made it fetch out of turn (with worker
+    processes). `overruns`: iterations whose real work took longer than the time to be emulated.
+    """
+
+    iterations: int
+    misses: int
+    overruns: int
+
+
+@final
 class PreparedLoader:
     """Iterates over this worker's batches; every worker takes the same number of iterations.
 
@@ -27,7 +42,6 @@ class PreparedLoader:
         current: This worker's `Share` of the present iteration. Where `current.samples` is 0, the batch is a copy of
             another worker's sample whose gradient counts nothing; leave it out of metrics.
         iteration: How many batches have been handed out, over all epochs of this process.
-        misses: How many samples a change of sizes made this worker fetch out of turn, with worker processes.
     """
 
     def __init__(
@@ -54,7 +68,7 @@ class PreparedLoader:
         self._inner = inner_loader(source, order.seed, self._requests) if source.num_workers else None
         self.current: Share | None = None
         self.iteration = 0
-        self.misses = 0
+        self._misses = 0
         self._ledger(0)
 
     @property
@@ -90,6 +104,25 @@ class PreparedLoader:
         """Iterations in an epoch, the same on every worker."""
         return self._ledger(0).iterations
 
+    def statistics(self) -> LoaderStatistics:
+        """What this worker's loader has been through so far."""
+        return LoaderStatistics(iterations=self.iteration, misses=self._misses, overruns=self._engine.overruns)
+
+    def close(self) -> None:
+        """End what `prepare` started, on every worker; nothing prepared can be used afterwards.
+
+        Not needed in a script that ends anyway; for processes that prepare several times.
+        """
+        self._requests.end()
+        self._inner = None
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch; without it, epochs count up by themselves."""
         if epoch != self._next_epoch:
@@ -124,7 +157,7 @@ class PreparedLoader:
             minimum=self._engine.smallest_batch,
         )
         fetcher = self._fetcher(lookahead, order)
-        misses = self.misses
+        misses = self._misses
         try:
             while (share := lookahead.share()) is not None:
                 batch = fetcher.fetch(share.iteration, share.positions)
@@ -136,7 +169,7 @@ class PreparedLoader:
                 yield batch
                 self._engine.enter_loader()
                 lookahead.resize(self._engine.next_sizes())
-                self.misses = misses + lookahead.misses
+                self._misses = misses + lookahead.misses
         finally:
             # Left early or not: nothing may keep the data workers of this epoch alive.
             self._requests.end()

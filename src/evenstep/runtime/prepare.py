@@ -105,7 +105,6 @@ def prepare(
     recorder.record(
         {
             "event": "run",
-            "worker": workers.rank,
             "workers": workers.count,
             "scheme": agreement.scheme.name,
             "global_batch_size": agreement.problem.global_batch_size,

@@ -10,7 +10,7 @@ from evenstep.core.errors import ConfigError
 
 
 class Recorder(Protocol):
-    """Takes events; an event is a mapping with the key `event` that JSON can hold."""
+    """Takes one worker's events; an event is a mapping with the key `event` that JSON can hold."""
 
     def record(self, event: Mapping[str, object]) -> None:
         """Keep one event."""
@@ -32,7 +32,7 @@ class Silent:
 
 @final
 class JsonlRecorder:
-    """Appends one line per event to `RUN_DIR/worker-RANK.jsonl`; each line is on disk's side when `record` returns.
+    """Appends one line per event, with its worker, to `RUN_DIR/worker-RANK.jsonl`.
 
     Raises:
         ConfigError: The run directory cannot be written.
@@ -46,12 +46,13 @@ class JsonlRecorder:
         except OSError as error:
             raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
 
+        self._worker = worker
         # A training script has no place where it would close what `prepare` opened.
         self._finish = weakref.finalize(self, self._file.close)
 
     def record(self, event: Mapping[str, object]) -> None:
         """Append the event."""
-        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps({"worker": self._worker, **event}, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
