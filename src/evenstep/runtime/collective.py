@@ -19,6 +19,7 @@ from evenstep.core.load.estimate import Estimator
 from evenstep.core.samples import Share
 from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, State
 from evenstep.runtime.c10d import GradBucket
+from evenstep.runtime.direct_sum import DirectSum, suits
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.liveness import Liveness
@@ -242,6 +243,8 @@ class CollectiveEngine:
                 weight.synchronised()
                 self._compute_ends()
             weight.apply(bucket, scale=1 if comm_hook is None else self.workers.count)
+            if bucket.is_last() and self._on_host and comm_hook is None:
+                return _completed(self._reduce_last(gradients))
             if comm_hook is None:
                 work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
                 reduced = work.get_future()
@@ -249,16 +252,28 @@ class CollectiveEngine:
                 state, hook = comm_hook
                 reduced = hook(state, bucket)
             if bucket.is_last():
-                self._tell()  # After the gradients have left: they are what everybody waits for.
-                if self._on_host:
-                    # Nothing is left to overlap with, and waiting here spares a change of threads.
-                    reduced.wait()
-                    return _completed(_tensor(reduced.value()))
+                self._tell()
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
             return _completed(gradients)
         weighted: torch.futures.Future[torch.Tensor] = reduced.then(lambda future: self._reduced(future, gradients))
         return weighted
+
+    def _reduce_last(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here.
+
+        Equal sizes are summed as DDP does, bit for bit. Unequal ones, which DDP cannot do, by what is faster.
+        """
+        group = self.workers.device_group
+        uneven = self._iteration is not None and bool(np.ptp(self._iteration.share.sizes))
+        if uneven and suits(gradients, self.workers):
+            direct = DirectSum(gradients, group, self.workers.count)
+            self._tell()
+            return direct.finish()
+        work = dist.all_reduce(gradients, group=group, async_op=True)
+        self._tell()  # After the gradients have left.
+        work.wait()
+        return gradients
 
     def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor) -> torch.Tensor:
         """The sum over all workers; after a failure, which is kept, the local gradients in its place."""
