@@ -134,3 +134,10 @@ def test_the_state_is_plain_and_complete():
     assert loader.state_dict()["epoch"] == 0
     assert [len(batch[0]) for batch in loader] == [4, 4, 4, 4, 4]
     assert loader.state_dict()["epoch"] == 1
+
+
+def test_tensors_are_collated_as_by_default_collate():
+    dataset = torch.utils.data.Subset(TensorDataset(torch.randn(9, 2), torch.arange(9)), [8, 1, 3, 0])
+    ours = list(loader_of(dataset, batch_size=3))
+    usual = list(DataLoader(dataset, batch_size=3))
+    assert str(ours) == str(usual)

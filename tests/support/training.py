@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import evenstep
+from evenstep.runtime.direct_sum import DirectSum
+from evenstep.runtime.workers import join_workers
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 
@@ -93,7 +95,12 @@ def train(run):
             loss.backward()
             optimizer.step()
             sizes.append(loader.current.sizes.tolist())
-    return {"weights": weights(model), "iterations": loader.iteration, "sizes": sizes, "misses": loader.statistics().misses}
+    return {
+        "weights": weights(model),
+        "iterations": loader.iteration,
+        "sizes": sizes,
+        "misses": loader.statistics().misses,
+    }
 
 
 def epoch_order(run, epoch):
@@ -428,3 +435,14 @@ def train_twice_backward(run):
                 torch.nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
     return {"sizes": loader.current.sizes.tolist(), "weights": weights(model)}
+
+
+def sum_both_ways(count, dtype):
+    """The sum of a random tensor by DirectSum and by all_reduce, and everybody's rows."""
+    workers = join_workers(torch.device("cpu"), 20.0)
+    torch.manual_seed(1000 * workers.rank + count)
+    mine = torch.randn(count, dtype=torch.float64).to(dtype)
+    ring = mine.clone()
+    dist.all_reduce(ring)
+    rows = DirectSum(mine, workers).finish([workers.rank, -7, 2**62])
+    return {"equal": torch.equal(ring, mine), "rows": rows.tolist()}

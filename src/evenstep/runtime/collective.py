@@ -260,18 +260,13 @@ class CollectiveEngine:
         return weighted
 
     def _reduce_last(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here.
-
-        Equal sizes are summed as DDP does, bit for bit. Unequal ones, which DDP cannot do, by what is faster.
-        """
-        group = self.workers.device_group
-        uneven = self._iteration is not None and bool(np.ptp(self._iteration.share.sizes))
-        if uneven and suits(gradients, self.workers):
-            direct = DirectSum(gradients, group, self.workers.count)
-            self._tell()
-            return direct.finish()
-        work = dist.all_reduce(gradients, group=group, async_op=True)
-        self._tell()  # After the gradients have left.
+        """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here."""
+        if self._iteration is not None and suits(gradients, self.workers):
+            direct = DirectSum(gradients, self.workers)
+            self._exchange.deliver(direct.finish(self._row(self._iteration)))
+            return gradients
+        work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
+        self._tell()  # After the gradients have left: they are what everybody waits for.
         work.wait()
         return gradients
 
@@ -313,25 +308,25 @@ class CollectiveEngine:
         now.paused = self._clock()
 
     def _tell(self) -> None:
-        """Take in what was measured, and start the exchange with the others."""
-        now = self._iteration
-        if now is None:
-            return
+        """Start the exchange with the others."""
+        if self._iteration is not None:
+            self._exchange.start(self._row(self._iteration))
+
+    def _row(self, now: _Iteration) -> list[int]:
+        """Take in what was measured, and what this worker tells the others of it."""
         lap = self._stopwatch.lap(sum(now.batch_sizes), len(now.batch_sizes))
         samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
         self._observe(now, samples, microseconds)
         estimate = self.estimator.estimate()
-        self._exchange.start(
-            [
-                self._fingerprint(now),
-                samples,
-                microseconds,
-                estimate.nanoseconds_per_sample,
-                estimate.fixed_nanoseconds,
-                estimate.error_ppm,
-                UNLIMITED if self.hold is None else self.hold.largest_batch,
-            ]
-        )
+        return [
+            self._fingerprint(now),
+            samples,
+            microseconds,
+            estimate.nanoseconds_per_sample,
+            estimate.fixed_nanoseconds,
+            estimate.error_ppm,
+            UNLIMITED if self.hold is None else self.hold.largest_batch,
+        ]
 
     def _observe(self, now: _Iteration, samples: int, microseconds: int) -> None:
         """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.

@@ -21,7 +21,7 @@ class Exchange:
     def __init__(self, workers: Workers, columns: int) -> None:
         self._workers = workers
         self._columns = columns
-        self._pending: tuple[dist.Work | None, torch.Tensor, torch.Tensor] | None = None
+        self._pending: tuple[dist.Work | None, torch.Tensor, torch.Tensor | None] | None = None
 
     def start(self, row: list[int]) -> None:
         """Send this worker's row. Collects the exchange before, where nobody has, as the order of collectives needs."""
@@ -37,6 +37,11 @@ class Exchange:
         work = dist.all_to_all_single(table, copies, group=self._workers.host_group, async_op=True)
         # The copies are kept with the rest because the sending thread still reads them.
         self._pending = (work, table, copies)
+
+    def deliver(self, table: IntArray) -> None:
+        """Take a table that came with something else, as an exchange that is over."""
+        self.finish()
+        self._pending = (None, torch.from_numpy(table), None)
 
     def finish(self) -> IntArray | None:
         """Wait for the exchange under way and return its [workers, columns] table; None where none is under way.

@@ -74,21 +74,35 @@ class InlineFetcher:
     """Fetches in this process, when the batch is needed."""
 
     def __init__(self, source: DataLoader[Any], seed: int, epoch: int, order: IntArray) -> None:
+        self._source = source.dataset
         self._dataset = SeededDataset(source.dataset, seed)
         self._collate: Callable[[list[Any]], Any] = source.collate_fn
         self._pin = source.pin_memory
         self._epoch = epoch
         self._order = order
         self._key = (seed, epoch)
+        self._plain = _draws_nothing(source.dataset)
 
     def fetch(self, iteration: int, positions: Sequence[int]) -> Any:
         """The collated batch."""
-        addresses = [(self._epoch, position, int(self._order[position])) for position in positions]
-        if not self._dataset._random:
-            return _pinned(self._collate(self._dataset.__getitems__(addresses)), self._pin)
+        indices = self._order[np.array(positions)]
+        if self._plain and self._collate is default_collate:
+            return _pinned(_rows_of(self._source, torch.from_numpy(indices)), self._pin)
+        addresses = list(zip([self._epoch] * len(positions), positions, indices.tolist(), strict=True))
+        if self._plain:
+            return _pinned(self._collate([self._dataset[address] for address in addresses]), self._pin)
         # The script's own stream of random numbers (dropout) must not notice that samples were drawn in between.
         with SeededRandomness(*self._key, iteration):
-            return _pinned(self._collate(self._dataset.__getitems__(addresses)), self._pin)
+            return _pinned(self._collate([self._dataset[address] for address in addresses]), self._pin)
+
+
+def _rows_of(dataset: Dataset[Any], indices: torch.Tensor) -> list[torch.Tensor]:
+    """What default_collate makes of these samples of a TensorDataset, a hundred times as fast."""
+    while isinstance(dataset, Subset):
+        indices = torch.as_tensor(dataset.indices)[indices]
+        dataset = dataset.dataset
+    assert isinstance(dataset, TensorDataset)
+    return [tensor[indices] for tensor in dataset.tensors]
 
 
 @final
