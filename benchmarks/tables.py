@@ -4,7 +4,7 @@ import json
 
 from harness import record
 
-ORDER = ("steady-4", "steady-8", "steady-16", "gpu_curves", "equal_workers", "change", "planning")
+ORDER = ("steady-4", "steady-8", "steady-16", "gpu_curves", "equal_workers", "change", "planning", "small_sums")
 HEADINGS = ("figure", "median", "least to largest", "goal", "met")
 
 

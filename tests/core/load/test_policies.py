@@ -195,3 +195,11 @@ def test_a_faster_worker_never_gets_less(per_sample, extra):
         for slower, smaller in zip(per_sample, sizes, strict=True):
             # Sizes that stay may be the equal ones, the odd sample with the lowest index.
             assert smaller <= size + 1 or slower <= rate
+
+
+def test_a_worker_without_an_estimate_keeps_its_last():
+    # One that resumed from another worker's checkpoint begins to measure anew; the sizes must not fall back to equal.
+    policy = Predicted().policy(4)
+    assert decided(policy, 64, [4, 4, 2, 1]) == [8, 8, 16, 32]
+    assert decided(policy, 64, [4, 0, 2, 0]) == [8, 8, 16, 32]
+    assert decided(policy, 64, [4, 0, 2, 2]) == decided(Predicted().policy(4), 64, [4, 4, 2, 2])

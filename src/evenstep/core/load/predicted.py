@@ -1,7 +1,7 @@
 """Batch sizes in step with predicted speed, so that all workers finish together: LB-BSP."""
 
-from dataclasses import dataclass
-from typing import Final, Literal, cast, final
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Self, cast, final
 
 import numpy as np
 
@@ -46,10 +46,14 @@ class PredictedPolicy:
         self._remembered: list[IntArray] = []
 
     def observe(self, reports: Reports) -> None:
-        """Take in what all workers reported of one iteration; the newest reports count alone."""
-        self._rates = _Rates(
+        """Take in what all workers reported of one iteration; each worker's newest estimate counts alone.
+
+        A worker that has none keeps the one before: it has resumed from the checkpoint of another, say.
+        """
+        rates = _Rates(
             per_sample=reports.nanoseconds_per_sample, fixed=reports.fixed_nanoseconds, error_ppm=reports.error_ppm
         )
+        self._rates = rates if self._rates is None else rates.completed_by(self._rates)
 
     def allocate(self, problem: Problem) -> Allocation:
         """The sizes of the next iteration; ConfigError where the problem's limits admit none."""
@@ -140,6 +144,18 @@ class _Rates:
     per_sample: IntArray
     fixed: IntArray
     error_ppm: IntArray
+
+    def completed_by(self, earlier: Self) -> Self:
+        """These rates, with the earlier ones of workers that have none now; of as many workers, or not at all."""
+        known = self.per_sample > 0
+        if known.all() or len(known) != len(earlier.per_sample):
+            return self
+        return replace(
+            self,
+            per_sample=np.where(known, self.per_sample, earlier.per_sample),
+            fixed=np.where(known, self.fixed, earlier.fixed),
+            error_ppm=np.where(known, self.error_ppm, earlier.error_ppm),
+        )
 
 
 def _plan(times: Affine, problem: Problem) -> IntArray:
