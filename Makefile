@@ -1,7 +1,6 @@
 # Each target first makes .venv, once, and again when pyproject.toml or constraints.txt changed.
 #   make demo      see it work, on this machine, in under a minute after the installation
-#   make test      every test that an ordinary machine can run
-#   make test-all  and those that need root
+#   make test      every test; those that need root say why they are skipped without it
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
 #
@@ -15,15 +14,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check clean
+.PHONY: demo test check clean
 
 demo: $(INSTALLED)
 	$(BIN)/evenstep demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not netns"
-
-test-all: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 check: $(INSTALLED)
