@@ -3,8 +3,8 @@
 "Deciding" is to take in the worker's own measurement and everybody's reports and to allocate; "assigning samples" is to
 find this worker's part of the next slice.
 
-Reports of simulated workers whose speeds are unlike and noisy; nothing changes ("stay"), some workers change speed every
-20 iterations ("change"), or all change in every iteration, so that all sizes move every time ("move", the worst case).
+Reports of simulated workers whose speeds are unlike and noisy; nothing changes ("stay"), some workers change speed
+every 20 iterations ("change"), or all in every iteration, so that all sizes move every time ("move", the worst case).
 """
 
 import sys

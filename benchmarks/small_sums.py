@@ -1,7 +1,7 @@
 """What a sum of gradients costs right after a wait, when all workers wake at once: Gloo's ring against two direct hops.
 
-No training: every worker sleeps as if it computed, then all sum a tensor. It is why evenstep sums the last, small bucket
-in two hops (`evenstep.runtime.direct_sum`), and where it leaves that to the ring.
+No training: every worker sleeps as if it computed, then all sum a tensor. It is why evenstep sums the last, small
+bucket in two hops (`evenstep.runtime.direct_sum`), and where it leaves that to the ring.
 """
 
 import sys
