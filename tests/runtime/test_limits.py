@@ -104,3 +104,8 @@ def test_host_and_gpu_names_choose_sizes():
     assert sizes_by_rank([1, 2, 3], described) == (1, 2, 3)
     with pytest.raises(evenstep.ConfigError, match="did you mean 'host:a'"):
         sizes_by_rank({"host:aa": 3}, described)
+
+
+@pytest.mark.multiprocess
+def test_a_prepared_model_can_be_copied_and_pickled():
+    assert results(run_workers(training.copy_prepared, 2, Run())) == [True, True]

@@ -1,5 +1,9 @@
 """The loader as a user meets it, in one process."""
 
+import copy
+from collections import OrderedDict
+
+import pytest
 import torch
 from support import training
 from support.training import Run
@@ -94,12 +98,31 @@ def test_structures_survive_the_chunks():
             return 9
 
         def __getitem__(self, index):
-            return {"pair": (torch.tensor([index]), index), "name": f"n{index}", "list": [float(index)]}
+            pair = (torch.tensor([index]), index, "q")
+            return OrderedDict(pair=pair, name=f"n{index}", list=[float(index)])
 
     inline = list(loader_of(Structured(), batch_size=4))
     fetched = list(loader_of(Structured(), batch_size=4, num_workers=2))
     assert str(fetched) == str(inline)
     assert inline[0]["name"] == ["n0", "n1", "n2", "n3"]
+
+
+def test_two_loops_at_once_are_refused():
+    for num_workers in (0, 2):
+        loader = loader_of(COUNTED, batch_size=4, num_workers=num_workers)
+        outer = iter(loader)
+        next(outer)
+        assert len(numbers(loader)) == 3
+        with pytest.raises(evenstep.ConfigError, match="another loop"):
+            next(outer)
+
+
+def test_a_copy_of_a_prepared_model_is_the_users_model_alone():
+    model, _, _ = training.prepared(Run(batch_size=4))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    inputs = torch.randn(3, training.FEATURES, dtype=torch.float64)
+    assert torch.equal(averaged(inputs), model(inputs))
+    assert list(copy.deepcopy(model).state_dict()) == list(model.state_dict())
 
 
 def test_worker_init_fn_finds_the_users_dataset():
@@ -131,7 +154,7 @@ def test_the_state_is_plain_and_complete():
         training.step(model, optimizer, inputs, targets)
     state = json.loads(json.dumps(loader.state_dict()))
     loader.load_state_dict(state)
-    assert loader.state_dict()["epoch"] == 0
+    assert json.loads(json.dumps(loader.state_dict())) == state
     assert [len(batch[0]) for batch in loader] == [4, 4, 4, 4, 4]
     assert loader.state_dict()["epoch"] == 1
 

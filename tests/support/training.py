@@ -1,6 +1,8 @@
 """What the worker processes of the runtime's tests run; each function returns plain values."""
 
+import copy
 import os
+import pickle
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -446,3 +448,12 @@ def sum_both_ways(count, dtype):
     dist.all_reduce(ring)
     rows = DirectSum(mine, workers).finish([workers.rank, -7, 2**62])
     return {"equal": torch.equal(ring, mine), "rows": rows.tolist()}
+
+
+def copy_prepared(run):
+    """Copies and pickles of a prepared model over several workers."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    return torch.equal(copied(inputs), model(inputs))

@@ -1,8 +1,9 @@
 """Fetches samples: in this process, or in a DataLoader's worker processes, in chunks ahead of need."""
 
+import copy
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -214,10 +215,12 @@ def _joined(runs: list[tuple[Any, list[int]]]) -> Any:
     first = runs[0][0]
     if isinstance(first, torch.Tensor):
         return torch.cat([_rows(chunk, rows) for chunk, rows in runs])
-    if isinstance(first, dict):
-        return {name: _joined([(chunk[name], rows) for chunk, rows in runs]) for name in first}
+    if isinstance(first, MutableMapping):
+        joined = copy.copy(first)  # Keeps the type, as default_collate does.
+        joined.update({name: _joined([(chunk[name], rows) for chunk, rows in runs]) for name in first})
+        return joined
     if first and isinstance(first[0], str | bytes) and not hasattr(first, "_fields"):
-        return [chunk[row] for chunk, rows in runs for row in rows]
+        return type(first)(chunk[row] for chunk, rows in runs for row in rows)
     fields = [_joined([(chunk[field], rows) for chunk, rows in runs]) for field in range(len(first))]
     if hasattr(first, "_fields"):
         return type(first)(*fields)

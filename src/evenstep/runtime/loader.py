@@ -61,6 +61,7 @@ class PreparedLoader:
         self._epoch = 0
         self._next_epoch = 0
         self._done = 0
+        self._loops = 0
         self._resume: int | None = None
         self._drawn: IntArray | None = None
         self._sampler_epoch = getattr(source.sampler, "epoch", None)
@@ -141,6 +142,8 @@ class PreparedLoader:
         self._engine.weigh_by(count)
 
     def __iter__(self) -> Iterator[Any]:
+        self._loops += 1
+        loop = self._loops
         self._adopt_sampler_epoch()
         self._epoch = self._next_epoch
         self._next_epoch = self._epoch + 1
@@ -167,12 +170,17 @@ class PreparedLoader:
                 self.iteration += 1
                 self._engine.begin(share, self._epoch)
                 yield batch
+                if loop != self._loops:
+                    raise ConfigError(
+                        "another loop over the prepared loader began before this one ended: finish or leave one first"
+                    )
                 self._engine.enter_loader()
                 lookahead.resize(self._engine.next_sizes())
                 self._misses = misses + lookahead.misses
         finally:
             # Left early or not: nothing may keep the data workers of this epoch alive.
-            self._requests.end()
+            if loop == self._loops:
+                self._requests.end()
 
     def _draw(self, *, resuming: bool) -> IntArray:
         """This epoch's order; a sampler of the user's own may not draw the same again, so its order is kept."""
@@ -241,6 +249,7 @@ class PreparedLoader:
             self._reseed(state["seed"])
         self._engine.load_state_dict(state["load"])
         over = state["iteration"] >= len(self)
+        self._epoch, self._done = state["epoch"], state["iteration"]
         self._next_epoch = state["epoch"] + 1 if over else state["epoch"]
         self._resume = None if over else state["iteration"]
         self._drawn = None if over or state["order"] is None else np.array(state["order"], dtype=np.int64)

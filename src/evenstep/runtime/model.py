@@ -39,12 +39,16 @@ class PreparedModel(torch.nn.Module):
         self.training = module.training
 
     _replica: DistributedDataParallel | None
-    _engine: CollectiveEngine
+    _engine: CollectiveEngine | None
     _index: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy (an average of the weights, a saved model) is the user's model alone: it synchronises nothing."""
+        return {**self.__dict__, "_replica": None, "_engine": None}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's model's output."""
-        if self.training and torch.is_grad_enabled():
+        if self._engine is not None and self.training and torch.is_grad_enabled():
             synchronises = self._replica is None or self._replica.require_backward_grad_sync
             self._engine.forward_begins(self._index, synchronises=synchronises)
         return self.module(*args, **kwargs) if self._replica is None else self._replica(*args, **kwargs)
