@@ -32,6 +32,8 @@ def failed(tmp_path):
         ([(1, "WorkerLostError: worker 7 died"), (-15, "")], 0, 1, "worker 0 ended with exit code 1: worker 7 died"),
         ([(1, "ConfigError: too small: raise it"), (1, "ConfigError: x")], 0, 1, "exit code 1: too small: raise it"),
         ([(1, "it: broke")], 0, 1, "worker 0 ended with exit code 1: it: broke"),
+        # It had stopped, was missed, and only then killed by the launcher.
+        ([(1, "WorkerLostError: worker 1 stopped"), (-9, "")], 0, 1, "worker 1 stopped"),
     ],
 )
 def test_names_the_worker_that_failed_first_and_how(failed, ends, worker, exit_code, text):

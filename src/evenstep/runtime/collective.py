@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
+from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, WorkerLostError
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.samples import Share
@@ -25,7 +25,7 @@ from evenstep.runtime.hold import Hold
 from evenstep.runtime.liveness import Liveness
 from evenstep.runtime.stopwatch import Stopwatch
 from evenstep.runtime.weighting import GradientWeight
-from evenstep.runtime.workers import Workers, raise_on_minority
+from evenstep.runtime.workers import Workers, minority, name_workers
 from evenstep.telemetry import Recorder
 
 CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]]
@@ -384,13 +384,11 @@ class CollectiveEngine:
         now = self._iteration
         if now is not None and now.paused is not None:
             now.synchronised_seconds = self._clock() - now.paused
-        if not np.all(table[:, 0] == table[0, 0]):
-            raise_on_minority(
-                [f"plan {fingerprint:016x}" for fingerprint in table[:, 0].tolist()],
-                lambda odd, usual: (
-                    f"{odd} in iteration {now.number if now else '?'} where the others have {usual}: every worker must"
-                    " take every batch of the loader and run backward on it (and call weigh_by alike)"
-                ),
+        odd = minority([str(fingerprint) for fingerprint in table[:, 0].tolist()])
+        if odd:
+            raise DisagreementError(
+                f"{name_workers(odd)} did not do the same iteration {now.number if now else '?'} as the others:"
+                " every worker must take every batch of the loader and run backward on it (and call weigh_by alike)"
             )
         self.reports = Reports.from_table(table[:, 1:])
 

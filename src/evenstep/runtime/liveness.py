@@ -5,6 +5,7 @@ process group's store, from a thread, and after a failure the survivors look who
 only waits in a collective goes on counting; one that was killed or stopped does not.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from typing import final
@@ -70,7 +71,7 @@ class Liveness:
                 )
             who = name_workers(still)
         return WorkerLostError(
-            f"{who} died, stopped or did not answer within {self._workers.timeout_seconds:g} s:"
+            f"{who} ended, died, stopped or did not answer within {self._workers.timeout_seconds:g} s:"
             f" look at its output, then start again ({_line(cause)})"
         )
 
@@ -82,4 +83,6 @@ class Liveness:
 
 
 def _line(cause: Exception) -> str:
-    return str(cause).strip().split("\n")[0].rstrip(".")
+    """The first sentence of an error of the communication library, without its place in that library's source."""
+    line = str(cause).strip().split("\n")[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", line).partition(". ")[0].rstrip(".")

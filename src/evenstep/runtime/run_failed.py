@@ -7,6 +7,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from evenstep.core.errors import EvenstepError
 
+CLEARING_SECONDS = 5
+"""A worker that is killed so long after others reported it missing was killed by the launcher."""
+
 
 @final
 class RunFailedError(EvenstepError, RuntimeError):
@@ -23,14 +26,19 @@ class RunFailedError(EvenstepError, RuntimeError):
 
 def failure_of(failed: ChildFailedError) -> RunFailedError:
     """The worker that failed first and how; not one that only missed another, or that the launcher stopped then."""
+    lost = [failure.timestamp for failure in failed.failures.values() if "WorkerLostError" in _message(failure)]
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, bool, int]:
         _, failure = item
-        stopped = failure.exitcode == -signal.SIGTERM
-        lost = "WorkerLostError" in _message(failure)
+        # Whoever is killed well after another worker was already missed had stopped, and is only now cleared away.
+        cleared = (
+            failure.exitcode == -signal.SIGKILL and bool(lost) and failure.timestamp > min(lost) + CLEARING_SECONDS
+        )
+        stopped = failure.exitcode == -signal.SIGTERM or cleared
+        missed = "WorkerLostError" in _message(failure)
         # Deaths within the same tenth of a second are seen at once; a survivor's own end is then an exit or an abort.
         killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT
-        return stopped, lost, not killed, failure.timestamp
+        return stopped, missed, not killed, failure.timestamp
 
     worker, failure = min(failed.failures.items(), key=order)
     if failure.exitcode < 0:

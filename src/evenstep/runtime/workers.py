@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -90,18 +90,26 @@ def require_agreement(records: list[dict[str, Any]], key: str, what: str) -> Non
         DisagreementError: They do not; raised alike on every worker, naming those in the minority.
     """
     values = [json.dumps(record[key]) for record in records]
-    raise_on_minority(
-        values, lambda odd, usual: f"{odd} of {what} where the others have {usual}: start every worker with the same"
-    )
-
-
-def raise_on_minority(values: list[str], describe: Callable[[str, str], str]) -> None:
-    """Raise a DisagreementError that names the workers whose value is not the commonest (ties: the lowest rank's)."""
-    usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
-    odd = [worker for worker, value in enumerate(values) if value != usual]
+    odd = minority(values)
     if odd:
-        held = ", ".join(dict.fromkeys(values[worker] for worker in odd))
-        raise DisagreementError(describe(f"{name_workers(odd)} {'have' if len(odd) > 1 else 'has'} {held}", usual))
+        usual = next(value for rank, value in enumerate(values) if rank not in odd)
+        held = ", ".join(dict.fromkeys(values[rank] for rank in odd))
+        have = "have" if len(odd) > 1 else "has"
+        raise DisagreementError(
+            f"{name_workers(odd)} {have} {held} {what} where the others have {usual}: start every worker with the same"
+        )
+
+
+def minority(values: list[str]) -> list[int]:
+    """The ranks whose value is not the commonest one (where several are, not the lowest rank's).
+
+    >>> minority(["a", "b", "a"]), minority(["a", "b"]), minority(["a", "a"])
+    ([1], [1], [])
+    """
+    if len(set(values)) == 1:
+        return []
+    usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
+    return [rank for rank, value in enumerate(values) if value != usual]
 
 
 def name_workers(ranks: list[int]) -> str:
