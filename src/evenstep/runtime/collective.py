@@ -4,9 +4,8 @@ One communication hook does two things: it weighs each worker's gradient by its 
 worker runs only its own predictor; the workers exchange integers and run the same allocation on them.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
@@ -22,6 +21,7 @@ from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.direct_sum import DirectSum, suits
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.hold import Hold
+from evenstep.runtime.iteration import Iteration
 from evenstep.runtime.liveness import Liveness
 from evenstep.runtime.stopwatch import Stopwatch
 from evenstep.runtime.weighting import GradientWeight
@@ -30,26 +30,6 @@ from evenstep.telemetry import Recorder
 
 CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]]
 """A state and an averaging DDP communication hook, as `register_comm_hook` takes them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Iteration:
-    """The iteration under way, as this worker sees it."""
-
-    number: int
-    epoch: int
-    share: Share
-    batch_sizes: list[int]
-    """What was computed on since the last synchronised backward, this batch included."""
-    samples: int
-    """The real samples among them."""
-    began: float
-    input_seconds: float
-    paused: float | None = None
-    """When its (latest) synchronising backward had its last gradient ready."""
-    synchronised_seconds: float = 0.0
-    observed: bool = False
-    estimator_before: State | None = None
 
 
 @final
@@ -92,7 +72,7 @@ class CollectiveEngine:
         self._wait = wait
         self._liveness = liveness
         self._exchange = Exchange(workers, columns=1 + Reports.columns())
-        self._iteration: _Iteration | None = None
+        self._iteration: Iteration | None = None
         self._failure: Exception | None = None
         self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
         self._loader_entered: float | None = None
@@ -113,7 +93,8 @@ class CollectiveEngine:
         if self.reports is not None:
             self.policy.observe(self.reports)
             self.problem = replace(self.problem, maximum=np.minimum(self._maximum, self.reports.largest_size))
-            self._record_iteration(self.reports)
+            if self._iteration is not None and self._iteration.paused is not None:
+                self._recorder.record(self._iteration.event(self.reports, self.workers.rank, self._loader_entered))
             self.reports = None
 
     def next_sizes(self) -> IntArray:
@@ -188,7 +169,7 @@ class CollectiveEngine:
         if self.hold is not None:
             self.hold.require_memory(size)
         entered = now if self._loader_entered is None else self._loader_entered
-        self._iteration = _Iteration(
+        self._iteration = Iteration(
             number=self._number,
             epoch=epoch,
             share=share,
@@ -312,14 +293,14 @@ class CollectiveEngine:
         if self._iteration is not None:
             self._exchange.start(self._row(self._iteration))
 
-    def _row(self, now: _Iteration) -> list[int]:
+    def _row(self, now: Iteration) -> list[int]:
         """Take in what was measured, and what this worker tells the others of it."""
         lap = self._stopwatch.lap(sum(now.batch_sizes), len(now.batch_sizes))
         samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
         self._observe(now, samples, microseconds)
         estimate = self.estimator.estimate()
         return [
-            self._fingerprint(now),
+            now.fingerprint(weighed=self._counted is not None),
             samples,
             microseconds,
             estimate.nanoseconds_per_sample,
@@ -328,7 +309,7 @@ class CollectiveEngine:
             UNLIMITED if self.hold is None else self.hold.largest_batch,
         ]
 
-    def _observe(self, now: _Iteration, samples: int, microseconds: int) -> None:
+    def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
         """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.
 
         Where an iteration has several synchronised backwards (two models, say), each measurement contains those before
@@ -343,12 +324,6 @@ class CollectiveEngine:
             now.estimator_before = self.estimator.state_dict()
         now.observed = True
         self.estimator.observe(samples, microseconds / 1e6)
-
-    def _fingerprint(self, now: _Iteration) -> int:
-        """63 bits of everything that must be the same on all workers in this iteration."""
-        plan = f"{now.epoch} {now.number} {now.share.iteration} {self._counted is not None}".encode()
-        digest = hashlib.blake2b(plan + now.share.sizes.tobytes(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
 
     def _settle_weight(self) -> None:
         """Wait for the units that the other workers counted, where this iteration is weighted by them."""
@@ -403,29 +378,6 @@ class CollectiveEngine:
             cause = WorkerLostError(f"a collective failed: {cause}") if lost is None else lost.lost(cause, self._wait)
             self._failure = cause
         return cause
-
-    def _record_iteration(self, reports: Reports) -> None:
-        """The iteration that has just ended, as this worker saw it."""
-        done = self._iteration
-        if done is None or done.paused is None or self._loader_entered is None:
-            return
-        rank = self.workers.rank
-        compute = int(reports.compute_microseconds[rank]) * len(done.batch_sizes) / 1e6
-        waited = int(reports.compute_microseconds.max()) * len(done.batch_sizes) / 1e6 - compute
-        self._recorder.record(
-            {
-                "event": "iteration",
-                "iteration": done.number,
-                "epoch": done.epoch,
-                "samples": done.samples,
-                "iteration_seconds": done.input_seconds + self._loader_entered - done.began,
-                "input_seconds": done.input_seconds,
-                "compute_seconds": compute,
-                "wait_seconds": waited,
-                "comm_seconds": max(0.0, done.synchronised_seconds - waited),
-                "report": reports.row(rank),
-            }
-        )
 
 
 def _tensor(value: Any) -> torch.Tensor:
