@@ -31,8 +31,8 @@ class Exchange:
             self._pending = (None, mine.unsqueeze(0), mine)
             return
         table = torch.empty((self._workers.count, self._columns), dtype=torch.int64)
-        # An all-gather in one hop: everybody sends to everybody. Gloo's own all_gather goes round a ring, which at 16
-        # workers on a busy host takes three times as long.
+        # An all-gather in one hop: everybody sends to everybody. Gloo's own all_gather goes round a ring, one
+        # wake-up after the other.
         copies = mine.repeat(self._workers.count, 1)
         work = dist.all_to_all_single(table, copies, group=self._workers.host_group, async_op=True)
         # The copies are kept with the rest because the sending thread still reads them.

@@ -64,7 +64,7 @@ class SeededDataset(Dataset[Any]):
 
 
 def _draws_nothing(dataset: Dataset[Any]) -> bool:
-    """Whether getting a sample is known to draw no random numbers, so that seeding (15 us a sample) can be spared."""
+    """Whether getting a sample is known to draw no random numbers, so that seeding each one can be spared."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
@@ -98,7 +98,7 @@ class InlineFetcher:
 
 
 def _rows_of(dataset: Dataset[Any], indices: torch.Tensor) -> list[torch.Tensor]:
-    """What default_collate makes of these samples of a TensorDataset, a hundred times as fast."""
+    """What default_collate makes of these samples of a TensorDataset, without a call per sample."""
     while isinstance(dataset, Subset):
         indices = torch.as_tensor(dataset.indices)[indices]
         dataset = dataset.dataset
