@@ -125,6 +125,7 @@ def _reports(random, rates, sizes, fixed):
         nanoseconds_per_sample=per_sample,
         fixed_nanoseconds=fixed_part,
         error_ppm=np.full(workers, 1000, dtype=np.int64),
+        flat_size=np.zeros(workers, dtype=np.int64),
         largest_size=np.full(workers, UNLIMITED, dtype=np.int64),
     )
 

@@ -90,10 +90,11 @@ def test_the_estimators_decide_alike_from_the_recorded_measurements(recorded):
             samples, microseconds, *estimated = event["report"]
             estimator.observe(samples, microseconds / 1e6)
             estimate = estimator.estimate()
-            assert estimated[:3] == [
+            assert estimated[:4] == [
                 estimate.nanoseconds_per_sample,
                 estimate.fixed_nanoseconds,
                 estimate.error_ppm,
+                estimate.flat_size,
             ]
 
 

@@ -20,10 +20,15 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """What is known about a worker before its iteration: the share of its CPU and memory that it can have, 0 to 1."""
+    """What is known about a worker before its iteration: the shares of its processors and memory that it can have.
+
+    Each from 0 to 1; 1 where nothing limits it, where it has no such device, or where nothing is known.
+    """
 
     cpu_availability: float = 1.0
     memory_availability: float = 1.0
+    gpu_availability: float = 1.0
+    gpu_memory_availability: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +53,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one worker tells the others about itself: x samples take fixed + x * per-sample nanoseconds.
+    """What one worker tells the others about itself: x samples take fixed + max(x, flat) * per-sample nanoseconds.
 
     `error_ppm` is the relative standard error of that time in millionths; `nanoseconds_per_sample` is 0 as long as
-    nothing is known.
+    nothing is known; `flat_size` is the number of samples up to which more of them cost nothing, 0 for no flat start.
     """
 
     nanoseconds_per_sample: int = 0
     fixed_nanoseconds: int = 0
     error_ppm: int = 0
+    flat_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,7 @@ class Reports:
     nanoseconds_per_sample: IntArray
     fixed_nanoseconds: IntArray
     error_ppm: IntArray
+    flat_size: IntArray
     largest_size: IntArray
 
     @classmethod
@@ -89,13 +96,14 @@ class Reports:
 class Problem:
     """What sizes must satisfy: sum = `global_batch_size`, `minimum` <= size <= `maximum`, multiples of `multiple`.
 
-    `minimum` and `maximum` have shape [workers], in samples.
+    `minimum` and `maximum` have shape [workers], in samples; `epoch` is the epoch that the sizes are for.
     """
 
     global_batch_size: int
     minimum: IntArray
     maximum: IntArray
     multiple: int = 1
+    epoch: int = 0
 
     @property
     def workers(self) -> int:

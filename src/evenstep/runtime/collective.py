@@ -306,6 +306,7 @@ class CollectiveEngine:
             estimate.nanoseconds_per_sample,
             estimate.fixed_nanoseconds,
             estimate.error_ppm,
+            estimate.flat_size,
             UNLIMITED if self.hold is None else self.hold.largest_batch,
         ]
 

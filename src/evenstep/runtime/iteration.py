@@ -38,7 +38,9 @@ class Iteration:
         """What is recorded of an iteration that synchronised: its parts in seconds, and this worker's report."""
         passes = len(self.batch_sizes)
         compute = int(reports.compute_microseconds[worker]) * passes / 1e6
-        waited = int(reports.compute_microseconds.max()) * passes / 1e6 - compute
+        slowest = int(reports.compute_microseconds.max()) * passes / 1e6
+        # Never more than it really stood: the slowest one's compute may have begun before this worker's.
+        waited = min(slowest - compute, self.synchronised_seconds)
         return {
             "event": "iteration",
             "iteration": self.number,
@@ -48,6 +50,6 @@ class Iteration:
             "input_seconds": self.input_seconds,
             "compute_seconds": compute,
             "wait_seconds": waited,
-            "comm_seconds": max(0.0, self.synchronised_seconds - waited),
+            "comm_seconds": self.synchronised_seconds - waited,
             "report": reports.row(worker),
         }

@@ -147,6 +147,7 @@ def _reports(generator: np.random.Generator, workers: int, *, known: bool) -> Re
         nanoseconds_per_sample=rates,
         fixed_nanoseconds=rates * generator.integers(0, 20, workers) * generator.integers(0, 2),
         error_ppm=generator.integers(0, 10**5, workers),
+        flat_size=generator.integers(0, 5, workers) * generator.integers(0, 2),
         largest_size=np.full(workers, UNLIMITED, dtype=np.int64),
     )
 

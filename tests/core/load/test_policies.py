@@ -37,6 +37,7 @@ def reports(per_sample, fixed=None, error_ppm=0):
         nanoseconds_per_sample=ints(per_sample),
         fixed_nanoseconds=ints(fixed or [0] * workers),
         error_ppm=ints([error_ppm] * workers),
+        flat_size=ints([0] * workers),
         largest_size=ints([UNLIMITED] * workers),
     )
 

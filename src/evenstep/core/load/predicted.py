@@ -1,6 +1,6 @@
 """Batch sizes in step with predicted speed, so that all workers finish together: LB-BSP."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Final, Literal, Self, cast, final
 
 import numpy as np
@@ -51,7 +51,10 @@ class PredictedPolicy:
         A worker that has none keeps the one before: it has resumed from the checkpoint of another, say.
         """
         rates = _Rates(
-            per_sample=reports.nanoseconds_per_sample, fixed=reports.fixed_nanoseconds, error_ppm=reports.error_ppm
+            per_sample=reports.nanoseconds_per_sample,
+            fixed=reports.fixed_nanoseconds,
+            error_ppm=reports.error_ppm,
+            flat=reports.flat_size,
         )
         self._rates = rates if self._rates is None else rates.completed_by(self._rates)
 
@@ -67,24 +70,23 @@ class PredictedPolicy:
         rates = self._rates
         return {
             "sizes": [sizes.tolist() for sizes in self._remembered],
-            "rates": None if rates is None else [a.tolist() for a in (rates.per_sample, rates.fixed, rates.error_ppm)],
+            "rates": None if rates is None else {f.name: getattr(rates, f.name).tolist() for f in fields(rates)},
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on where the given state was taken; with another number of workers, as if nothing were known."""
         self._remembered = [np.array(sizes, dtype=np.int64) for sizes in cast("list[list[int]]", state["sizes"])]
-        rates = cast("list[list[int]] | None", state["rates"])
+        rates = cast("dict[str, list[int]] | None", state["rates"])
         if rates is None:
             self._rates = None
         else:
-            per_sample, fixed, error_ppm = (np.array(column, dtype=np.int64) for column in rates)
-            self._rates = _Rates(per_sample=per_sample, fixed=fixed, error_ppm=error_ppm)
+            self._rates = _Rates(**{name: np.array(column, dtype=np.int64) for name, column in rates.items()})
 
     def _decide(self, problem: Problem, present: IntArray | None) -> IntArray:
         rates = self._rates
         if rates is None or len(rates.per_sample) != problem.workers or not rates.per_sample.all():
             return equal_sizes(problem)
-        times = Affine(fixed_nanoseconds=rates.fixed, nanoseconds_per_sample=rates.per_sample)
+        times = Affine(fixed_nanoseconds=rates.fixed, nanoseconds_per_sample=rates.per_sample, flat_size=rates.flat)
         if present is None:
             return _plan(times, problem)
         makespan = int(times.nanoseconds(present).max())
@@ -144,23 +146,21 @@ class _Rates:
     per_sample: IntArray
     fixed: IntArray
     error_ppm: IntArray
+    flat: IntArray
 
     def completed_by(self, earlier: Self) -> Self:
         """These rates, with the earlier ones of workers that have none now; of as many workers, or not at all."""
         known = self.per_sample > 0
         if known.all() or len(known) != len(earlier.per_sample):
             return self
-        return replace(
-            self,
-            per_sample=np.where(known, self.per_sample, earlier.per_sample),
-            fixed=np.where(known, self.fixed, earlier.fixed),
-            error_ppm=np.where(known, self.error_ppm, earlier.error_ppm),
+        return type(self)(
+            **{f.name: np.where(known, getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)}
         )
 
 
 def _plan(times: Affine, problem: Problem) -> IntArray:
     """The sizes that the paper gives, from scratch."""
-    if times.fixed_nanoseconds.any():
+    if times.fixed_nanoseconds.any() or np.any(times.flat_size):
         return solve(times, problem)
     return shares(
         problem.global_batch_size,
