@@ -4,7 +4,11 @@ import json
 
 from harness import record
 
-ORDER = ("steady-4", "steady-8", "steady-16", "gpu_curves", "equal_workers", "change", "planning", "small_sums")
+ORDER = (
+    "steady-4", "steady-8", "steady-16", "gpu_curves", "equal_workers", "change", "load_schemes-4", "load_schemes-16",
+    "load_schemes-4-virtual", "load_schemes-16-virtual", "dbs_fixed_point", "updates_to_target", "planning",
+    "small_sums",
+)  # fmt: skip
 HEADINGS = ("figure", "median", "least to largest", "goal", "met")
 
 
@@ -31,14 +35,23 @@ def _section(name, run):
         f"`{run['command']}` ([results/{name}.json](results/{name}.json)): commit {commit}, Python"
         f" {environment['python']}, torch {environment['torch']}, numpy {environment['numpy']},"
         f" {environment['cpu_count']} CPU cores, seed {run['seed']}.\n",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|---|---:|---:|---:|---:|",
-        *("| " + " | ".join(record.row(each)) + " |" for each in run["figures"]),
-        "",
+        *_table(HEADINGS, map(record.row, run["figures"])),
     ]
+    # Records from before there were tables have none.
+    for each in run.get("tables", ()):
+        lines += [each["title"] + ":\n", *_table(each["headings"], each["rows"])]
     if run["overruns"] is not None:
         lines.append(record.verdict(run["overruns"]) + "\n")
     return lines
+
+
+def _table(headings, rows):
+    return [
+        "| " + " | ".join(headings) + " |",
+        "|" + "|".join(["---"] + ["---:"] * (len(headings) - 1)) + "|",
+        *("| " + " | ".join(cells) + " |" for cells in rows),
+        "",
+    ]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Clusters to emulate, and the sizes with which they would finish soonest."""
 
+import numpy as np
+
 from evenstep.core.cluster import Cluster, ClusterWorker
 from evenstep.core.disturb import AffineCurve, Device
 
@@ -44,6 +46,71 @@ def best(curves, global_batch_size, factors=None):
         else:
             low = middle + 1
     return candidates[low], _sizes(times, candidates[low], global_batch_size)
+
+
+def best_of_rising(curves, global_batch_size, factors):
+    """As `best`, for curves that never fall, and for all iterations at once.
+
+    `factors` has shape [iterations, workers], and so have the sizes. The least time is found by bisection to the last
+    bits of a float; whole samples that two workers could both take within it go to the first of them.
+    """
+    rising = [np.array([curve.seconds(size) for size in range(1, global_batch_size + 1)]) for curve in curves]
+    if any((np.diff(times) < 0).any() for times in rising):
+        raise ValueError("a curve falls somewhere: use best(), which can deal with that")
+
+    def largest(seconds):
+        # A bound of the last bits, so that a size whose time is the limit itself is within it.
+        limits = seconds[:, None] / factors * (1.0 + 1e-12)
+        return np.stack([np.searchsorted(times, limits[:, i], side="right") for i, times in enumerate(rising)], axis=1)
+
+    def enough(sizes):
+        return (sizes >= 1).all(axis=1) & (sizes.sum(axis=1) >= global_batch_size)
+
+    low = np.zeros(len(factors))
+    high = (factors * [times[-1] for times in rising]).max(axis=1)
+    for _ in range(80):
+        middle = (low + high) / 2
+        done = enough(largest(middle))
+        low, high = np.where(done, low, middle), np.where(done, middle, high)
+    sizes = largest(high)
+    for worker in reversed(range(len(curves))):
+        spare = sizes.sum(axis=1) - global_batch_size
+        sizes[:, worker] -= np.minimum(spare, sizes[:, worker] - 1)
+    return sizes
+
+
+def slowness(cluster, iterations, batch_size=1):
+    """How many times slower than its undisturbed device each worker is, shape [iterations, workers].
+
+    Asked at one batch size: for disturbances that multiply the device's time, as all of these benchmarks do.
+    """
+    disturbance = cluster.disturbance()
+    plain = [worker.device.curve.seconds(batch_size) for worker in cluster.workers]
+    return np.array(
+        [
+            [
+                disturbance.seconds(
+                    worker=worker, iteration=k, batch_size=batch_size, natural_seconds=0.0, now=0.0
+                ) / plain[worker]
+                for worker in range(len(cluster))
+            ]
+            for k in range(iterations)
+        ]
+    )  # fmt: skip
+
+
+def emulated_seconds(cluster, sizes):
+    """The emulated compute of every worker in every iteration for these sizes, both of shape [iterations, workers]."""
+    disturbance = cluster.disturbance()
+    return np.array(
+        [
+            [
+                disturbance.seconds(worker=worker, iteration=k, batch_size=int(size), natural_seconds=0.0, now=0.0)
+                for worker, size in enumerate(row)
+            ]
+            for k, row in enumerate(sizes)
+        ]
+    )
 
 
 def _within(times, limit):

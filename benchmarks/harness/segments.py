@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.cluster import Cluster
+from evenstep.schemes import Scheme
 from evenstep.telemetry.recorder import read_events
 from evenstep.testing.baseline import DeviceHold, PlainDDP, plain_loader
 from harness.workers import run_workers
@@ -29,10 +30,20 @@ class Variant:
 
     name: str
     iterations: int
-    scheme: str | None = None
+    scheme: str | Scheme | None = None
     sizes: tuple[int, ...] | None = None
     warmup: int = 5
     """Iterations at the start of a segment that its settled time leaves out."""
+    epoch_iterations: int | None = None
+    """Iterations of an epoch; None: the segment is one epoch."""
+    cluster: Cluster | None = None
+    """What this variant trains on, where it is not the plan's cluster."""
+    only: tuple[int, ...] | None = None
+    """The repetitions that have this variant; None: all."""
+
+    def __post_init__(self):
+        if self.iterations % (self.epoch_iterations or self.iterations):
+            raise ValueError(f"{self.iterations} iterations are no whole number of epochs of {self.epoch_iterations}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +81,8 @@ def _all_segments(rank, plan, tell):
     for repetition in range(plan.repetitions):
         backwards = plan.alternate and repetition % 2
         for variant in reversed(plan.variants) if backwards else plan.variants:
+            if variant.only is not None and repetition not in variant.only:
+                continue
             segment = _segment(rank, plan, variant, repetition)
             segments[variant.name].append(segment)
             tell(
@@ -85,7 +98,7 @@ def _segment(rank, plan, variant, repetition):
         torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128), torch.nn.ReLU(),
         torch.nn.Linear(128, CLASSES),
     )  # fmt: skip
-    length = variant.iterations * plan.global_batch_size
+    length = (variant.epoch_iterations or variant.iterations) * plan.global_batch_size
     dataset = TensorDataset(torch.randn(length, FEATURES), torch.randint(CLASSES, (length,)))
     train = _train_plain if variant.scheme is None else _train_evenstep
     run_dir = None if plan.run_dir is None else f"{plan.run_dir}/{variant.name}-{repetition}"
@@ -108,16 +121,18 @@ def _train_plain(rank, plan, variant, model, dataset, run_dir):
     loader = plain_loader(dataset, sizes=sizes, worker=rank, seed=plan.seed, num_workers=plan.num_workers)
     # A group of its own, as evenstep has.
     group = dist.new_group(backend="gloo")
-    hold = DeviceHold(disturbance=plan.cluster.disturbance(), worker=rank)
+    hold = DeviceHold(disturbance=(variant.cluster or plan.cluster).disturbance(), worker=rank)
     weight = None if variant.sizes is None else sizes[rank] / total
     plain = PlainDDP(model, hold=hold, weight=weight, process_group=group)
     optimizer, trace = _sgd(model), _begin()
-    for inputs, targets in loader:
-        plain.handed_out(len(inputs))
-        _iterate(plain.model, optimizer, inputs, targets)
-        trace.ended.append(time.perf_counter())
-        trace.overruns.append(hold.overruns)
-        trace.sizes.append(list(sizes))
+    for epoch in range(_epochs(variant)):
+        loader.batch_sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            plain.handed_out(len(inputs))
+            _iterate(plain.model, optimizer, inputs, targets)
+            trace.ended.append(time.perf_counter())
+            trace.overruns.append(hold.overruns)
+            trace.sizes.append(list(sizes))
     dist.barrier()
     dist.destroy_process_group(group)
     return trace
@@ -132,19 +147,24 @@ def _train_evenstep(rank, plan, variant, model, dataset, run_dir):
         scheme=variant.scheme,
         global_batch_size=plan.global_batch_size,
         seed=plan.seed,
-        emulate=plan.cluster,
+        emulate=variant.cluster or plan.cluster,
         run_dir=run_dir,
     )
     trace = _begin()
-    for inputs, targets in loader:
-        _iterate(model, optimizer, inputs, targets)
-        trace.ended.append(time.perf_counter())
-        trace.overruns.append(loader.statistics().overruns)
-        trace.sizes.append(loader.current.sizes.tolist())
+    for _ in range(_epochs(variant)):
+        for inputs, targets in loader:
+            _iterate(model, optimizer, inputs, targets)
+            trace.ended.append(time.perf_counter())
+            trace.overruns.append(loader.statistics().overruns)
+            trace.sizes.append(loader.current.sizes.tolist())
     dist.barrier()
     # A script prepares once and ends; here the threads of one segment must not run on in the next.
     loader.close()
     return trace
+
+
+def _epochs(variant):
+    return variant.iterations // (variant.epoch_iterations or variant.iterations)
 
 
 def _begin():
@@ -184,6 +204,15 @@ def _merged(traces, plan, variant):
         "overrun_iterations": sum(overran),
         "overruns_by_worker": [trace.overruns[-1] for trace in traces],
     }
+
+
+def sizes_of(segment):
+    """The sizes of every iteration of a segment."""
+    changes, sizes, now = dict(segment["sizes"]), [], None
+    for iteration in range(segment["iterations"]):
+        now = changes.get(iteration, now)
+        sizes.append(now)
+    return sizes
 
 
 def _plan_events(run_dir):

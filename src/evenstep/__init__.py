@@ -8,7 +8,7 @@ Importing this package imports no torch; `prepare` needs it.
 from typing import TYPE_CHECKING, Any
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, WorkerLostError
-from evenstep.schemes import Scheme, bsp, lb_bsp
+from evenstep.schemes import Scheme, bsp, dbs, lb_bsp, local_sgd
 
 if TYPE_CHECKING:
     from evenstep.runtime.prepare import prepare
@@ -23,7 +23,9 @@ __all__ = [
     "WorkerLostError",
     "__version__",
     "bsp",
+    "dbs",
     "lb_bsp",
+    "local_sgd",
     "prepare",
 ]
 

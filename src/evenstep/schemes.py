@@ -4,7 +4,7 @@ A recipe is a few lines that put parts together. This is the only place where a 
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, final
@@ -12,9 +12,12 @@ from typing import Any, Literal, final
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
 from evenstep.core.load.equal import Equal
+from evenstep.core.load.pairwise import Pairwise
+from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.predicted import Predicted
 from evenstep.core.load.static import Static
 from evenstep.core.nearest import nearest
+from evenstep.core.samples import WEIGHTINGS
 
 
 @final
@@ -22,28 +25,77 @@ from evenstep.core.nearest import nearest
 class Scheme:
     """One answer to each question; so far *how much* (`load`), everyone with everyone, behind a barrier.
 
-    `name` is the scheme string that makes the same scheme.
+    Attributes:
+        name: The scheme string that makes the same scheme.
+        load: How much each worker computes before the next synchronisation.
+        period: None: gradients are summed in every iteration. A number: each worker trains alone for so many
+            iterations, then the parameters are averaged.
+        weighting: `samples`: a worker counts by its samples, x_i / X, which is the mathematics of one process; `mean`:
+            all workers count alike, whatever their sizes.
+        exchange: When the workers tell each other their speeds: `overlapped` with the communication of the gradients,
+            or `blocking`, after it, when every worker's waiting is over.
+        micro_batch: The fixed shape of what a worker computes on at once, in samples; its size is a number of these.
+            None: its whole batch at once.
+
+    Raises:
+        ConfigError: The parts do not go together.
     """
 
     name: str
     load: Load
+    period: int | None = None
+    weighting: Literal["samples", "mean"] = "samples"
+    exchange: Literal["overlapped", "blocking"] = "overlapped"
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("weighting", self.weighting, WEIGHTINGS)
+        _one_of("exchange", self.exchange, ("overlapped", "blocking"))
+        if self.period is not None:
+            self._require_local()
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ConfigError(f"a micro-batch of {self.micro_batch} samples is not possible: use 1 or more")
+        if self.micro_batch is not None and self.load.multiple % self.micro_batch:
+            raise ConfigError(
+                f"sizes in multiples of {self.load.multiple} cannot be cut into micro-batches of {self.micro_batch}:"
+                " leave out one of them"
+            )
+
+    def _require_local(self) -> None:
+        """What does not go together with workers that train alone between two averages."""
+        if self.period is not None and self.period < 1:
+            raise ConfigError(f"a period of {self.period} iterations is not possible: use 1 or more")
+        if self.micro_batch is not None:
+            raise ConfigError(
+                "local_sgd takes a step on every batch, so there is nothing to accumulate: leave out micro_batch, or"
+                " use lb_bsp or dbs with it"
+            )
+        if self.exchange != "overlapped":
+            raise ConfigError("local_sgd exchanges speeds with its averages: leave out exchange")
 
     def __str__(self) -> str:
         return self.name
 
 
-def bsp() -> Scheme:
+def bsp(*, micro_batch: int | None = None) -> Scheme:
     """Bulk-synchronous training with equal batch sizes: what plain DistributedDataParallel does.
 
     When to use it: all workers are equally fast. When not: any of them is slower, since all run at its speed.
+
+    Args:
+        micro_batch: Compute on so many samples at a time and step once for all of them; see `lb_bsp`.
     """
-    return Scheme(name="bsp", load=Equal())
+    name = _spelled("bsp", bsp, {"micro_batch": micro_batch})
+    return Scheme(name=name, load=Equal(multiple=micro_batch or 1), micro_batch=micro_batch)
 
 
 def lb_bsp(
     *,
     predictor: str = "change",
     times: Literal["affine", "proportional"] = "affine",
+    tuner: Literal["solver", "pairwise"] = "solver",
+    exchange: Literal["overlapped", "blocking"] = "overlapped",
+    micro_batch: int | None = None,
     minimum: int | None = None,
     maximum: int | None = None,
     multiple: int = 1,
@@ -59,8 +111,14 @@ def lb_bsp(
     new in every iteration cannot be predicted; then it keeps equal sizes.
 
     Args:
-        predictor: How a worker predicts its speed: `change`, `ema` or `last`.
-        times: `proportional` (time through the origin, LB-BSP's model of CPU workers) or `affine` (a fixed part too).
+        predictor: How a worker predicts its speed: a name of `evenstep.core.load.PREDICTORS`, `narx` for the paper's.
+        times: `proportional` (time through the origin, LB-BSP's model of CPU workers) or `affine` (a fixed part and a
+            flat start too).
+        tuner: `solver` (sizes from the predicted times at once) or `pairwise` (LB-BSP's tuner for GPU clusters, which
+            predicts nothing and moves samples from the slowest worker to the fastest).
+        exchange: `overlapped` or `blocking`; see `Scheme`.
+        micro_batch: The fixed shape of what a worker computes on at once; a worker's size is then a number of
+            micro-batches whose gradients add up to one step. Needs the prepared optimizer and schedulers.
         minimum: The smallest batch of a worker; by default 1, or 2 where the model has BatchNorm.
         maximum: The largest batch of a worker.
         multiple: Sizes are multiples of this, except in the last slice of an epoch.
@@ -68,12 +126,91 @@ def lb_bsp(
     arguments = {
         "predictor": predictor,
         "times": times,
+        "tuner": tuner,
+        "exchange": exchange,
+        "micro_batch": micro_batch,
         "minimum": minimum,
         "maximum": maximum,
         "multiple": multiple,
     }
-    load = Predicted(predictor=predictor, times=times, minimum=minimum, maximum=maximum, multiple=multiple)
-    return Scheme(name=_spelled("lb-bsp", lb_bsp, arguments), load=load)
+    _one_of("tuner", tuner, ("solver", "pairwise"))
+    step = _step_of_sizes(multiple, micro_batch)
+    load: Load
+    if tuner == "pairwise":
+        if (predictor, times) != ("change", "affine"):
+            raise ConfigError("the pairwise tuner predicts nothing: leave out predictor and times, or tuner=pairwise")
+        load = Pairwise(minimum=minimum, maximum=maximum, multiple=step)
+    else:
+        load = Predicted(predictor=predictor, times=times, minimum=minimum, maximum=maximum, multiple=step)
+    name = _spelled("lb-bsp", lb_bsp, arguments)
+    return Scheme(name=name, load=load, exchange=exchange, micro_batch=micro_batch)
+
+
+def dbs(
+    *,
+    weighting: Literal["samples", "mean"] = "samples",
+    micro_batch: int | None = None,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    multiple: int = 1,
+) -> Scheme:
+    """DBS: at every epoch each worker gets a share of the data, and of the batch, in step with its last epoch's speed.
+
+    Source: Ye, Zhou, Shi, Sun, Lv: arXiv 2007.11831; DLB, IEEE TETCI 2022. A worker's performance is its share over its
+    pure compute seconds. We differ in that sizes are rounded exactly (the published rounding loses samples), within
+    limits; in that a worker's data are its parts of all slices of the epoch, not a fixed shard; and in that gradients
+    are weighted by samples, as in DLB, unless `weighting` says otherwise.
+
+    When to use it: speeds that stay for epochs, and sizes that must not move within one. When not: slowness that comes
+    and goes within an epoch is missed, or corrected when it is over.
+
+    Args:
+        weighting: `mean` averages the gradients without weights, as the code of the time of the paper did; a sample on
+            a slow worker then counts more than one on a fast one, and results differ from those of one process.
+        micro_batch: As in `lb_bsp`.
+        minimum: The smallest batch of a worker; by default 1, or 2 where the model has BatchNorm.
+        maximum: The largest batch of a worker.
+        multiple: Sizes are multiples of this, except in the last slice of an epoch.
+    """
+    arguments = {
+        "weighting": weighting,
+        "micro_batch": micro_batch,
+        "minimum": minimum,
+        "maximum": maximum,
+        "multiple": multiple,
+    }
+    load = PerEpoch(minimum=minimum, maximum=maximum, multiple=_step_of_sizes(multiple, micro_batch))
+    name = _spelled("dbs", dbs, arguments)
+    return Scheme(name=name, load=load, weighting=weighting, micro_batch=micro_batch)
+
+
+def local_sgd(*, period: int = 8, load: Scheme | str = "bsp") -> Scheme:
+    """Local SGD (model averaging): each worker trains alone for `period` iterations, then all average their models.
+
+    The average is weighted by the samples that each worker computed on. The optimizer's state (momentum, Adam's
+    moments) is averaged with the same weights, so that after an average all workers are alike, and any one's checkpoint
+    serves them all; with plain or momentum SGD a period of 1 is then exactly `bsp`. Buffers that are floating-point
+    numbers (the statistics of BatchNorm) are averaged too. Averages fall on every `period`-th iteration of an epoch and
+    on its end; sizes change only there.
+
+    Source: McDonald, Hall, Mann, NAACL 2010 (parameter mixing); Stich, ICLR 2019 (local SGD). Neither says what becomes
+    of momentum; averaging it is our choice.
+
+    When to use it: communication is slow against compute. When not: against a worker that stays slower it saves
+    exchanges and no waiting, unless `load` gives it less to do; and a longer period changes the mathematics.
+
+    Args:
+        period: Iterations between two averages; 1 or more.
+        load: The scheme whose sizes are used: `bsp` (equal), `lb-bsp`, `dbs`, or one that a recipe made.
+    """
+    sizes = parse_scheme(load) if isinstance(load, str) else load
+    if sizes != Scheme(name=sizes.name, load=sizes.load):
+        raise ConfigError(
+            f"local_sgd takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
+            " exchange, micro_batch, period)"
+        )
+    name = _spelled("local-sgd", local_sgd, {"period": period, "load": sizes.name})
+    return Scheme(name=name, load=sizes.load, period=period)
 
 
 def static(sizes: Sequence[int]) -> Scheme:
@@ -81,7 +218,9 @@ def static(sizes: Sequence[int]) -> Scheme:
     return Scheme(name="static:" + "/".join(str(size) for size in sizes), load=Static(sizes=tuple(sizes)))
 
 
-RECIPES: Mapping[str, Callable[..., Scheme]] = MappingProxyType({"bsp": bsp, "lb-bsp": lb_bsp})
+RECIPES: Mapping[str, Callable[..., Scheme]] = MappingProxyType(
+    {"bsp": bsp, "lb-bsp": lb_bsp, "dbs": dbs, "local-sgd": local_sgd}
+)
 """The recipes that a scheme string can name."""
 
 DEFAULT = "lb-bsp"
@@ -133,3 +272,13 @@ def _spelled(name: str, recipe: Callable[..., Scheme], arguments: Mapping[str, A
     defaults = {key: parameter.default for key, parameter in inspect.signature(recipe).parameters.items()}
     given = [f"{key}={value}" for key, value in arguments.items() if value != defaults[key]]
     return f"{name}:{','.join(given)}" if given else name
+
+
+def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:
+    """What sizes are multiples of: whole micro-batches, where there are any."""
+    return micro_batch if micro_batch is not None and multiple == 1 else multiple
+
+
+def _one_of(parameter: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{parameter} cannot be {value!r}: use {' or '.join(known)}")

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from evenstep.cli.main import main
+from evenstep.telemetry import read_events
 
 pytestmark = pytest.mark.multiprocess
 
@@ -86,3 +87,33 @@ def test_a_signal_ends_the_run_and_everything_that_it_started(number, code):
     assert error == f"evenstep: ended by {number.name}: every worker was stopped\n"
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)
     assert not alive
+
+
+SMALL_MEMORY = """
+[devices.small]
+per_sample = "1 ms"
+memory = "1 GB"
+memory_per_sample = "100 MB"
+[devices.large]
+per_sample = "1 ms"
+[[workers]]
+device = "large"
+[[workers]]
+device = "small"
+"""
+
+
+def test_a_batch_that_ran_out_of_memory_is_named_and_not_tried_again(tmp_path, capfd):
+    (tmp_path / "cluster.toml").write_text(SMALL_MEMORY)
+    options = ["--workers", 2, "--emulate", tmp_path / "cluster.toml", "--run-dir", tmp_path / "run"]
+    assert run(*options, SCRIPTS / "trains.py", 12) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert "worker 1 ran out of memory with a batch of 12 samples: start again with the same run directory" in last
+    (event,) = read_events(tmp_path / "run", kinds=("out_of_memory",))
+    assert (event["worker"], event["samples"]) == (1, 12)
+    # 5 % below what failed does not fit either; the second start knows that too, and the third one trains.
+    assert run(*options, SCRIPTS / "trains.py", 12) == 1
+    assert "a batch of 11 samples" in capfd.readouterr().err.splitlines()[-1]
+    assert run(*options, SCRIPTS / "trains.py", 12) == 0
+    plans = [event for event in read_events(tmp_path / "run") if event["event"] == "plan" and event["worker"] == 1]
+    assert plans[-1]["batch_sizes"][1] <= 10

@@ -91,3 +91,17 @@ def test_resuming_in_mid_epoch_changes_nothing(stop_after):
     outcomes = run_workers(training.train_and_resume, 3, run, stop_after)
     close(outcomes, training.train_alone(run, 15))
     assert results(outcomes)[0]["keys"] == ["module.0.bias", "module.0.weight", "module.2.bias", "module.2.weight"]
+
+
+def test_a_blocking_exchange_is_the_same_mathematics():
+    run = Run(scripted=11, parts={"exchange": "blocking"}, samples=82, epochs=5)
+    close(run_workers(training.train, 4, run), training.train_alone(run, 20))
+
+
+def test_an_unweighted_mean_is_that_of_the_workers_gradients():
+    run = Run(scripted=11, parts={"weighting": "mean"}, samples=82, epochs=5)
+    outcomes = run_workers(training.train_locally, 4, run)
+    positions = [value["positions"] for value in results(outcomes)]
+    expected = training.train_unweighted_alone(run, positions)
+    close(outcomes, expected)
+    assert np.abs(np.array(expected) - training.train_alone(run, 20)).max() > 1e-4

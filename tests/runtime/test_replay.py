@@ -1,5 +1,8 @@
 """Promise 6: what a real run decided follows from what it recorded, by the same core."""
 
+from dataclasses import fields, replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from support import training
@@ -7,7 +10,7 @@ from support.processes import results, run_workers
 from support.training import Run
 
 from evenstep.core.cluster import parse_cluster
-from evenstep.core.values import Problem, Reports
+from evenstep.core.values import Factors, Problem, Reports
 from evenstep.schemes import parse_scheme
 from evenstep.telemetry import read_events
 
@@ -43,15 +46,22 @@ def of_kind(events, kind):
     return [event for event in events if event["event"] == kind]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def factors_of(event):
+    return Factors(**dict(zip((field.name for field in fields(Factors)), event["factors"], strict=True)))
+
+
+@pytest.fixture(scope="module", params=["lb-bsp", "lb-bsp:predictor=narx", "lb-bsp:tuner=pairwise", "dbs"])
+def recorded(tmp_path_factory, request):
     run_dir = tmp_path_factory.mktemp("run")
-    run = Run(samples=640, batch_size=16, epochs=2, scheme="lb-bsp", options={"emulate": parse_cluster(CLUSTER)})
+    run = Run(samples=640, batch_size=16, epochs=2, scheme=request.param, options={"emulate": parse_cluster(CLUSTER)})
     return results(run_workers(training.record, 4, run, str(run_dir))), by_worker(run_dir)
 
 
 def test_lb_bsp_finds_the_sizes_of_the_emulated_speeds(recorded):
-    values, _ = recorded
+    values, workers = recorded
+    (run,) = of_kind(workers[0], "run")
+    if run["scheme"] not in ("lb-bsp", "lb-bsp:predictor=narx"):
+        pytest.skip("the pairwise tuner and dbs take longer to find them")
     # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32; timers are noisy on a busy machine, hence the margin of 1.
     assert np.abs(np.array(values[0]["sizes"][8]) - [8, 8, 16, 32]).max() <= 1
 
@@ -73,11 +83,14 @@ def test_the_core_decides_alike_from_the_recorded_reports(recorded):
         multiple=run["multiple"],
     )
     reports = [[event["report"] for event in of_kind(events, "iteration")] for events in workers]
-    decided = [policy.allocate(problem).sizes.tolist()]
-    for rows in zip(*reports, strict=True):
+    epochs = [event["epoch"] for event in of_kind(workers[0], "iteration")]
+    decided = []
+    for epoch, rows in zip(epochs, zip(*reports, strict=True), strict=True):
+        decided.append(policy.allocate(replace(problem, epoch=epoch)).sizes.tolist())
         policy.observe(Reports.from_table(np.array(rows)))
-        decided.append(policy.allocate(problem).sizes.tolist())
-    assert len(decided) == 21
+        # The loader asks once more in the same epoch, as after its last iteration.
+        policy.allocate(replace(problem, epoch=epoch))
+    assert len(decided) == 20
     changes = [(k, sizes) for k, sizes in enumerate(decided) if k == 0 or sizes != decided[k - 1]]
     assert changes == [(plan["iteration"], plan["batch_sizes"]) for plan in of_kind(workers[0], "plan")]
 
@@ -85,11 +98,11 @@ def test_the_core_decides_alike_from_the_recorded_reports(recorded):
 def test_the_estimators_decide_alike_from_the_recorded_measurements(recorded):
     _, workers = recorded
     for events in workers:
-        estimator = parse_scheme("lb-bsp").load.estimator()
-        for event in of_kind(events, "iteration"):
+        estimator = parse_scheme(of_kind(events, "run")[0]["scheme"]).load.estimator()
+        for event, after in pairwise(of_kind(events, "iteration")):
             samples, microseconds, *estimated = event["report"]
-            estimator.observe(samples, microseconds / 1e6)
-            estimate = estimator.estimate()
+            estimator.observe(samples, microseconds / 1e6, factors_of(event))
+            estimate = estimator.estimate(factors_of(after))
             assert estimated[:4] == [
                 estimate.nanoseconds_per_sample,
                 estimate.fixed_nanoseconds,

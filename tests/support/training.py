@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import evenstep
+from evenstep.core.cluster import parse_cluster
 from evenstep.runtime.direct_sum import DirectSum
 from evenstep.runtime.workers import join_workers
 from evenstep.schemes import Scheme
@@ -33,6 +34,8 @@ class Run:
     epochs: int = 3
     scheme: Any = None
     scripted: int | None = None
+    parts: dict = field(default_factory=dict)
+    """Further parts of the scripted scheme: its period, weighting, exchange or micro_batch."""
     dtype: torch.dtype = torch.float64
     optimizer: str = "momentum"
     num_workers: int = 0
@@ -42,7 +45,10 @@ class Run:
     options: dict = field(default_factory=dict)
 
     def chosen_scheme(self):
-        return self.scheme if self.scripted is None else Scheme(name="scripted", load=Scripted(seed=self.scripted))
+        if self.scripted is None:
+            return self.scheme
+        load = Scripted(seed=self.scripted, multiple=self.parts.get("micro_batch", 1))
+        return Scheme(name="scripted", load=load, **self.parts)
 
 
 def data(run):
@@ -457,3 +463,160 @@ def copy_prepared(run):
         step(model, optimizer, inputs, targets)
     copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     return torch.equal(copied(inputs), model(inputs))
+
+
+def train_locally(run):
+    """As `train`, but returns what each iteration was computed on, for the reference."""
+    model, optimizer, loader = prepared(run)
+    positions = []
+    for epoch in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            share = loader.current
+            positions.append((epoch, share.iteration, list(share.positions[: share.samples]), share.ends_epoch))
+    momentum = [state[name].flatten().tolist() for state in optimizer.state.values() for name in sorted(state)]
+    return {"weights": weights(model), "positions": positions, "state": momentum}
+
+
+def train_locally_alone(run, positions_by_worker, period):
+    """Local SGD in one process: a model and an optimizer per worker, averaged every `period` iterations of an epoch."""
+    models = [model_of(run) for _ in positions_by_worker]
+    optimizers = [optimizer_of(run, model) for model in models]
+    inputs, targets = data(run)
+    samples = [0] * len(models)
+    for together in zip(*positions_by_worker, strict=True):
+        epoch, iteration, _, ends = together[0]
+        for worker, (_, _, positions, _) in enumerate(together):
+            part = epoch_order(run, epoch)[positions]
+            samples[worker] += len(part)
+            if len(part):
+                step(models[worker], optimizers[worker], inputs[part], targets[part])
+        if (iteration + 1) % period == 0 or ends:
+            _average(models, optimizers, [count / sum(samples) for count in samples])
+            samples = [0] * len(models)
+    return weights(models[0])
+
+
+def _average(models, optimizers, shares):
+    with torch.no_grad():
+        kinds = [list(model.parameters()) for model in models]
+        for alike in zip(*kinds, strict=True):
+            mean = sum(share * tensor for share, tensor in zip(shares, alike, strict=True))
+            states = [optimizer.state[tensor] for optimizer, tensor in zip(optimizers, alike, strict=True)]
+            for tensor in alike:
+                tensor.copy_(mean)
+            for name in states[0]:
+                if name != "step":
+                    mean = sum(share * state[name] for share, state in zip(shares, states, strict=True))
+                    for state in states:
+                        state[name] = mean.clone()
+
+
+def train_in_micro_batches(run, habit):
+    """An ordinary loop over micro-batches, in one of the habits that scripts have; schedulers step per batch."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
+    run.options = {**run.options, "schedulers": scheduler}
+    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True, num_workers=run.num_workers)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
+    )
+    largest, batches = 0, 0
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            batches += 1
+            largest = max(largest, len(inputs))
+            if habit == "zero first":
+                step(model, optimizer, inputs, targets)
+            elif habit == "zero last":
+                torch.nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            elif habit == "zero the model":
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                model.zero_grad()
+                loss.backward()
+                optimizer.step()
+            elif habit == "step where it synchronises":
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(inputs), targets).backward()
+                if loader.synchronises:
+                    optimizer.step()
+            scheduler.step()
+    return {
+        "weights": weights(model),
+        "iterations": loader.iteration,
+        "batches": batches,
+        "largest": largest,
+        "rate": optimizer.param_groups[0]["lr"],
+    }
+
+
+def train_scheduled_alone(run, global_batch_size):
+    """One process with the scheduler that steps in every iteration."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
+    inputs, targets = data(run)
+    for epoch in range(run.epochs):
+        order = epoch_order(run, epoch)
+        for start in range(0, run.samples, global_batch_size):
+            part = order[start : start + global_batch_size]
+            step(model, optimizer, inputs[part], targets[part])
+            scheduler.step()
+    return {"weights": weights(model), "rate": optimizer.param_groups[0]["lr"]}
+
+
+def misuse_micro_batches(run, misuse):
+    """Micro-batches with something that cannot work with them."""
+    model = model_of(run)
+    optimizer = original = optimizer_of(run, model)
+    if misuse == "a scheduler that prepare does not know":
+        torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
+    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
+    )
+    if misuse == "a scheduler built afterwards":
+        torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
+    for inputs, targets in loader:
+        if misuse == "weigh_by":
+            loader.weigh_by(len(inputs))
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        if misuse == "a closure":
+            optimizer.step(lambda: 0.0)
+        (original if misuse == "the optimizer of before" else optimizer).step()
+
+
+def train_unweighted_alone(run, positions_by_worker):
+    """One process that averages the workers' mean gradients without weights, as the code of DBS's time did."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    inputs, targets = data(run)
+    for together in zip(*positions_by_worker, strict=True):
+        parts = [epoch_order(run, epoch)[positions] for epoch, _, positions, _ in together if positions]
+        losses = [torch.nn.functional.mse_loss(model(inputs[part]), targets[part]) for part in parts]
+        optimizer.zero_grad()
+        (sum(losses) / len(losses)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def train_batch_norm_locally(run):
+    """Parameters and running statistics after local SGD on a model with BatchNorm."""
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    model, optimizer, loader = prepared(run, model=layers.to(run.dtype))
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    norm = model.module[1]
+    return weights(model) + norm.running_mean.tolist() + norm.running_var.tolist()
+
+
+def cluster_of(slowdowns):
+    """A cluster of emulated devices whose samples take 3 ms times a slowdown each."""
+    workers = "".join(f'[devices.d{i}]\nper_sample = "{3 * s} ms"\n' for i, s in enumerate(slowdowns))
+    return parse_cluster(workers + "".join(f'[[workers]]\ndevice = "d{i}"\n' for i in range(len(slowdowns))))

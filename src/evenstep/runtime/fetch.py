@@ -133,7 +133,8 @@ class ProcessFetcher:
             samples = chunk if self._collate is None or not received else pickle.loads(chunk)
             self._held.update({(of_iteration, p): (samples, row) for row, p in enumerate(received)})
         pieces = [self._held[key] for key in keys]
-        self._held = {key: piece for key, piece in self._held.items() if key[0] > iteration}
+        taken = set(keys)  # The other micro-batches of this iteration stay.
+        self._held = {key: piece for key, piece in self._held.items() if key[0] >= iteration and key not in taken}
         if self._collate is not None:
             return _pinned(self._collate([samples[row] for samples, row in pieces]), self._pin)
         return _pinned(_joined(_runs(pieces)), self._pin)

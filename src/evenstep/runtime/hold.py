@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.core.disturb.base import Disturbance
+from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.errors import EvenstepError
 
 
@@ -27,6 +28,7 @@ class Hold:
     disturbance: Disturbance
     worker: int
     largest_batch: int
+    memory: DeviceMemory | None = None
     clock: Callable[[], float]
     wait: Callable[[float], None]
     overruns: int = 0
@@ -46,10 +48,11 @@ class Hold:
         Raises:
             EmulatedOutOfMemoryError: It could not.
         """
-        if batch_size > self.largest_batch:
+        fits = self.largest_batch if self.memory is None else min(self.largest_batch, self.memory.largest_batch)
+        if batch_size > fits:
             raise EmulatedOutOfMemoryError(
                 f"worker {self.worker} was given {batch_size} samples but its emulated device holds at most"
-                f" {self.largest_batch}: lower the batch size or choose a scheme that minds memory, such as lb-bsp"
+                f" {fits}: lower the batch size or choose a scheme that minds memory, such as lb-bsp"
             )
 
     def until_due(self, *, iteration: int, batch_sizes: list[int], elapsed_seconds: float) -> None:

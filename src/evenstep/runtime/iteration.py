@@ -4,8 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import final
 
-from evenstep.core.samples import Share
-from evenstep.core.values import Reports, State
+from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.values import IntArray, Reports, State
+from evenstep.runtime.workers import minority, name_workers
 
 
 @final
@@ -16,17 +18,30 @@ class Iteration:
     number: int
     epoch: int
     share: Share
+    piece: MicroBatch
+    """What is in hand of the share."""
     batch_sizes: list[int]
-    """What was computed on since the last synchronised backward, this batch included."""
+    """What was computed on since the workers last synchronised, this batch included."""
     samples: int
     """The real samples among them."""
-    began: float
+    passes: int
+    """The shares among them."""
+    entered: float
+    """When the script asked for the first of them."""
     input_seconds: float
     paused: float | None = None
-    """When its (latest) synchronising backward had its last gradient ready."""
+    """When this worker had done its part of the (latest) synchronisation; None as long as there was none."""
     synchronised_seconds: float = 0.0
     observed: bool = False
     estimator_before: State | None = None
+
+    def go_on_from(self, before: "Iteration") -> None:
+        """Count in what was computed on before, since the workers have not synchronised in between."""
+        self.batch_sizes = before.batch_sizes + self.batch_sizes
+        self.samples += before.samples
+        self.passes += before.passes
+        self.entered = before.entered
+        self.input_seconds += before.input_seconds
 
     def fingerprint(self, *, weighed: bool) -> int:
         """63 bits of everything that must be the same on all workers in this iteration."""
@@ -36,9 +51,8 @@ class Iteration:
 
     def event(self, reports: Reports, worker: int, ended: float) -> dict[str, object]:
         """What is recorded of an iteration that synchronised: its parts in seconds, and this worker's report."""
-        passes = len(self.batch_sizes)
-        compute = int(reports.compute_microseconds[worker]) * passes / 1e6
-        slowest = int(reports.compute_microseconds.max()) * passes / 1e6
+        compute = int(reports.compute_microseconds[worker]) * self.passes / 1e6
+        slowest = int(reports.compute_microseconds.max()) * self.passes / 1e6
         # Never more than it really stood: the slowest one's compute may have begun before this worker's.
         waited = min(slowest - compute, self.synchronised_seconds)
         return {
@@ -46,10 +60,37 @@ class Iteration:
             "iteration": self.number,
             "epoch": self.epoch,
             "samples": self.samples,
-            "iteration_seconds": self.input_seconds + ended - self.began,
+            "iteration_seconds": ended - self.entered,
             "input_seconds": self.input_seconds,
             "compute_seconds": compute,
             "wait_seconds": waited,
             "comm_seconds": self.synchronised_seconds - waited,
             "report": reports.row(worker),
         }
+
+
+def require_same_iteration(fingerprints: IntArray, now: Iteration | None) -> None:
+    """Check that all workers did the same iteration; `fingerprints` has shape [workers].
+
+    Raises:
+        DisagreementError: Some did not; it names them.
+    """
+    odd = minority([str(fingerprint) for fingerprint in fingerprints.tolist()])
+    if odd:
+        raise DisagreementError(
+            f"{name_workers(odd)} did not do the same iteration {now.number if now else '?'} as the others:"
+            " every worker must take every batch of the loader and run backward on it (and call weigh_by alike)"
+        )
+
+
+def units_of(now: Iteration | None, count: int) -> int:
+    """The units that a script counted in this worker's batch, 0 where the batch is a copy of somebody else's sample.
+
+    Raises:
+        ConfigError: The count is negative or not whole, or no batch is in hand.
+    """
+    if now is None:
+        raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
+    if count < 0 or count != int(count):
+        raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {count!r}")
+    return int(count) if now.share.samples else 0

@@ -32,6 +32,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
 from evenstep.runtime.run_failed import RunFailedError, failure_of
 from evenstep.schemes import parse_scheme
+from evenstep.telemetry import read_events
 
 STOP_SECONDS = 5.0
 
@@ -149,7 +150,10 @@ def _require_run_dir(run_dir: Path, *, shared: bool) -> None:
         tempfile.TemporaryFile(dir=run_dir).close()
     except OSError as error:
         raise ConfigError(f"the run directory {run_dir} cannot be written ({error.strerror}): give another") from error
-    if not shared and any(run_dir.glob("worker-*.jsonl")):
+    if shared or not any(run_dir.glob("worker-*.jsonl")):
+        return
+    # A run that ran out of memory is started again where it noted what did not fit.
+    if not any(read_events(run_dir, kinds=("out_of_memory",))):
         raise ConfigError(f"the run directory {run_dir} holds the events of a run already: give another or empty it")
 
 

@@ -12,7 +12,7 @@ from typing import final
 
 import torch.distributed as dist
 
-from evenstep.core.errors import WorkerLostError
+from evenstep.core.errors import EvenstepError, WorkerLostError
 from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.workers import Workers, name_workers
 
@@ -80,6 +80,13 @@ class Liveness:
             return self._store.multi_get([str(rank) for rank in range(self._workers.count)])
         except RuntimeError:
             return None
+
+
+def explained(cause: Exception, liveness: Liveness | None, wait: Callable[[float], None]) -> EvenstepError:
+    """An error of the communication library as one that says who is missing; one of evenstep's as it is."""
+    if isinstance(cause, EvenstepError):
+        return cause
+    return WorkerLostError(f"a collective failed: {cause}") if liveness is None else liveness.lost(cause, wait)
 
 
 def _line(cause: Exception) -> str:

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, Lookahead, Share
+from evenstep.core.samples import Ledger, Lookahead, Share, micro_batches
 from evenstep.core.values import IntArray
-from evenstep.runtime.collective import CollectiveEngine
+from evenstep.runtime.engine import Engine
 from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
 from evenstep.runtime.order import EpochOrder
 
@@ -22,7 +22,7 @@ from evenstep.runtime.order import EpochOrder
 class LoaderStatistics:
     """Counts of one worker, over all epochs of this process.
 
-    `iterations`: batches handed out. `misses`: samples that a change of sizes made it fetch out of turn (with worker
+    `iterations`: iterations handed out. `misses`: samples that a change of sizes made it fetch out of turn (with worker
     processes). `overruns`: iterations whose real work took longer than the time to be emulated.
     """
 
@@ -41,7 +41,8 @@ class PreparedLoader:
     Attributes:
         current: This worker's `Share` of the present iteration. Where `current.samples` is 0, the batch is a copy of
             another worker's sample whose gradient counts nothing; leave it out of metrics.
-        iteration: How many batches have been handed out, over all epochs of this process.
+        iteration: How many iterations have been handed out, over all epochs of this process: batches, or, where a
+            worker computes on several micro-batches in an iteration, what to count instead of them.
     """
 
     def __init__(
@@ -49,14 +50,17 @@ class PreparedLoader:
         source: DataLoader[Any],
         *,
         order: EpochOrder,
-        engine: CollectiveEngine,
+        engine: Engine,
         global_batch_size: int,
         depth: int,
+        micro_batch: int | None = None,
     ) -> None:
         self._source = source
         self._order = order
         self._engine = engine
+        self._balancer = engine.balancer
         self._depth = depth
+        self._micro_batch = micro_batch
         self._global_batch_size = global_batch_size
         self._epoch = 0
         self._next_epoch = 0
@@ -85,7 +89,7 @@ class PreparedLoader:
     @property
     def batch_sizes(self) -> list[int]:
         """Everybody's sizes in the present iteration, or planned for the first."""
-        sizes = self._engine.planned_sizes() if self.current is None else self.current.sizes
+        sizes = self._balancer.planned_sizes() if self.current is None else self.current.sizes
         return cast("list[int]", sizes.tolist())
 
     @property
@@ -105,9 +109,14 @@ class PreparedLoader:
         """Iterations in an epoch, the same on every worker."""
         return self._ledger(0).iterations
 
+    @property
+    def synchronises(self) -> bool:
+        """Whether the optimizer steps on the batch in hand; of several micro-batches, on the last one alone."""
+        return self._engine.synchronises
+
     def statistics(self) -> LoaderStatistics:
         """What this worker's loader has been through so far."""
-        return LoaderStatistics(iterations=self.iteration, misses=self._misses, overruns=self._engine.overruns)
+        return LoaderStatistics(iterations=self.iteration, misses=self._misses, overruns=self._balancer.overruns)
 
     def close(self) -> None:
         """End what `prepare` started, on every worker; nothing prepared can be used afterwards.
@@ -155,27 +164,30 @@ class PreparedLoader:
         lookahead = Lookahead(
             ledger,
             worker=self._engine.workers.rank,
-            sizes=self._engine.next_sizes(),
+            sizes=self._balancer.next_sizes(self._epoch),
             depth=self._depth,
-            minimum=self._engine.smallest_batch,
+            minimum=self._balancer.smallest_batch,
         )
         fetcher = self._fetcher(lookahead, order)
         misses = self._misses
         try:
             while (share := lookahead.share()) is not None:
-                batch = fetcher.fetch(share.iteration, share.positions)
-                lookahead.advance()
-                self._done = ledger.iteration
-                self.current = share
-                self.iteration += 1
-                self._engine.begin(share, self._epoch)
-                yield batch
-                if loop != self._loops:
-                    raise ConfigError(
-                        "another loop over the prepared loader began before this one ended: finish or leave one first"
-                    )
-                self._engine.enter_loader()
-                lookahead.resize(self._engine.next_sizes())
+                for piece in micro_batches(share, self._micro_batch):
+                    batch = fetcher.fetch(share.iteration, piece.positions)
+                    if piece.last:
+                        lookahead.advance()
+                        self._done = ledger.iteration
+                    self.current = share
+                    self.iteration += piece.first
+                    self._engine.begin(share, piece, self._epoch)
+                    yield batch
+                    if loop != self._loops:
+                        raise ConfigError(
+                            "another loop over the prepared loader began before this one ended: finish or leave one"
+                            " first"
+                        )
+                    self._engine.enter_loader()
+                lookahead.resize(self._balancer.next_sizes(self._epoch))
                 self._misses = misses + lookahead.misses
         finally:
             # Left early or not: nothing may keep the data workers of this epoch alive.
@@ -195,7 +207,9 @@ class PreparedLoader:
             return InlineFetcher(self._source, self._order.seed, self._epoch, order)
 
         def chunk_size() -> int:
-            return max(1, -(-int(self._engine.planned_sizes()[self._engine.workers.rank]) // self._source.num_workers))
+            return max(
+                1, -(-int(self._balancer.planned_sizes()[self._engine.workers.rank]) // self._source.num_workers)
+            )
 
         self._requests.begin(lookahead, self._epoch, order, chunk_size)
         collate = None if self._source.collate_fn is default_collate else self._source.collate_fn
@@ -221,7 +235,7 @@ class PreparedLoader:
             "length": self._order.length,
             "global_batch_size": self._global_batch_size,
             "order": None if self._drawn is None else self._drawn.tolist(),
-            "load": self._engine.state_dict(),
+            "load": self._balancer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -238,7 +252,7 @@ class PreparedLoader:
                 " resume with the dataset that it was taken on"
             )
         if state["global_batch_size"] != self._global_batch_size:
-            self._engine.set_global_batch_size(state["global_batch_size"])
+            self._balancer.set_global_batch_size(state["global_batch_size"])
             warnings.warn(
                 f"the checkpoint's global batch size {state['global_batch_size']} replaces {self._global_batch_size}",
                 stacklevel=2,
@@ -247,7 +261,7 @@ class PreparedLoader:
         if state["seed"] != self._order.seed:
             warnings.warn(f"the checkpoint's seed {state['seed']} replaces {self._order.seed}", stacklevel=2)
             self._reseed(state["seed"])
-        self._engine.load_state_dict(state["load"])
+        self._balancer.load_state_dict(state["load"])
         over = state["iteration"] >= len(self)
         self._epoch, self._done = state["epoch"], state["iteration"]
         self._next_epoch = state["epoch"] + 1 if over else state["epoch"]

@@ -1,5 +1,6 @@
 """The model that comes back from `prepare`: one wrapper, whatever the scheme and the number of workers."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self, final
 
@@ -9,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.collective import CollectiveEngine, CommHook
+from evenstep.runtime.engine import Engine
 from evenstep.runtime.workers import Workers
 
 _PREPARED = "_evenstep_prepared"
@@ -27,8 +29,9 @@ class PreparedModel(torch.nn.Module):
         self,
         module: torch.nn.Module,
         replica: DistributedDataParallel | None,
-        engine: CollectiveEngine,
+        engine: Engine,
         index: int,
+        accumulating: Callable[[], bool],
     ) -> None:
         super().__init__()
         self.module = module
@@ -36,22 +39,29 @@ class PreparedModel(torch.nn.Module):
         object.__setattr__(self, "_replica", replica)
         object.__setattr__(self, "_engine", engine)
         object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_accumulating", accumulating)
         self.training = module.training
 
     _replica: DistributedDataParallel | None
-    _engine: CollectiveEngine | None
+    _engine: Engine | None
     _index: int
+    _accumulating: Callable[[], bool] | None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy (an average of the weights, a saved model) is the user's model alone: it synchronises nothing."""
-        return {**self.__dict__, "_replica": None, "_engine": None}
+        return {**self.__dict__, "_replica": None, "_engine": None, "_accumulating": None}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's model's output."""
+        waits = False
         if self._engine is not None and self.training and torch.is_grad_enabled():
+            waits = not self._engine.synchronises
             synchronises = self._replica is None or self._replica.require_backward_grad_sync
-            self._engine.forward_begins(self._index, synchronises=synchronises)
-        return self.module(*args, **kwargs) if self._replica is None else self._replica(*args, **kwargs)
+            self._engine.forward_begins(self._index, synchronises=synchronises and not waits)
+        if self._replica is None:
+            return self.module(*args, **kwargs)
+        with self._replica.no_sync() if waits else nullcontext():
+            return self._replica(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         """As `torch.nn.Module.train`."""
@@ -59,6 +69,11 @@ class PreparedModel(torch.nn.Module):
         if self._replica is not None:
             self._replica.train(mode)  # type: ignore[no-untyped-call]
         return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As `torch.nn.Module.zero_grad`; does nothing while gradients wait for more micro-batches and a step."""
+        if self._accumulating is None or not self._accumulating():
+            super().zero_grad(set_to_none=set_to_none)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward accumulates local gradients only; as `DistributedDataParallel.no_sync`."""
@@ -113,21 +128,34 @@ def has_batch_norm(model: torch.nn.Module) -> bool:
 
 
 def replicate(
-    model: torch.nn.Module, workers: Workers, engine: CollectiveEngine, index: int, comm_hook: CommHook | None
+    model: torch.nn.Module,
+    engine: Engine,
+    index: int,
+    *,
+    comm_hook: CommHook | None,
+    accumulating: Callable[[], bool],
 ) -> PreparedModel:
-    """Wrap the model, over DistributedDataParallel where there are several workers.
+    """Wrap the model, over DistributedDataParallel where several workers sum gradients.
+
+    `accumulating` says whether gradients wait for more micro-batches.
 
     Raises:
         ConfigError: The model carries a communication hook of somebody else's.
     """
-    module = model.module if isinstance(model, DistributedDataParallel) else model
-    if workers.count == 1:
-        replica = model if isinstance(model, DistributedDataParallel) else None
-        prepared = PreparedModel(module, replica, engine, index)
-        module.__dict__[_PREPARED] = id(module)
-        return prepared
-    replica = model if isinstance(model, DistributedDataParallel) else _replica(module, workers)
+    replica = model if isinstance(model, DistributedDataParallel) else None
+    module = model if replica is None else replica.module
+    if isinstance(engine, CollectiveEngine) and engine.workers.count > 1:
+        replica = _replica(module, engine.workers) if replica is None else replica
+        _register_hook(replica, engine, index, comm_hook)
+    elif replica is not None:
+        replica.require_backward_grad_sync = False
+    module.__dict__[_PREPARED] = id(module)
+    return PreparedModel(module, replica, engine, index, accumulating)
 
+
+def _register_hook(
+    replica: DistributedDataParallel, engine: CollectiveEngine, index: int, comm_hook: CommHook | None
+) -> None:
     # DDP insists on these names and annotations.
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return engine.communicate(index, comm_hook, bucket)
@@ -139,8 +167,6 @@ def replicate(
             "the model has a communication hook already, which would undo evenstep's weights: do not register it, give"
             " it as prepare(..., comm_hook=(state, hook))"
         ) from error
-    module.__dict__[_PREPARED] = id(module)
-    return PreparedModel(module, replica, engine, index)
 
 
 def _replica(module: torch.nn.Module, workers: Workers) -> DistributedDataParallel:

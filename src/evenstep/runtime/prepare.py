@@ -4,21 +4,29 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError
+from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
+from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.collective import CollectiveEngine, CommHook
+from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLimit
+from evenstep.runtime.engine import Engine
 from evenstep.runtime.error_file import report_failure_to_launcher
+from evenstep.runtime.factors import factor_sampler
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.liveness import Liveness
 from evenstep.runtime.loader import PreparedLoader
+from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
+from evenstep.runtime.out_of_memory import name_out_of_memory
 from evenstep.runtime.request import Agreement, Request, agree
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
 from evenstep.runtime.workers import Workers, join_workers
@@ -41,6 +49,7 @@ def prepare(
     run_dir: str | os.PathLike[str] | None = None,
     comm_hook: CommHook | None = None,
     emulate: Cluster | str | os.PathLike[str] | None = None,
+    schedulers: LRScheduler | Sequence[LRScheduler] = (),
 ) -> tuple[Any, Optimizer, PreparedLoader]:
     """Make an ordinary training loop run under a scheme; every worker calls it together, once.
 
@@ -61,10 +70,12 @@ def prepare(
         run_dir: Where every worker writes its events, as JSON lines.
         comm_hook: `(state, hook)`, an averaging DDP communication hook (compression, say) to use for the reduction.
         emulate: A cluster (or its TOML file) whose devices and disturbances are emulated on this one.
+        schedulers: The optimizer's learning-rate schedulers. Needed where the scheme has micro-batches, of which each
+            worker computes on another number: their `step` then does nothing before the last one of an iteration.
 
     Returns:
-        The model as a `PreparedModel` (a tuple of them for a tuple) with the user's model in `.module`; the optimizer;
-        the loader that hands out this worker's batches.
+        The model as a `PreparedModel` (a tuple of them for a tuple) with the user's model in `.module`; the optimizer
+        (in a wrapper where the scheme has micro-batches); the loader that hands out this worker's batches.
 
     Raises:
         ConfigError: Something asked for cannot work; raised on every worker where it is wrong on any.
@@ -84,6 +95,7 @@ def prepare(
         run_dir=run_dir,
         comm_hook=comm_hook,
         emulate=emulate,
+        schedulers=(schedulers,) if isinstance(schedulers, LRScheduler) else tuple(schedulers),
         launched=LaunchSettings.from_environment(os.environ),
     )
     workers = join_workers(device_of(request.models[0]), timeout)
@@ -92,15 +104,29 @@ def prepare(
     agreement = agree(request, workers)
     recorder: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
     engine = _engine(request, workers, agreement, liveness, recorder)
-    prepared = tuple(replicate(each, workers, engine, index, comm_hook) for index, each in enumerate(request.models))
+    device = agreement.workers[workers.rank]["device"]
+    name_out_of_memory(engine.balancer, recorder, device, agreement.run_dir)
     for each in request.optimizers:
         each.register_step_pre_hook(lambda *_: engine.before_step())
+    windowed: tuple[WindowedOptimizer, ...] = ()
+    if agreement.scheme.micro_batch is not None:
+        windowed = tuple(WindowedOptimizer(each, lambda: engine.balancer.iteration) for each in request.optimizers)
+        for scheduler in request.schedulers:
+            window_scheduler(scheduler, lambda: engine.synchronises)
+        optimizer = cast("Optimizer", windowed if isinstance(optimizer, tuple) else windowed[0])
+    prepared = tuple(
+        replicate(
+            each, engine, index, comm_hook=comm_hook, accumulating=lambda: any(each.accumulating for each in windowed)
+        )
+        for index, each in enumerate(request.models)
+    )
     prepared_loader = PreparedLoader(
         loader,
         order=agreement.order,
         engine=engine,
         global_batch_size=agreement.problem.global_batch_size,
         depth=agreement.depth,
+        micro_batch=agreement.scheme.micro_batch,
     )
     recorder.record(
         {
@@ -113,7 +139,10 @@ def prepare(
             "maximum": agreement.problem.maximum.tolist(),
             "multiple": agreement.problem.multiple,
             "seed": seed,
-            **{key: agreement.workers[workers.rank][key] for key in ("version", "torch", "python", "host", "gpu")},
+            **{
+                key: agreement.workers[workers.rank][key]
+                for key in ("version", "torch", "python", "host", "gpu", "device")
+            },
         }
     )
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
@@ -121,7 +150,7 @@ def prepare(
 
 def _engine(
     request: Request, workers: Workers, agreement: Agreement, liveness: Liveness | None, recorder: Recorder
-) -> CollectiveEngine:
+) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
     if agreement.disturbance is not None:
@@ -129,20 +158,44 @@ def _engine(
             disturbance=agreement.disturbance,
             worker=workers.rank,
             largest_batch=agreement.largest_batch,
+            memory=agreement.memory,
             clock=clock,
             wait=wait,
         )
-    on_device = device_of(request.models[0]).type == "cuda"
-    return CollectiveEngine(
+    device = device_of(request.models[0])
+    scheme = agreement.scheme
+    balancer = Balancer(
         workers=workers,
-        policy=agreement.scheme.load.policy(workers.count),
-        estimator=agreement.scheme.load.estimator(),
+        policy=scheme.load.policy(workers.count),
+        estimator=scheme.load.estimator(),
         problem=agreement.problem,
-        models=[each.module if isinstance(each, DistributedDataParallel) else each for each in request.models],
-        stopwatch=DeviceStopwatch() if on_device else HostStopwatch(clock),
+        stopwatch=DeviceStopwatch() if device.type == "cuda" else HostStopwatch(clock),
         recorder=recorder,
         clock=clock,
-        wait=wait,
         hold=hold,
-        liveness=liveness,
+        factors=factor_sampler(device, clock),
+        memory=_learnt_limit(device, agreement),
     )
+    models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
+    if scheme.period is not None:
+        return LocalEngine(
+            balancer=balancer,
+            period=scheme.period,
+            models=models,
+            optimizers=request.optimizers,
+            wait=wait,
+            clock=clock,
+            liveness=liveness,
+        )
+    return CollectiveEngine(balancer=balancer, scheme=scheme, models=models, wait=wait, clock=clock, liveness=liveness)
+
+
+def _learnt_limit(device: torch.device, agreement: Agreement) -> LearntLimit | None:
+    """What learns the largest batch of this worker; None where its memory is not known, or bounds no batch."""
+    if agreement.scheme.micro_batch is not None:
+        return None
+    if agreement.memory is not None:
+        return LearntLimit(EmulatedMemory(agreement.memory), failed=agreement.failed_size)
+    if device.type == "cuda":
+        return LearntLimit(CudaMemory(device), failed=agreement.failed_size)
+    return None

@@ -9,19 +9,24 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 import evenstep
 from evenstep.core.cluster import Cluster, parse_slow
 from evenstep.core.disturb import Chain, Disturbance
+from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.memory import MemoryModel
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.runtime import loader as loaders
 from evenstep.runtime import model as models
+from evenstep.runtime.accumulate import require_schedulers_given
 from evenstep.runtime.batch_sizes import sizes_by_rank
 from evenstep.runtime.collective import CommHook
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
 from evenstep.runtime.order import EpochOrder, order_of
+from evenstep.runtime.out_of_memory import failed_size
 from evenstep.runtime.workers import Workers, gather, require_agreement
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
 
@@ -41,6 +46,7 @@ class Request:
     run_dir: str | os.PathLike[str] | None
     comm_hook: CommHook | None
     emulate: Cluster | str | os.PathLike[str] | None
+    schedulers: tuple[LRScheduler, ...]
     launched: LaunchSettings
 
 
@@ -56,6 +62,8 @@ class Agreement:
     run_dir: Path | None
     disturbance: Disturbance | None
     largest_batch: int
+    memory: DeviceMemory | None
+    failed_size: int | None
     workers: list[dict[str, Any]]
 
 
@@ -103,7 +111,9 @@ def agree(request: Request, workers: Workers) -> Agreement:
         order=mine.order,
         run_dir=mine.run_dir,
         disturbance=mine.disturbance,
-        largest_batch=mine.record["largest_batch"],
+        largest_batch=mine.largest_batch,
+        memory=mine.memory,
+        failed_size=mine.failed_size,
         workers=records,
     )
 
@@ -114,6 +124,9 @@ class _Checked:
     order: EpochOrder
     run_dir: Path | None
     disturbance: Disturbance | None
+    largest_batch: int
+    memory: DeviceMemory | None
+    failed_size: int | None
     record: dict[str, Any]
     """What the other workers are told, as JSON."""
 
@@ -125,16 +138,23 @@ def _check(request: Request, workers: Workers) -> _Checked:
     loader = loaders.require_preparable(request.loader)
     _require_optimizes(request)
     scheme = _scheme(request)
+    _require_goes_with(scheme, request)
     order = order_of(loader, workers, request.seed)
-    disturbance, largest_batch = _emulated(request, workers)
-    run_dir = request.run_dir if request.run_dir is not None else request.launched.run_dir
+    disturbance, largest_batch, memory = _emulated(request, workers)
+    given_dir = request.run_dir if request.run_dir is not None else request.launched.run_dir
+    run_dir = None if given_dir is None else Path(given_dir)
     device = models.device_of(request.models[0])
+    failed = None if run_dir is None else failed_size(run_dir, _identity(device, workers))
+    _require_micro_batch_fits(scheme, largest_batch, failed)
     sizes = request.batch_sizes
     return _Checked(
         scheme=scheme,
         order=order,
-        run_dir=None if run_dir is None else Path(run_dir),
+        run_dir=run_dir,
         disturbance=disturbance,
+        largest_batch=largest_batch,
+        memory=memory,
+        failed_size=failed,
         record={
             "version": evenstep.__version__,
             "scheme": scheme.name,
@@ -149,7 +169,9 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "largest_batch": largest_batch,
+            "device": _identity(device, workers),
+            # A worker that computes on micro-batches can be given any number of them.
+            "largest_batch": UNLIMITED if scheme.micro_batch else min(largest_batch, _below(failed)),
             "depth": loader.num_workers * (loader.prefetch_factor or 0),
             "smallest_batch": 2 if any(models.has_batch_norm(model) for model in request.models) else 1,
         },
@@ -169,6 +191,16 @@ def _require_optimizes(request: Request) -> None:
             raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
 
 
+def _require_goes_with(scheme: Scheme, request: Request) -> None:
+    """Refuse what the script brings and the scheme cannot heed."""
+    if scheme.micro_batch is not None:
+        require_schedulers_given(request.optimizers, request.schedulers)
+    if scheme.period is not None and request.comm_hook is not None:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
+        )
+
+
 def _scheme(request: Request) -> Scheme:
     """The scheme that was asked for; with `batch_sizes` it is settled once all workers are known."""
     given = request.scheme if request.scheme is not None or request.batch_sizes is not None else request.launched.scheme
@@ -180,10 +212,32 @@ def _scheme(request: Request) -> Scheme:
     return scheme if scheme is not None else parse_scheme(DEFAULT)
 
 
-def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, int]:
-    """What disturbs this worker, and the size limit of its emulated device."""
+def _identity(device: torch.device, workers: Workers) -> str:
+    """What tells this worker's device from others, in the next run too."""
+    if device.type == "cuda":
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return f"{workers.host}, worker {workers.rank}"
+
+
+def _below(failed: int | None) -> int:
+    """The largest batch to start with where one of `failed` samples did not fit."""
+    model = MemoryModel(capacity_bytes=UNLIMITED)
+    if failed is not None:
+        model.out_of_memory(failed)
+    return model.largest_size()
+
+
+def _require_micro_batch_fits(scheme: Scheme, largest_batch: int, failed: int | None) -> None:
+    if scheme.micro_batch is not None and scheme.micro_batch > min(largest_batch, _below(failed)):
+        raise ConfigError(
+            f"micro-batches of {scheme.micro_batch} samples do not fit into this worker's memory: lower micro_batch"
+        )
+
+
+def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, int, DeviceMemory | None]:
+    """What disturbs this worker, and the limit that is known and the one that is not of its emulated device."""
     parts: list[Disturbance] = []
-    largest_batch = UNLIMITED
+    largest_batch, memory = UNLIMITED, None
     emulate = request.emulate if request.emulate is not None else request.launched.emulate
     if emulate is not None:
         cluster = emulate if isinstance(emulate, Cluster) else read_cluster(Path(emulate))
@@ -193,13 +247,13 @@ def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, i
                 " make them the same"
             )
         parts.append(cluster.disturbance())
-        largest_batch = cluster.largest_batch(workers.rank)
+        largest_batch, memory = cluster.largest_batch(workers.rank), cluster.memory(workers.rank)
     for text in request.launched.slow:
         slow = parse_slow(text)
         if slow.worker is not None and slow.worker >= workers.count:
             raise ConfigError(f"--slow {text} names worker {slow.worker} but the last one is {workers.count - 1}")
         parts.append(slow)
-    return (Chain(parts=tuple(parts)) if parts else None), largest_batch
+    return (Chain(parts=tuple(parts)) if parts else None), largest_batch, memory
 
 
 def _settle_sizes(request: Request, scheme: Scheme, records: list[dict[str, Any]]) -> tuple[Scheme, int]:

@@ -13,7 +13,12 @@ from evenstep.core.values import Sample
 
 
 class Stopwatch(Protocol):
-    """Runs while a batch is being computed on."""
+    """Runs while a batch is being computed on.
+
+    `late` is by how many iterations its laps come late.
+    """
+
+    late: int
 
     def restart(self) -> None:
         """From zero."""
@@ -37,6 +42,8 @@ class Stopwatch(Protocol):
 @final
 class HostStopwatch:
     """For models on the CPU: its time is the host's, so a lap returns the iteration that it closes."""
+
+    late = 0
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -74,6 +81,8 @@ class DeviceStopwatch:
     The events of the iteration that a lap closes are still ahead of the device; those of the one before have passed in
     all but pathological cases, so reading them does not stall the host.
     """
+
+    late = 1
 
     def __init__(self) -> None:
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []

@@ -32,6 +32,12 @@ class Workers:
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
 
+    def leave(self) -> None:
+        """Leave the groups; the others must leave too."""
+        for group in {id(group): group for group in (self.host_group, self.device_group)}.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+
 
 def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
     """Join the process group, initialising it from torchrun's environment where the script has not.

@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -59,8 +59,10 @@ class JsonlRecorder:
         self._finish()
 
 
-def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
+def read_events(run_dir: Path, *, kinds: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
     """All events of a run directory, worker after worker, each worker's in the order in which they happened.
+
+    `kinds`: only events of these kinds; much faster where they are rare.
 
     Raises:
         ConfigError: The folder holds no events, or a line is damaged (a torn last line of a killed worker is not).
@@ -71,6 +73,8 @@ def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
     for path in files:
         lines = path.read_text(encoding="utf-8").split("\n")
         for number, line in enumerate(lines[:-1], start=1):
+            if kinds is not None and not any(f'"event":"{kind}"' in line for kind in kinds):
+                continue
             try:
                 yield json.loads(line)
             except json.JSONDecodeError as error:

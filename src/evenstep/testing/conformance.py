@@ -14,18 +14,21 @@ from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports,
 
 _ITERATIONS: Final = 60
 _WITHIN: Final = 0.01
+_FACTOR_BEYOND: Final = 2.0
 
 
 def check_predictor(factory: Callable[[], Predictor]) -> None:
     """Check what every predictor promises, over predictors made by `factory`.
 
-    It predicts nothing before it has observed; a constant speed is predicted within one per cent; every finite
-    measurement leaves a finite, positive prediction; a checkpoint goes through JSON and goes on bit for bit; a restart
-    forgets the old speed.
+    It predicts nothing before it has observed; a constant speed is predicted within one per cent, whether or not the
+    factors change; every finite measurement leaves a finite, positive prediction; a prediction lies within a factor of
+    two of what was measured since the last restart; predicting changes nothing; the same measurements lead to the same
+    predictions; a checkpoint goes through JSON and goes on bit for bit; a restart forgets the old speed.
     """
     assert factory().predict(Factors()) is None, "a predictor that has observed nothing must predict None"
     _check_constant_speed(factory)
     _check_extremes(factory)
+    _check_bounds(factory)
     _check_predictor_state(factory)
 
 
@@ -60,15 +63,15 @@ def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4,
 
 
 def _check_constant_speed(factory: Callable[[], Predictor]) -> None:
-    for rate in (1e-6, 0.0123, 4.5):
+    for rate, least_factor in product((1e-6, 0.0123, 4.5), (1.0, 0.0)):
+        generator = np.random.default_rng(0)
         predictor = factory()
-        for count in (*range(1, _ITERATIONS), 1000):
-            predictor.observe(Sample(samples=count, compute_seconds=rate * count))
-        _check_near(predictor, rate)
-        predictor.restart()
-        for count in range(1, _ITERATIONS):
-            predictor.observe(Sample(samples=count, compute_seconds=7.0 * rate * count))
-        _check_near(predictor, 7.0 * rate)
+        for multiple, sizes in ((1.0, (*range(1, _ITERATIONS), 1000)), (7.0, range(1, 2 * _ITERATIONS))):
+            predictor.restart()
+            for size in sizes:
+                factors = Factors(cpu_availability=float(generator.uniform(least_factor, 1.0)))
+                predictor.observe(Sample(samples=size, compute_seconds=multiple * rate * size, factors=factors))
+            _check_near(predictor, multiple * rate)
 
 
 def _check_near(predictor: Predictor, rate: float) -> None:
@@ -91,24 +94,54 @@ def _check_extremes(factory: Callable[[], Predictor]) -> None:
             assert 0.0 <= prediction.relative_error < math.inf, f"{sample} led to {prediction}"
 
 
-def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
+def _check_bounds(factory: Callable[[], Predictor]) -> None:
+    """Factors that lead the speed for a while, so that what learns from them has learned; then they tell nothing."""
     generator = np.random.default_rng(0)
-    rates = np.exp(generator.normal(0.0, 0.1, _ITERATIONS)) * np.where(np.arange(_ITERATIONS) < _ITERATIONS // 2, 1, 3)
+    predictor = factory()
+    for span in (0.5, 6.0):
+        predictor.restart()
+        measured: list[float] = []
+        for iteration in range(4 * _ITERATIONS):
+            factors = Factors(cpu_availability=float(generator.uniform(0.05, 1.0)))
+            leading = factors.cpu_availability if iteration < 3 * _ITERATIONS else 1.0
+            measured.append(math.exp(float(generator.uniform(-span, span))) / leading)
+            predictor.observe(Sample(samples=1, compute_seconds=measured[-1], factors=factors))
+            least, largest = min(measured), max(measured)
+            for share in (0.0, 0.5, 1.0):
+                prediction = predictor.predict(Factors(cpu_availability=share, memory_availability=1.0 - share))
+                assert prediction is not None, "a predictor that has observed must predict"
+                within = least / _FACTOR_BEYOND <= prediction.seconds_per_sample <= largest * _FACTOR_BEYOND
+                assert within, f"{prediction} after measurements from {least} to {largest}"
+                assert 0.0 <= prediction.relative_error < math.inf, f"{prediction} is not a finite error"
+
+
+def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
+    """Long enough, and with factors that lead the speed, for what has to learn first to be in use."""
+    generator = np.random.default_rng(0)
+    rates = np.exp(generator.normal(0.0, 0.1, 2 * _ITERATIONS)) * np.repeat([1.0, 3.0, 1.0, 2.0], _ITERATIONS // 2)
     rates[10] *= 10.0
-    one, other = factory(), factory()
-    for rate in rates:
-        resumed = factory()
-        resumed.load_state_dict(_through_json(one.state_dict()))
-        factors = Factors(cpu_availability=float(generator.uniform()))
+    one, other, resumed = factory(), factory(), factory()
+    for iteration, rate in enumerate(rates):
+        if iteration % 4 == 0:
+            before = one.state_dict()
+            one.predict(Factors(gpu_availability=0.5))
+            assert one.state_dict() == before, "predicting changed what the predictor knows"
+            assert _through_json(before) == _through_json(resumed.state_dict()), "a checkpoint goes on to another state"
+            resumed = factory()
+            resumed.load_state_dict(_through_json(before))
+        if iteration == _ITERATIONS + _ITERATIONS // 2:
+            for predictor in (one, other, resumed):
+                predictor.restart()
+        factors = Factors(cpu_availability=float(generator.uniform(0.1, 1.0)))
         size = int(generator.integers(1, 100))
-        sample = Sample(samples=size, compute_seconds=float(rate) * size, factors=factors)
+        seconds = float(rate) * size / factors.cpu_availability
+        sample = Sample(samples=size, compute_seconds=seconds, factors=factors)
         predictions = []
         for predictor in (one, other, resumed):
             predictor.observe(sample)
             predictions.append(predictor.predict(factors))
         assert predictions[0] == predictions[1], "the same measurements led to different predictions"
         assert predictions[0] == predictions[2], "a predictor went on differently after a checkpoint"
-        assert _through_json(one.state_dict()) == _through_json(resumed.state_dict())
 
 
 def _problems(workers: int, batch: int) -> list[Problem]:

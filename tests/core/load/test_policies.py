@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import evenstep.core.load as load
 from evenstep.core.errors import ConfigError
-from evenstep.core.load import Equal, Predicted, Static
+from evenstep.core.load import Equal, Pairwise, PerEpoch, Predicted, Static
 from evenstep.core.values import UNLIMITED, Problem, Reports
 from evenstep.testing.conformance import check_load_policy
 
@@ -17,6 +17,8 @@ UNDER_TEST = {
     "static": lambda workers: Static(sizes=(128 - 8 * (workers - 1),) + (8,) * (workers - 1)),
     "predicted": lambda workers: Predicted(),
     "predicted without hysteresis": lambda workers: Predicted(min_gain=0.0, times="proportional", predictor="last"),
+    "pairwise": lambda workers: Pairwise(),
+    "per epoch": lambda workers: PerEpoch(),
 }
 
 
@@ -156,7 +158,7 @@ def test_another_number_of_workers_starts_equal_again():
     assert decided(resumed, 90, [1000, 2000, 2000]) == [45, 23, 22]
 
 
-@pytest.mark.parametrize("config", [Equal(), Static(sizes=(8, 8)), Predicted()])
+@pytest.mark.parametrize("config", [Equal(), Static(sizes=(8, 8)), Predicted(), Pairwise(), PerEpoch()])
 def test_every_load_makes_estimators_and_says_its_limits(config):
     estimator = config.estimator()
     for _ in range(3):

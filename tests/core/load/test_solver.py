@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.errors import ConfigError
-from evenstep.core.load.allocate import reachable, solve
-from evenstep.core.load.times import Affine, ThroughOrigin
-from evenstep.core.values import Problem
+from evenstep.core.load.allocate import Bounds, reachable, solve
+from evenstep.core.load.times import Affine, FlatStart, InMultiples, ThroughOrigin
 
 LARGEST = 12
 
@@ -32,6 +30,22 @@ class Steps:
         return (self.table <= nanoseconds).sum(axis=1) - 1
 
 
+@final
+class Counted:
+    """Counts how often the largest sizes are asked for."""
+
+    def __init__(self, times):
+        self.times = times
+        self.asked = 0
+
+    def nanoseconds(self, sizes):
+        return self.times.nanoseconds(sizes)
+
+    def largest(self, nanoseconds):
+        self.asked += 1
+        return self.times.largest(nanoseconds)
+
+
 @st.composite
 def curves(draw):
     workers = draw(st.integers(1, 3))
@@ -46,11 +60,13 @@ def affine(draw):
     def column(low, high):
         return ints(draw(st.lists(st.integers(low, high), min_size=workers, max_size=workers)))
 
-    return Affine(fixed_nanoseconds=column(0, 60), nanoseconds_per_sample=column(1, 20), flat_size=column(0, 5))
+    return FlatStart(
+        times=Affine(fixed_nanoseconds=column(0, 60), nanoseconds_per_sample=column(1, 20)), flat_size=column(0, 5)
+    )
 
 
 @st.composite
-def problems(draw, times):
+def limits(draw, times):
     workers = len(times.largest(0))
     multiple = draw(st.integers(1, 3))
     lower, sizes, upper = [], [], []
@@ -59,41 +75,44 @@ def problems(draw, times):
         lower.append(a * multiple)
         sizes.append(b * multiple)
         upper.append(c * multiple)
-    return Problem(global_batch_size=sum(sizes), minimum=ints(lower), maximum=ints(upper), multiple=multiple)
+    return Bounds.of(sum(sizes), ints(lower), ints(upper), multiple)
 
 
-def brute_force(times, problem):
-    choices = [
-        range(low, high + 1, problem.multiple) for low, high in zip(problem.minimum, problem.maximum, strict=True)
-    ]
+def unlimited(batch, workers):
+    return Bounds.of(batch, ints([1] * workers), ints([10**9] * workers), 1)
+
+
+def brute_force(times, bounds):
+    choices = [range(low, high + 1) for low, high in zip(bounds.lower, bounds.upper, strict=True)]
     return min(
-        int(times.nanoseconds(ints(sizes)).max())
-        for sizes in product(*choices)
-        if sum(sizes) == problem.global_batch_size
+        int(times.nanoseconds(ints(units) * bounds.multiple).max())
+        for units in product(*choices)
+        if sum(units) == bounds.units
     )
 
 
-def check_optimal(times, problem):
-    sizes = solve(times, problem)
-    best = brute_force(times, problem)
-    assert sizes.sum() == problem.global_batch_size
-    assert ((problem.minimum <= sizes) & (sizes <= problem.maximum)).all()
-    assert not (sizes % problem.multiple).any()
+def check_optimal(times, bounds):
+    sizes = solve(times, bounds)
+    best = brute_force(times, bounds)
+    units, rest = np.divmod(sizes, bounds.multiple)
+    assert not rest.any()
+    assert units.sum() == bounds.units
+    assert ((bounds.lower <= units) & (units <= bounds.upper)).all()
     assert times.nanoseconds(sizes).max() == best
-    assert reachable(times, problem, best)
-    assert not reachable(times, problem, best - 1)
+    assert reachable(times, bounds, best)
+    assert not reachable(times, bounds, best - 1)
 
 
 @given(st.data())
 def test_optimal_on_any_monotone_curves(data):
     times = data.draw(curves())
-    check_optimal(times, data.draw(problems(times)))
+    check_optimal(times, data.draw(limits(times)))
 
 
 @given(st.data())
 def test_optimal_on_lines_with_a_flat_start(data):
     times = data.draw(affine())
-    check_optimal(times, data.draw(problems(times)))
+    check_optimal(times, data.draw(limits(times)))
 
 
 @given(affine(), st.integers(0, 500))
@@ -110,25 +129,49 @@ def test_time_through_the_origin():
     assert times.largest(14).tolist() == [4, 2]
 
 
+@given(affine(), st.integers(1, 4), st.integers(0, 500))
+def test_multiples_count_in_multiples(times, multiple, nanoseconds):
+    counted = InMultiples(times=times, multiple=multiple)
+    largest = np.maximum(counted.largest(nanoseconds), 0)
+    assert (counted.nanoseconds(largest) == times.nanoseconds(largest * multiple)).all()
+    assert (counted.nanoseconds(largest + 1) > nanoseconds).all()
+
+
 def test_equal_workers_differ_by_one_multiple_at_most():
-    times = Affine(fixed_nanoseconds=ints([100] * 7), nanoseconds_per_sample=ints([10] * 7), flat_size=16)
+    lines = Affine(fixed_nanoseconds=ints([100] * 7), nanoseconds_per_sample=ints([10] * 7))
+    times = FlatStart(times=lines, flat_size=ints([16] * 7))
     for batch in (8 * 7, 16 * 7, 16 * 7 + 5, 1000):
-        problem = Problem(global_batch_size=batch, minimum=ints([1] * 7), maximum=ints([batch] * 7))
-        sizes = solve(times, problem)
+        sizes = solve(times, unlimited(batch, 7))
         assert sizes.max() - sizes.min() <= 1
 
 
 def test_the_closed_form_of_lines():
     # T = (X + sum(a / b)) / sum(1 / b)
     times = Affine(fixed_nanoseconds=ints([10**7, 2 * 10**7]), nanoseconds_per_sample=ints([10**6, 2 * 10**6]))
-    problem = Problem(global_batch_size=100, minimum=ints([1, 1]), maximum=ints([100, 100]))
-    assert solve(times, problem).tolist() == [70, 30]
+    assert solve(times, unlimited(100, 2)).tolist() == [70, 30]
 
 
-def test_sizes_that_cannot_be_are_refused():
+def test_where_only_one_answer_is_left():
     times = ThroughOrigin(nanoseconds_per_sample=ints([3, 5]))
-    with pytest.raises(ConfigError, match="raise the maximum"):
-        solve(times, Problem(global_batch_size=100, minimum=ints([1, 1]), maximum=ints([10, 10])))
+    assert solve(times, Bounds.of(8, ints([6, 2]), ints([9, 9]), 1)).tolist() == [6, 2]
+    assert solve(times, Bounds.of(8, ints([0, 0]), ints([2, 6]), 1)).tolist() == [2, 6]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_speeds_far_apart_and_limits_take_few_guesses(seed):
+    generator = np.random.default_rng(seed)
+    lines = Counted(
+        Affine(
+            fixed_nanoseconds=generator.integers(0, 10**9, 64),
+            nanoseconds_per_sample=np.exp(generator.uniform(0.0, 20.0, 64)).astype(np.int64) + 1,
+        )
+    )
+    bounds = Bounds.of(8000, ints([0] * 64), generator.integers(100, 500, 64), 1)
+    sizes = solve(lines, bounds)
+    makespan = int(lines.nanoseconds(sizes).max())
+    assert lines.asked < 30
+    assert reachable(lines, bounds, makespan)
+    assert not reachable(lines, bounds, makespan - 1)
 
 
 def test_ten_thousand_workers():
@@ -137,9 +180,9 @@ def test_ten_thousand_workers():
         fixed_nanoseconds=generator.integers(0, 10**8, 10_000),
         nanoseconds_per_sample=generator.integers(10**5, 10**7, 10_000),
     )
-    problem = Problem(global_batch_size=640_000, minimum=np.ones(10_000, np.int64), maximum=np.full(10_000, 10**6))
-    sizes = solve(times, problem)
+    bounds = unlimited(640_000, 10_000)
+    sizes = solve(times, bounds)
     makespan = int(times.nanoseconds(sizes).max())
     assert sizes.sum() == 640_000
-    assert reachable(times, problem, makespan)
-    assert not reachable(times, problem, makespan - 1)
+    assert reachable(times, bounds, makespan)
+    assert not reachable(times, bounds, makespan - 1)

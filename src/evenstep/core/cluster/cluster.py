@@ -16,6 +16,7 @@ from evenstep.core.cluster.table import Table, as_name, placed
 from evenstep.core.disturb.base import Disturbance
 from evenstep.core.disturb.chain import Chain
 from evenstep.core.disturb.device import Device
+from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.disturb.draw import derive_seed, require_seed
 from evenstep.core.disturb.per_worker import PerWorker
 from evenstep.core.disturb.require import require_at_least, require_positive
@@ -84,9 +85,14 @@ class Cluster:
         return PerWorker(parts_by_worker=tuple(worker.disturbance() for worker in self.workers))
 
     def largest_batch(self, worker: int) -> int:
-        """The samples that the memory of this worker's device holds; UNLIMITED where it has no emulated device."""
+        """The samples that this worker's device is said to hold; UNLIMITED where nothing is said."""
         device = self.workers[worker].device
         return UNLIMITED if device is None else device.largest_batch
+
+    def memory(self, worker: int) -> DeviceMemory | None:
+        """The memory of this worker's device, whose limit is to be learnt; None where nothing is said of it."""
+        device = self.workers[worker].device
+        return None if device is None else device.memory
 
 
 @final
@@ -106,7 +112,8 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
     * `[devices.NAME]`: either `per_sample`, with `fixed` ("0 s") and `flat` (0: samples up to which the time does not
       grow), or `measured`, a built-in curve ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750"), or `points`, a list such
       as `[[2, "30.5 ms"], [4, "46.8 ms"]]`. Beyond the largest measured batch the time follows the line through the
-      points from `fit_from` (16) samples up. `largest_batch`: the samples that its memory holds.
+      points from `fit_from` (16) samples up. `largest_batch`: the samples that its memory is known to hold. Or `memory`
+      and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learnt by trying.
     * `[links.NAME]`: `bandwidth`, `latency` ("0 s"). `[hosts.NAME]`: `link`.
     * `[[workers]]`: `device` (the real one), `host`, `disturb` (a list of names, applied in this order), `count` (1).
       Workers are numbered from 0 in the order of the file.
@@ -114,7 +121,8 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
       `shortest`, `longest`, in iterations), "from" (`factor`, `first`, and `until`, the iteration that is fast again),
       "jitter" (`spread`), "trace" (`factors`, one per iteration, repeating).
 
-    Durations are in s, ms or us, bandwidths in Gbit/s or Mbit/s, a spread in %; all are texts in quotes.
+    Durations are in s, ms or us, bandwidths in Gbit/s or Mbit/s, memories in GB, MB or KB, a spread in %; all are texts
+    in quotes.
 
     Args:
         text: The contents of the file.

@@ -52,5 +52,12 @@ BANDWIDTH: Final = Quantity(
 )
 """In bits per second."""
 
+CAPACITY: Final = Quantity(
+    description="memory size",
+    example="8 GB",
+    units=MappingProxyType({"GB": Decimal(10**9), "MB": Decimal(10**6), "KB": Decimal(10**3)}),
+)
+"""In bytes."""
+
 SHARE: Final = Quantity(description="share", example="5 %", units=MappingProxyType({"%": Decimal("1e-2")}))
 """As a fraction: 5 % is 0.05."""

@@ -2,23 +2,42 @@
 
 from typing import Final
 
-from evenstep.core.cluster.quantity import DURATION
+from evenstep.core.cluster.quantity import CAPACITY, DURATION
 from evenstep.core.cluster.table import Table, as_integer, as_quantity
 from evenstep.core.disturb.affine import AffineCurve
 from evenstep.core.disturb.base import Curve
 from evenstep.core.disturb.device import Device
+from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.disturb.measured import MEASURED_CURVES
 from evenstep.core.disturb.points import FIT_FROM, PointCurve
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 
 _AFFINE: Final = ("per_sample", "fixed", "flat")
+_MEMORY: Final = ("memory", "memory_fixed", "memory_per_sample")
 
 
 def read_device(table: Table) -> Device:
     """The device that a table describes; ConfigError where it describes none, or more than one."""
-    table.only((*_AFFINE, "measured", "points", "fit_from", "largest_batch"))
-    return Device(curve=_read_curve(table), largest_batch=table.integer("largest_batch", UNLIMITED, least=1))
+    table.only((*_AFFINE, "measured", "points", "fit_from", "largest_batch", *_MEMORY))
+    return Device(
+        curve=_read_curve(table),
+        largest_batch=table.integer("largest_batch", UNLIMITED, least=1),
+        memory=_read_memory(table),
+    )
+
+
+def _read_memory(table: Table) -> DeviceMemory | None:
+    given = [key for key in _MEMORY if key in table.entries]
+    if not given:
+        return None
+    if "memory" not in given or "memory_per_sample" not in given:
+        raise ConfigError(f"the key {given[0]!r} needs both 'memory' and 'memory_per_sample' beside it")
+    return DeviceMemory(
+        capacity_bytes=int(table.quantity("memory", CAPACITY)),
+        fixed_bytes=int(table.quantity("memory_fixed", CAPACITY, 0.0)),
+        bytes_per_sample=int(table.quantity("memory_per_sample", CAPACITY)),
+    )
 
 
 def _read_curve(table: Table) -> Curve:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.core.disturb.base import Curve
+from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 
@@ -17,6 +18,7 @@ class Device:
         curve: Seconds as a function of the batch size.
         largest_batch: The samples that its memory holds, from 1 to UNLIMITED. It is a fact for those who decide on
             batch sizes; a larger batch is not refused here, and takes what the curve says.
+        memory: A memory whose limit nobody is told: it is learnt from what the batches take.
 
     Raises:
         ConfigError: `largest_batch` lies outside its range.
@@ -24,6 +26,7 @@ class Device:
 
     curve: Curve
     largest_batch: int = UNLIMITED
+    memory: DeviceMemory | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside their ranges."""

@@ -3,8 +3,22 @@
 from evenstep.core.load.base import Load, LoadPolicy, Predictor, TimeModels
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.estimate import Estimator
+from evenstep.core.load.pairwise import Pairwise
+from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.predicted import Predicted
 from evenstep.core.load.static import Static
 
-__all__ = ["PREDICTORS", "Equal", "Estimator", "Load", "LoadPolicy", "Predicted", "Predictor", "Static", "TimeModels"]
+__all__ = [
+    "PREDICTORS",
+    "Equal",
+    "Estimator",
+    "Load",
+    "LoadPolicy",
+    "Pairwise",
+    "PerEpoch",
+    "Predicted",
+    "Predictor",
+    "Static",
+    "TimeModels",
+]

@@ -6,14 +6,17 @@ from typing import Final, Literal, Self, cast, final
 import numpy as np
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.allocate.shares import shares
+from evenstep.core.load.allocate.bounds import Bounds
+from evenstep.core.load.allocate.shares import share_out
 from evenstep.core.load.allocate.solver import reachable, solve
-from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.base import LoadPolicy, TimeModels
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.times.affine import Affine
 from evenstep.core.load.times.fixed_part import FixedPart
+from evenstep.core.load.times.flat_start import FlatStart
+from evenstep.core.load.times.proportional import ThroughOrigin
 from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
 
 _ERRORS_TO_MOVE: Final = 2
@@ -86,15 +89,16 @@ class PredictedPolicy:
         rates = self._rates
         if rates is None or len(rates.per_sample) != problem.workers or not rates.per_sample.all():
             return equal_sizes(problem)
-        times = Affine(fixed_nanoseconds=rates.fixed, nanoseconds_per_sample=rates.per_sample, flat_size=rates.flat)
+        bounds = Bounds.of(problem.global_batch_size, problem.minimum, problem.maximum, problem.multiple)
+        times = rates.times()
         if present is None:
-            return _plan(times, problem)
+            return _plan(times, bounds)
         makespan = int(times.nanoseconds(present).max())
         gain_ppm = max(self._min_gain_ppm, _ERRORS_TO_MOVE * int(rates.error_ppm.max()))
         goal = makespan * max(_PPM - gain_ppm, 0) // _PPM
-        if not reachable(times, problem, goal):
+        if not reachable(times, bounds, goal):
             return present
-        sizes = _plan(times, problem)
+        sizes = _plan(times, bounds)
         # Whole samples can keep the proportional sizes from the gain that the solver could reach.
         return sizes if int(times.nanoseconds(sizes).max()) < makespan else present
 
@@ -148,6 +152,14 @@ class _Rates:
     error_ppm: IntArray
     flat: IntArray
 
+    def times(self) -> TimeModels:
+        """How long each worker takes for a size."""
+        flat = bool(self.flat.any())
+        if not flat and not self.fixed.any():
+            return ThroughOrigin(nanoseconds_per_sample=self.per_sample)
+        lines = Affine(fixed_nanoseconds=self.fixed, nanoseconds_per_sample=self.per_sample)
+        return FlatStart(times=lines, flat_size=self.flat) if flat else lines
+
     def completed_by(self, earlier: Self) -> Self:
         """These rates, with the earlier ones of workers that have none now; of as many workers, or not at all."""
         known = self.per_sample > 0
@@ -158,17 +170,11 @@ class _Rates:
         )
 
 
-def _plan(times: Affine, problem: Problem) -> IntArray:
+def _plan(times: TimeModels, bounds: Bounds) -> IntArray:
     """The sizes that the paper gives, from scratch."""
-    if times.fixed_nanoseconds.any() or np.any(times.flat_size):
-        return solve(times, problem)
-    return shares(
-        problem.global_batch_size,
-        _SPEED_UNIT // times.nanoseconds_per_sample,
-        lower=problem.minimum,
-        upper=problem.maximum,
-        multiple=problem.multiple,
-    )
+    if isinstance(times, ThroughOrigin):
+        return share_out(bounds, _SPEED_UNIT // times.nanoseconds_per_sample)
+    return solve(times, bounds)
 
 
 def _satisfies(sizes: IntArray, problem: Problem) -> bool:
@@ -176,7 +182,6 @@ def _satisfies(sizes: IntArray, problem: Problem) -> bool:
     return (
         len(sizes) == problem.workers
         and int(sizes.sum()) == problem.global_batch_size
-        and bool((sizes >= problem.minimum).all())
-        and bool((sizes <= problem.maximum).all())
+        and bool(((problem.minimum <= sizes) & (sizes <= problem.maximum)).all())
         and (problem.multiple == 1 or not (sizes % problem.multiple).any())
     )

@@ -7,5 +7,21 @@ Everything here speaks of *positions*: position p of an epoch is the p-th sample
 from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, split
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead, Share
+from evenstep.core.samples.micro_batch import MicroBatch, micro_batches
+from evenstep.core.samples.period import ends_period
+from evenstep.core.samples.weighting import WEIGHTINGS
 
-__all__ = ["Ledger", "Lookahead", "Share", "Slice", "part_of", "reassign", "short_slice_sizes", "split"]
+__all__ = [
+    "WEIGHTINGS",
+    "Ledger",
+    "Lookahead",
+    "MicroBatch",
+    "Share",
+    "Slice",
+    "ends_period",
+    "micro_batches",
+    "part_of",
+    "reassign",
+    "short_slice_sizes",
+    "split",
+]

@@ -18,18 +18,14 @@ class Share:
 
     `positions` are what it computes on. Where it has `samples` = 0 they are a copy of somebody else's sample, to be
     weighted 0, because a backward must still take place; where it has fewer than the minimum, its own repeat.
-    `sizes` (shape [workers]) are everybody's real counts; they sum to the slice exactly.
+    `sizes` (shape [workers]) are everybody's real counts; they sum to the slice exactly. `ends_epoch`: it is the last.
     """
 
     iteration: int
     positions: tuple[int, ...]
     samples: int
     sizes: IntArray
-
-    @property
-    def weight(self) -> float:
-        """This worker's part of the mean over the slice, x_i / X."""
-        return self.samples / int(self.sizes.sum())
+    ends_epoch: bool = False
 
 
 class _Planned:
@@ -121,6 +117,7 @@ class Lookahead:
             positions=planned.needed * copies if copies > 1 else planned.needed,
             samples=samples,
             sizes=planned.sizes,
+            ends_epoch=planned.cut.iteration == self._ledger.iterations - 1,
         )
 
     def advance(self) -> None:

@@ -35,9 +35,10 @@ class Bounds:
             raise ConfigError(
                 f"the global batch of {total} samples is not a multiple of {multiple}: change one of the two"
             )
-        units = total // multiple
-        least = np.maximum(-(-lower // multiple), 0)
-        most = np.minimum(upper // multiple, units)
+        units, least, most = total, lower, upper
+        if multiple > 1:
+            units, least, most = total // multiple, -(-lower // multiple), upper // multiple
+        least, most = np.maximum(least, 0), np.minimum(most, units)
         if (needed := int(least.sum())) > units:
             raise ConfigError(
                 f"{len(least)} workers need at least {needed * multiple} samples together, more than the global batch "

@@ -33,33 +33,32 @@ def shares(total: int, weights: IntArray, *, lower: IntArray, upper: IntArray, m
     Raises:
         ConfigError: where the limits admit no such sizes.
     """
-    bounds = Bounds.of(total, lower, upper, multiple)
-    weights = _scaled(weights, bounds.units)
-    sizes = np.zeros_like(bounds.lower)
+    return share_out(Bounds.of(total, lower, upper, multiple), weights)
+
+
+def share_out(bounds: Bounds, weights: IntArray) -> IntArray:
+    """As `shares`, for bounds that are known already."""
+    pull, lower, upper, units = _scaled(weights, bounds.units), bounds.lower, bounds.upper, bounds.units
+    sizes = np.empty_like(lower)
     rest = np.arange(len(sizes))
-    units = bounds.units
     while len(rest):
-        pull, lower, upper = weights[rest], bounds.lower[rest], bounds.upper[rest]
-        if not pull.any():
-            pull = np.ones_like(pull)
         whole = int(pull.sum())
+        if not whole:
+            pull, whole = np.ones_like(pull), len(pull)
         ideal = pull * units
-        above = np.maximum(ideal - upper * whole, 0)
-        below = np.maximum(lower * whole - ideal, 0)
-        excess, lack = int(above.sum()), int(below.sum())
-        if not excess and not lack:
+        above, below = ideal - upper * whole, lower * whole - ideal
+        if int(np.maximum(above, below).max()) <= 0:
             sizes[rest] = _largest_remainder(ideal, whole, units)
             break
-        pinned = np.zeros(len(rest), dtype=np.bool_)
-        if excess >= lack:
-            pinned |= above > 0
-        if lack >= excess:
-            pinned |= below > 0
-        limit = np.where(above > 0, upper, lower)[pinned]
+        over, under = above > 0, below > 0
+        excess, lack = int(above[over].sum()), int(below[under].sum())
+        pinned = over if excess > lack else under if lack > excess else over | under
+        limit = np.where(over, upper, lower)[pinned]
         sizes[rest[pinned]] = limit
         units -= int(limit.sum())
-        rest = rest[~pinned]
-    return sizes * multiple
+        free = ~pinned
+        rest, pull, lower, upper = rest[free], pull[free], lower[free], upper[free]
+    return sizes * bounds.multiple
 
 
 def _largest_remainder(ideal: IntArray, whole: int, units: int) -> IntArray:
@@ -72,8 +71,8 @@ def _largest_remainder(ideal: IntArray, whole: int, units: int) -> IntArray:
 
 def _scaled(weights: IntArray, units: int) -> IntArray:
     """The weights, shifted down as far as units * sum(weights) needs to stay within 64 bits; none becomes 0 by it."""
-    if (weights < 0).any():
-        raise ConfigError(f"a weight of {int(weights.min())} is negative: weights start at 0")
+    if (least := int(weights.min(initial=0))) < 0:
+        raise ConfigError(f"a weight of {least} is negative: weights start at 0")
     room = _PRODUCT_BITS - units.bit_length() - len(weights).bit_length()
     shift = int(weights.max(initial=0)).bit_length() - room
     return np.maximum(weights >> shift, np.minimum(weights, 1)) if shift > 0 else weights

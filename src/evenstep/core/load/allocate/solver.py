@@ -1,72 +1,100 @@
 """The sizes that finish earliest: minimises the largest predicted time, in exact integers."""
 
+from typing import Final
+
 import numpy as np
 
 from evenstep.core.load.allocate.bounds import Bounds
 from evenstep.core.load.allocate.shares import shares
 from evenstep.core.load.base import TimeModels
-from evenstep.core.values import IntArray, Problem
+from evenstep.core.load.times.in_multiples import InMultiples
+from evenstep.core.values import IntArray
+
+_HALVE_EVERY: Final = 4
 
 
-def solve(times: TimeModels, problem: Problem) -> IntArray:
+def solve(times: TimeModels, bounds: Bounds) -> IntArray:
     """Sizes with the smallest possible largest predicted time (LB-BSP, the problem of its section on GPU clusters).
 
-    The smallest T, in nanoseconds, at which the workers' largest sizes within T sum to the global batch is found by
-    bisection, guided by interpolation; both ends of the bracket are moved to the nearest time at which some size
-    changes, so that few steps are needed. Workers that would need exactly T for their next samples share what is then
-    left, in proportion to their sizes. The papers give no solver; this one is ours.
+    Looks for the least T, in nanoseconds, within which the workers' largest sizes sum to the batch or more. The first
+    guess takes each model for a straight line. A guess whose sizes are k too many shows that T is at least the k+1-th
+    latest of the times at which the workers then end, and one whose sizes are k too few that T is at most the k-th
+    earliest of the times at which they would end with one more each. That bound is the next guess, and mostly T itself.
+    Where there is none the bracket is interpolated, and now and then halved, so that no model takes many guesses.
+
+    Workers that would need exactly T for their next samples share what is then left, in proportion to their sizes. The
+    papers give no solver; this one is ours.
 
     Args:
         times: monotone time models of all workers.
-        problem: what the sizes must satisfy.
+        bounds: what the sizes must satisfy.
 
     Returns:
         The sizes in samples, int64 of shape [workers]; they sum to the global batch.
-
-    Raises:
-        ConfigError: where the problem's limits admit no sizes.
     """
-    batch, multiple = problem.global_batch_size, problem.multiple
-    bounds = Bounds.of(batch, problem.minimum, problem.maximum, multiple)
-    lower, upper = bounds.lower * multiple, bounds.upper * multiple
-    start = shares(batch, np.ones_like(lower), lower=lower, upper=upper, multiple=multiple)
-    above_least, below_most = start > lower, start < upper
-    if not above_least.any() or not below_most.any():
-        return start
-    # At `high` every worker has its start; below `low` + 1 none has more, and the slowest of those that could has less.
-    high = int(times.nanoseconds(start)[above_least].max())
-    low = min(int(times.nanoseconds(start + multiple)[below_most].min()), high) - 1
-    few, many = _within(times, low, lower, upper, multiple), _within(times, high, lower, upper, multiple)
-    missing, surplus = batch - int(few.sum()), int(many.sum()) - batch
-    interpolate = True
-    while high - low > 1:
-        step = (high - low) * missing // (missing + surplus) if interpolate else (high - low) // 2
-        interpolate = not interpolate
-        sizes = _within(times, min(max(low + step, low + 1), high - 1), lower, upper, multiple)
-        over = int(sizes.sum()) - batch
+    units, lower, upper = bounds.units, bounds.lower, bounds.upper
+    missing, surplus = units - int(lower.sum()), 0
+    if not missing:
+        return lower * bounds.multiple
+    times = _in_units(times, bounds)
+    # T is more than `low`, where the sizes lack `missing`, and at most `high`, where `surplus` are too many.
+    low, high = -1, None
+    guess = _on_straight_lines(times, bounds)
+    guesses = 0
+    while True:
+        guesses += 1
+        sizes = _within(times, guess, bounds)
+        over = int(sizes.sum()) - units
+        if over >= 0 and guess == low + 1:
+            break
+        bound = None
         if over >= 0:
-            many, surplus = sizes, over
-            high = int(times.nanoseconds(sizes)[sizes > lower].max())
+            ends = np.sort(times.nanoseconds(sizes)[sizes > lower])
+            high, surplus = int(ends[-1]), over
+            if over < len(ends) and ends[-1 - over] > low + 1:
+                bound = int(ends[-1 - over])
+                low = bound - 1
+            if high == low + 1:
+                break
         else:
-            few, missing = sizes, -over
-            low = int(times.nanoseconds(sizes + multiple)[sizes < upper].min()) - 1
-    if not surplus:
-        return many
-    return shares(batch, many, lower=few, upper=many, multiple=multiple)
+            ends = np.sort(times.nanoseconds(sizes + 1)[sizes < upper])
+            low, missing = int(ends[0]) - 1, -over
+            if missing <= len(ends) and (high is None or ends[missing - 1] < high):
+                high = bound = int(ends[missing - 1])
+        if high is None:
+            guess = 2 * guess + 1
+        elif guesses % _HALVE_EVERY == 0:
+            guess = (low + 1 + high) // 2
+        elif bound is None:
+            guess = low + max((high - low) * missing // (missing + surplus), 1)
+        else:
+            guess = bound
+    if over:
+        sizes = shares(units, sizes, lower=_within(times, low, bounds), upper=sizes)
+    return sizes * bounds.multiple
 
 
-def reachable(times: TimeModels, problem: Problem, nanoseconds: int) -> bool:
-    """Whether some sizes that satisfy the problem all finish within the given time; much cheaper than to solve it."""
-    multiple = problem.multiple
-    bounds = Bounds.of(problem.global_batch_size, problem.minimum, problem.maximum, multiple)
-    lower, upper = bounds.lower * multiple, bounds.upper * multiple
-    sizes = _within(times, nanoseconds, lower, upper, multiple)
-    return int(sizes.sum()) >= problem.global_batch_size and int(times.nanoseconds(lower).max()) <= nanoseconds
+def reachable(times: TimeModels, bounds: Bounds, nanoseconds: int) -> bool:
+    """Whether some sizes within the bounds all finish within the given time; much cheaper than to solve it."""
+    times = _in_units(times, bounds)
+    sizes = _within(times, nanoseconds, bounds)
+    return int(sizes.sum()) >= bounds.units and int(times.nanoseconds(bounds.lower).max()) <= nanoseconds
 
 
-def _within(times: TimeModels, nanoseconds: int, lower: IntArray, upper: IntArray, multiple: int) -> IntArray:
+def _in_units(times: TimeModels, bounds: Bounds) -> TimeModels:
+    return times if bounds.multiple == 1 else InMultiples(times=times, multiple=bounds.multiple)
+
+
+def _within(times: TimeModels, nanoseconds: int, bounds: Bounds) -> IntArray:
     """The largest sizes that finish within the time, clipped to the limits."""
-    largest = times.largest(nanoseconds)
-    if multiple > 1:
-        largest = largest // multiple * multiple
-    return np.minimum(np.maximum(largest, lower), upper)
+    return np.minimum(np.maximum(times.largest(nanoseconds), bounds.lower), bounds.upper)
+
+
+def _on_straight_lines(times: TimeModels, bounds: Bounds) -> int:
+    """When all end, were each model the line through an equal share and twice that, and the sizes without limits."""
+    workers = len(bounds.lower)
+    share = max(bounds.units // workers, 1)
+    sizes = np.full(workers, share)
+    ends = times.nanoseconds(sizes)
+    speeds = share / np.maximum(times.nanoseconds(sizes + sizes) - ends, 1)
+    return max(int((bounds.units - share * workers + float(speeds @ ends)) / float(speeds.sum())), 0)

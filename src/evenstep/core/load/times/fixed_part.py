@@ -1,7 +1,7 @@
 """Finds the part of one worker's time that does not depend on the batch size, from the iterations as they come."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Self, cast, final
 
 from evenstep.core.load.predict.change import Change, Verdict
@@ -52,7 +52,9 @@ class FixedPart:
 
     def effective(self, sample: Sample) -> Sample:
         """The iteration with the fixed part counted as samples."""
-        return replace(sample, samples=sample.samples + self._samples)
+        return Sample(
+            samples=sample.samples + self._samples, compute_seconds=sample.compute_seconds, factors=sample.factors
+        )
 
     def observe(self, sample: Sample) -> bool:
         """Take in one measured iteration, oldest first; True where that changed c.
@@ -148,21 +150,30 @@ class _Line:
     def through(cls, samples: list[Sample], noise: float) -> Self | None:
         """By least squares of the relative residuals, since noise is relative; None where the sizes are too alike."""
         sizes = [sample.samples for sample in samples]
-        if max(sizes) < (1.0 + _LEAST_SPREAD) * min(sizes):
+        least = min(sizes)
+        if max(sizes) < (1.0 + _LEAST_SPREAD) * least:
             return None
-        # Scaled by the last time, so that the weights neither overflow nor vanish.
+        # Scaled by the last time and the least size, so that the sums neither overflow nor vanish. The weight of a
+        # time is its inverse square, and that times the time its inverse.
         unit = samples[-1].compute_seconds
-        times = [sample.compute_seconds / unit for sample in samples]
-        weights = [time**-2 for time in times]
-        total = sum(weights)
-        size = sum(w * x for w, x in zip(weights, sizes, strict=True)) / total
-        level = sum(w * t for w, t in zip(weights, times, strict=True)) / total
-        offsets = [x / size - 1.0 for x in sizes]
-        spread = sum(w * d * d for w, d in zip(weights, offsets, strict=True))
-        slope = sum(w * d * t for w, d, t in zip(weights, offsets, times, strict=True)) / spread
-        elasticity = slope / level
-        error = noise * math.sqrt(1.0 / spread + elasticity**2 / total) / level
-        return cls(size=size, elasticity=elasticity, error=error)
+        w = wd = wdd = wt = wdt = 0.0
+        for sample in samples:
+            inverse = unit / sample.compute_seconds
+            offset = sample.samples / least - 1.0
+            weight = inverse * inverse
+            w += weight
+            wd += weight * offset
+            wdd += weight * offset * offset
+            wt += inverse
+            wdt += inverse * offset
+        size = 1.0 + wd / w
+        level = wt / w
+        spread = (wdd - wd * wd / w) / size**2
+        if spread <= 0.0:
+            return None
+        elasticity = (wdt - wd * wt / w) / (size * spread * level)
+        error = noise * math.sqrt(1.0 / spread + elasticity**2 / w) / level
+        return cls(size=size * least, elasticity=elasticity, error=error)
 
 
 def _mean_log_rate(samples: list[Sample], fixed: float) -> float:

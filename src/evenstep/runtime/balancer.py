@@ -1,0 +1,249 @@
+"""One worker's side of the question *how much*: measures its compute, and follows the policy on what all tell.
+
+It does not communicate: an engine takes its row to the others, and brings back everybody's.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from typing import cast, final
+
+import numpy as np
+
+from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.estimate import Estimator
+from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
+from evenstep.runtime.device_memory import LearntLimit
+from evenstep.runtime.factors import FactorSampler
+from evenstep.runtime.hold import Hold
+from evenstep.runtime.iteration import Iteration
+from evenstep.runtime.stopwatch import Stopwatch
+from evenstep.runtime.workers import Workers
+from evenstep.telemetry import Recorder
+
+
+@final
+class Balancer:
+    """Keeps a worker's sizes, its clock and its estimate through the iterations of a training run.
+
+    Attributes:
+        iteration: The iteration in hand, or the last one; None before the first.
+        problem: What the sizes must satisfy now.
+        policy: What decides the sizes.
+        estimator: What this worker knows of its own speed.
+        hold: Emulated slowness; None where there is none.
+        closed: Whether the run is over.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: Workers,
+        policy: LoadPolicy,
+        estimator: Estimator,
+        problem: Problem,
+        stopwatch: Stopwatch,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        hold: Hold | None = None,
+        factors: FactorSampler | None = None,
+        memory: LearntLimit | None = None,
+    ) -> None:
+        self.workers = workers
+        self.policy = policy
+        self.estimator = estimator
+        self.problem = problem
+        self.hold = hold
+        self.iteration: Iteration | None = None
+        self.closed = False
+        self._sampler = factors
+        self._memory = memory
+        self._maximum = problem.maximum
+        self._stopwatch = stopwatch
+        self._recorder = recorder
+        self._clock = clock
+        self._several_measurements = False
+        self._entered: float | None = None
+        self._sizes: IntArray | None = None
+        self._number = 0
+        # The factors known before the latest iterations, the newest last; a measurement may be one iteration late.
+        self._factors = deque([Factors()] * (2 + stopwatch.late), maxlen=2 + stopwatch.late)
+
+    # Sizes.
+
+    def next_sizes(self, epoch: int) -> IntArray:
+        """Everybody's sizes for the next iteration, which is of this epoch; alike on every worker."""
+        if self.problem.epoch != epoch:
+            self.problem = replace(self.problem, epoch=epoch)
+        sizes = self.policy.allocate(self.problem).sizes
+        if self._sizes is None or not np.array_equal(sizes, self._sizes):
+            self._recorder.record({"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist()})
+            self._sizes = sizes
+        return sizes
+
+    def planned_sizes(self) -> IntArray:
+        """Everybody's sizes as planned last."""
+        return self.next_sizes(self.problem.epoch) if self._sizes is None else self._sizes
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest samples that a worker can compute on."""
+        return int(self.problem.minimum[self.workers.rank])
+
+    def set_global_batch_size(self, global_batch_size: int) -> None:
+        """Share out another global batch from now on.
+
+        Raises:
+            ConfigError: It cannot be shared out among these workers.
+        """
+        problem = replace(self.problem, global_batch_size=global_batch_size)
+        self.policy.allocate(problem)
+        self.problem = problem
+
+    # An iteration.
+
+    def enter_loader(self) -> None:
+        """The script asks for the next batch: compute pauses."""
+        self._stopwatch.pause()
+        self._entered = self._clock()
+
+    def begin(self, share: Share, piece: MicroBatch, epoch: int) -> Iteration:
+        """A batch is handed out: the clock of its compute runs from here.
+
+        It goes on with the iteration before where that one has not been synchronised.
+        """
+        now = self._clock()
+        entered = now if self._entered is None else self._entered
+        before = self.iteration
+        goes_on = before is not None and before.paused is None
+        if not goes_on:
+            self._stopwatch.restart()
+            if self.hold is not None:
+                self.hold.begin_iteration()
+            if self._memory is not None:
+                self._memory.begin()
+        if piece.first:
+            self._number += 1
+        self.iteration = Iteration(
+            number=self._number - 1,
+            epoch=epoch,
+            share=share,
+            piece=piece,
+            batch_sizes=[len(piece.positions)],
+            samples=piece.samples,
+            passes=int(piece.first),
+            entered=entered,
+            input_seconds=now - entered,
+        )
+        if goes_on and before is not None:
+            self.iteration.go_on_from(before)
+        if self.hold is not None:
+            self.hold.require_memory(len(piece.positions))
+        self._stopwatch.run()
+        return self.iteration
+
+    def compute_goes_on(self) -> None:
+        """Run the clock of compute, where it is not running."""
+        self._stopwatch.run()
+
+    def compute_pauses(self) -> None:
+        """Stop the clock of compute."""
+        self._stopwatch.pause()
+
+    def compute_seconds(self) -> float:
+        """Compute since the iteration began; the clock must have been stopped."""
+        return self._stopwatch.read()
+
+    def compute_ends(self) -> None:
+        """This worker's gradient is complete: stop the clock, after holding it where slowness is emulated."""
+        now = self.iteration
+        if now is None:
+            return
+        self.compute_pauses()
+        if self.hold is not None:
+            elapsed = self._stopwatch.read()
+            self.compute_goes_on()
+            self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
+            self.compute_pauses()
+        now.paused = self._clock()
+
+    def row(self, now: Iteration) -> list[int]:
+        """Take in what was measured of this iteration, and what this worker tells the others of it."""
+        lap = self._stopwatch.lap(sum(now.batch_sizes), now.passes)
+        samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
+        if not now.observed:
+            self._sample(now)
+        self._observe(now, samples, microseconds)
+        estimate = self.estimator.estimate(self._factors[-1])
+        return [
+            samples,
+            microseconds,
+            estimate.nanoseconds_per_sample,
+            estimate.fixed_nanoseconds,
+            estimate.error_ppm,
+            estimate.flat_size,
+            UNLIMITED if self._memory is None else self._memory.largest_size(),
+        ]
+
+    def _sample(self, now: Iteration) -> None:
+        """What drives the speed of the next iteration, and what this one took of the memory."""
+        self._factors.append(Factors() if self._sampler is None else self._sampler.sample())
+        if self._memory is not None:
+            self._memory.observe(max(now.batch_sizes))
+
+    def learn(self, reports: Reports) -> None:
+        """The iteration is over, and this is what everybody told of it: the next sizes rest on it."""
+        self.policy.observe(reports)
+        self.problem = replace(self.problem, maximum=np.minimum(self._maximum, reports.largest_size))
+        if self.iteration is not None and self.iteration.paused is not None:
+            ended = self._clock() if self._entered is None else self._entered
+            event = self.iteration.event(reports, self.workers.rank, ended)
+            self._recorder.record({**event, "factors": list(astuple(self._factors[0]))})
+
+    def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
+        """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.
+
+        Where an iteration has several synchronised backwards (two models, say), each measurement contains those before
+        it and replaces them.
+        """
+        if now.observed and now.estimator_before is None:
+            self._several_measurements = True  # Known from the next iteration on; this one keeps its first.
+            return
+        if now.estimator_before is not None:
+            self.estimator.load_state_dict(now.estimator_before)
+        elif self._several_measurements:
+            now.estimator_before = self.estimator.state_dict()
+        now.observed = True
+        self.estimator.observe(samples, microseconds / 1e6, self._factors[0])
+
+    # A run.
+
+    @property
+    def overruns(self) -> int:
+        """Iterations whose real work took longer than the emulated time."""
+        return 0 if self.hold is None else self.hold.overruns
+
+    def state_dict(self) -> State:
+        """What the sizes are decided from; any one worker's serves them all, its own estimator's memory only itself."""
+        return {
+            "workers": self.workers.count,
+            "worker": self.workers.rank,
+            "policy": self.policy.state_dict(),
+            "estimator": self.estimator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint; with another number of workers the speeds are learnt anew."""
+        if state["workers"] != self.workers.count:
+            return
+        self.policy.load_state_dict(cast("State", state["policy"]))
+        if state["worker"] == self.workers.rank:
+            self.estimator.load_state_dict(cast("State", state["estimator"]))
+
+    def close(self) -> None:
+        """End the recording and the sampling."""
+        self.closed = True
+        self._recorder.close()
+        if self._sampler is not None:
+            self._sampler.close()

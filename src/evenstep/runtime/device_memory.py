@@ -1,0 +1,81 @@
+"""How much of its device's memory a worker's batches take, and how large they may become."""
+
+from typing import Protocol, final
+
+import torch
+
+from evenstep.core.disturb.device_memory import DeviceMemory
+from evenstep.core.load.memory import MemoryModel
+
+
+class MemoryProbe(Protocol):
+    """Measures the peak memory of an iteration.
+
+    `capacity_bytes` is what this process can have; `base_bytes` what it has taken before it trains.
+    """
+
+    capacity_bytes: int
+    base_bytes: int
+
+    def begin(self) -> None:
+        """An iteration begins: forget the peak before."""
+
+    def peak_bytes(self, batch_size: int) -> int:
+        """The peak since then, of an iteration whose largest batch had that size."""
+
+
+@final
+class CudaMemory:
+    """A CUDA device through PyTorch's allocator, whose free cache counts as free."""
+
+    def __init__(self, device: torch.device) -> None:
+        free, _ = torch.cuda.mem_get_info(device)
+        self._device = device
+        self.capacity_bytes = free + torch.cuda.memory_reserved(device)
+        self.base_bytes = torch.cuda.memory_allocated(device)
+
+    def begin(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self, batch_size: int) -> int:
+        """As the host sees it when the backward pass has been launched: allocations are made by the host."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+@final
+class EmulatedMemory:
+    """The memory of an emulated device."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        self.capacity_bytes = memory.capacity_bytes
+        self.base_bytes = memory.fixed_bytes
+
+    def begin(self) -> None:
+        """Nothing to forget: the peak follows from the size."""
+
+    def peak_bytes(self, batch_size: int) -> int:
+        return self._memory.peak_bytes(batch_size)
+
+
+@final
+class LearntLimit:
+    """The largest batch of this worker, learnt from the peaks of its iterations; `failed` did not fit earlier."""
+
+    def __init__(self, probe: MemoryProbe, *, failed: int | None = None) -> None:
+        self._probe = probe
+        self._model = MemoryModel(capacity_bytes=probe.capacity_bytes, base_bytes=probe.base_bytes)
+        if failed is not None:
+            self._model.out_of_memory(failed)
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self._probe.begin()
+
+    def observe(self, batch_size: int) -> None:
+        """The iteration's compute is over; `batch_size` is its largest batch."""
+        self._model.observe(batch_size, self._probe.peak_bytes(batch_size))
+
+    def largest_size(self) -> int:
+        """The largest batch that is safe, in samples; UNLIMITED as long as nothing is known."""
+        return self._model.largest_size()

@@ -1,0 +1,55 @@
+"""What the loader, the model and the optimizer need of an engine: the part that communicates."""
+
+from typing import Protocol
+
+from evenstep.core.samples import MicroBatch, Share
+from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.workers import Workers
+
+
+class Engine(Protocol):
+    """Keeps one worker in step with the others.
+
+    The loader calls `enter_loader` and `begin` around each hand-out, the model's wrapper calls `forward_begins`, and
+    the optimizer calls `before_step`. Errors of collectives that nothing typed can carry are kept until the next of
+    `before_step` and `enter_loader`; no weight changes after one.
+    """
+
+    workers: Workers
+    balancer: Balancer
+
+    def enter_loader(self) -> None:
+        """The script asks for the next batch: the one before is done with.
+
+        Raises:
+            WorkerLostError: A worker died or stopped.
+            DisagreementError: Workers disagree on what they did.
+        """
+
+    def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
+        """This piece of a share is handed out."""
+
+    def weigh_by(self, count: int) -> None:
+        """Weigh this worker's present batch by `count` over everybody's, instead of by samples.
+
+        Raises:
+            ConfigError: The count is negative or not whole, no batch is in hand, or the scheme cannot heed it.
+        """
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the batch in hand is the last before the optimizer steps."""
+
+    def forward_begins(self, model: int, *, synchronises: bool) -> None:
+        """A forward pass of the model of that index, whose backward will, or will not, synchronise."""
+
+    def before_step(self) -> None:
+        """Before any weight changes.
+
+        Raises:
+            WorkerLostError, DisagreementError: As `enter_loader`.
+            ConfigError: The optimizer must not step now.
+        """
+
+    def close(self) -> None:
+        """End the pulse and the recording, and leave this engine's process groups."""

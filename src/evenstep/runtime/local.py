@@ -1,0 +1,143 @@
+"""The local engine: each worker trains alone for some iterations, then all average their models (local SGD)."""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+import torch.distributed as dist
+
+from evenstep.core.errors import EvenstepError
+from evenstep.core.samples import MicroBatch, Share, ends_period
+from evenstep.core.values import Reports
+from evenstep.runtime.average import average, averaged_tensors
+from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.exchange import Exchange
+from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
+from evenstep.runtime.liveness import Liveness, explained
+
+
+@final
+class LocalEngine:
+    """An `Engine` whose workers step alone and meet every `period` iterations.
+
+    What was computed on between two averages is one iteration to the balancer and in the event log. The average takes
+    place when the script asks for the next batch, so after its optimizer has stepped.
+    """
+
+    def __init__(
+        self,
+        *,
+        balancer: Balancer,
+        period: int,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        wait: Callable[[float], None],
+        clock: Callable[[], float],
+        liveness: Liveness | None = None,
+    ) -> None:
+        self.balancer = balancer
+        self.workers = balancer.workers
+        self._period = period
+        self._models = models
+        self._optimizers = optimizers
+        self._clock = clock
+        self._wait = wait
+        self._liveness = liveness
+        self._exchange = Exchange(self.workers, columns=3 + Reports.columns())
+        self._reports: Reports | None = None
+        self._units = 0
+        self._count = 0
+        self._weighed = False
+        self._in_hand = False
+        self._begun_at = 0.0
+        if self.workers.device_group is not None:
+            # As DistributedDataParallel does: all start from the first worker's model.
+            for model in models:
+                for tensor in (*model.parameters(), *model.buffers()):
+                    dist.broadcast(tensor.detach(), group=self.workers.device_group, group_src=0)
+
+    # The loader's side.
+
+    def enter_loader(self) -> None:
+        self.balancer.compute_pauses()
+        now = self.balancer.iteration
+        if now is not None and self._in_hand:
+            self._finish(now)
+        self.balancer.enter_loader()
+        if self._reports is not None:
+            self.balancer.learn(self._reports)
+            self._reports = None
+
+    def _finish(self, now: Iteration) -> None:
+        """The iteration in hand is over: hold the worker where it is emulated, meet the others where that is due."""
+        self._in_hand = False
+        self._units += self._count
+        hold = self.balancer.hold
+        if hold is not None:
+            elapsed = self.balancer.compute_seconds() - self._begun_at
+            self.balancer.compute_goes_on()
+            hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes[-1:], elapsed_seconds=elapsed)
+            self.balancer.compute_pauses()
+        if ends_period(now.share, self._period):
+            try:
+                self._meet(now)
+            except (RuntimeError, EvenstepError) as error:
+                raise explained(error, self._liveness, self._wait) from error
+
+    def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
+        before = self.balancer.iteration
+        goes_on = before is not None and before.paused is None
+        self._begun_at = self.balancer.compute_seconds() if goes_on and self.balancer.hold is not None else 0.0
+        if self.balancer.hold is not None:
+            self.balancer.hold.begin_iteration()
+        self.balancer.begin(share, piece, epoch)
+        self._in_hand = True
+        self._count = piece.samples
+
+    def weigh_by(self, count: int) -> None:
+        """The averages then weigh each worker by the units that it counted, instead of by samples."""
+        self._count = units_of(self.balancer.iteration, count)
+        self._weighed = True
+
+    def close(self) -> None:
+        self.balancer.close()
+        if self._liveness is not None:
+            self._liveness.close()
+        self.workers.leave()
+
+    # The model's and the optimizer's side.
+
+    @property
+    def synchronises(self) -> bool:
+        return True
+
+    def forward_begins(self, model: int, *, synchronises: bool) -> None:
+        self.balancer.compute_goes_on()
+
+    def before_step(self) -> None:
+        """A copy of somebody else's sample teaches nothing: its gradients are dropped."""
+        now = self.balancer.iteration
+        if now is not None and self._in_hand and not now.share.samples:
+            for model in self._models:
+                for parameter in model.parameters():
+                    parameter.grad = None
+
+    # In between.
+
+    def _meet(self, now: Iteration) -> None:
+        """Average the models, and exchange what everybody has measured."""
+        now.paused = self._clock()
+        tensors = averaged_tensors(self._models, self._optimizers)
+        numbers = sum(tensor.numel() for tensor in tensors)
+        row = [now.fingerprint(weighed=self._weighed), self._units, numbers, *self.balancer.row(now)]
+        self._exchange.start(row)
+        table = self._exchange.finish()
+        assert table is not None
+        # Also that all have as many numbers to average: a worker that never stepped has no momentum yet.
+        require_same_iteration(table[:, 0] ^ table[:, 2], now)
+        total = int(table[:, 1].sum())
+        if self.workers.device_group is not None and total:
+            average(tensors, self._units / total, self.workers.device_group)
+        now.synchronised_seconds = self._clock() - now.paused
+        self._units, self._weighed = 0, False
+        self._reports = Reports.from_table(table[:, 3:])

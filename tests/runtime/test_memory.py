@@ -1,0 +1,63 @@
+"""Memory that is learnt: sizes stay below what fits, and a batch that did not fit is remembered."""
+
+import pytest
+from support import training
+from support.processes import results, run_workers
+from support.training import Run
+
+from evenstep.core.cluster import parse_cluster
+
+# Worker 0 is fast enough for 24 of 36 samples, and holds 19.
+MEMORY = """
+[devices.fast]
+per_sample = "2 ms"
+memory = "2 GB"
+memory_fixed = "100 MB"
+memory_per_sample = "100 MB"
+[devices.slow]
+per_sample = "8 ms"
+[[workers]]
+device = "fast"
+[[workers]]
+device = "slow"
+count = 2
+"""
+KNOWN = """
+[devices.small]
+per_sample = "2 ms"
+largest_batch = 19
+[[workers]]
+device = "small"
+count = 3
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("scheme", ["lb-bsp", "lb-bsp:tuner=pairwise", "dbs", "local-sgd:period=2,load=lb-bsp"])
+def test_a_size_that_does_not_fit_is_never_tried(scheme):
+    run = Run(samples=360, batch_size=12, epochs=5, scheme=scheme, options={"emulate": parse_cluster(MEMORY)})
+    values = results(run_workers(training.train, 3, run))
+    largest = max(sizes[0] for sizes in values[0]["sizes"])
+    assert 16 <= largest <= 19
+    assert all(sum(sizes) == 36 for sizes in values[0]["sizes"])
+
+
+@pytest.mark.multiprocess
+def test_micro_batches_need_no_more_memory_than_one():
+    run = Run(
+        scheme="lb-bsp:micro_batch=2",
+        samples=1080,
+        batch_size=12,
+        epochs=1,
+        options={"emulate": parse_cluster(MEMORY)},
+    )
+    values = results(run_workers(training.train_in_micro_batches, 3, run, "zero first"))
+    assert values[0]["batches"] > 1.2 * values[1]["batches"]
+    assert values[0]["largest"] == 2
+
+
+@pytest.mark.multiprocess
+def test_a_micro_batch_that_does_not_fit_is_refused():
+    run = Run(scheme="bsp:micro_batch=20", batch_size=20, options={"emulate": parse_cluster(KNOWN)})
+    for outcome in run_workers(training.train, 3, run):
+        assert "micro-batches of 20 samples do not fit" in outcome.error
