@@ -29,7 +29,7 @@ from evenstep.telemetry.recorder import read_events
 from evenstep.testing.baseline import PlainDDP, plain_loader
 
 WORKERS, VICTIM = 2, 1
-BATCH, EPOCH_ITERATIONS, WARMUP = 384, 15, 5
+BATCH, EPOCH_ITERATIONS, WARMUP = 480, 15, 10
 STEPS, FEATURES, HIDDEN, CLASSES = 64, 32, 256, 10
 TURN_ITERATIONS = (20, 60)
 TRACES = Path(__file__).parent / "traces"
@@ -82,7 +82,7 @@ def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args()
-    always, by_turns = (30, 120) if not options.quick else (15, 45)
+    always, by_turns = (30, 105) if not options.quick else (15, 45)
     if options.quick:
         options.repetitions = 1
     variants = tuple(name for name, scheme in ALL.items() if scheme is None or _exists(scheme))

@@ -14,6 +14,7 @@ import torch
 
 from evenstep.core.values import Factors
 from evenstep.runtime.factors import factor_sampler
+from evenstep.runtime.factors.control_groups import group_folders
 from evenstep.runtime.factors.cores import Cores, share_left, usable_cores
 from evenstep.runtime.factors.cpu import CpuAvailability
 from evenstep.runtime.factors.gpu import GpuAvailability, GpuShares
@@ -26,7 +27,6 @@ CPU = torch.device("cpu")
 ATTEMPTS = 12
 PATIENCE_SECONDS = 6.0
 """Other processes of the machine may disturb a test; so often and so long it looks for an undisturbed stretch."""
-GROUPS = Path("/sys/fs/cgroup/cpu")
 
 needs_record = pytest.mark.skipif(
     RunQueue(Path("/")).recent_share() is None, reason="this kernel does not show /proc/thread-self/sched"
@@ -82,7 +82,7 @@ def test_a_slow_reading_is_taken_seldom():
         taken.append(clock.now)
         clock.now += 0.002
 
-    spaced = Spaced(read, seconds=0.1, clock=clock)
+    spaced = Spaced(read, seconds=0.1, clock=clock, processor_time=clock)
     for _ in range(40):
         spaced.value()
         clock.now += 0.1
@@ -332,17 +332,20 @@ def group():
 
     It weighs far more than all others, so that a busy machine does not disturb what happens in it.
     """
-    folder = GROUPS / f"evenstep-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError:
+    membership = Path("/proc/self/cgroup").read_text() if sys.platform == "linux" else ""
+    present = [each for each in group_folders(Path("/"), "cpu", membership) if (each / "cpu.cfs_quota_us").exists()]
+    if not present or not os.access(present[0] / "cgroup.procs", os.W_OK):
         yield None
         return
-    (folder / "cpu.shares").write_text(str(2**18))
-    (folder / "cgroup.procs").write_text(str(os.getpid()))
-    yield folder
-    (GROUPS / "cgroup.procs").write_text(str(os.getpid()))
-    folder.rmdir()
+    own, folder = present[0], present[0] / f"evenstep-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / "cpu.shares").write_text(str(2**18))
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+        yield folder
+    finally:
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        folder.rmdir()
 
 
 @pytest.fixture
@@ -453,13 +456,13 @@ def test_a_competitor_that_came_late_shows_in_full(pinned, sampler):
 
 @needs_record
 @needs_two_cores
-def test_a_real_quota_bounds_before_it_is_felt(pinned, sampler, group):
+def test_a_real_quota_shows_and_ends(pinned, sampler, group):
     if group is None:
         pytest.skip("needs root and a writable control group of version 1 for cpu")
     (group / "cpu.cfs_period_us").write_text("10000")
-    compute(0.05)
-    sampler.sample()
+    assert shows(sampler, 0.93, 1.0, got=1.0)
     (group / "cpu.cfs_quota_us").write_text("4000")
+    compute(0.06)
     assert sampler.sample().cpu_availability <= 0.4
     assert shows(sampler, 0.3, 0.4, got=0.4)
     (group / "cpu.cfs_quota_us").write_text("-1")

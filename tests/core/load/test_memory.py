@@ -65,9 +65,9 @@ def test_nothing_is_known_at_first():
     assert memory.largest_size() == UNLIMITED
 
 
-@given(devices(), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=30), st.booleans())
-def test_no_size_that_it_allows_exceeds_the_capacity(device, fractions, base_known):
-    memory = model(device, base_known=base_known)
+@given(devices(), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=30), st.booleans(), st.sampled_from([0.0, 0.05]))
+def test_no_size_that_it_allows_exceeds_the_capacity(device, fractions, base_known, margin):
+    memory = model(device, base_known=base_known, margin=margin)
     for fraction in fractions:
         fed(memory, device, [max(int(fraction * device.limit), 1)])
         assert memory.largest_size() <= device.limit
@@ -94,6 +94,14 @@ def test_two_sizes_are_enough_to_come_near_the_limit(device, small, large):
 def test_one_size_is_enough_where_the_base_is_known(device, fraction):
     memory = fed(model(device, base_known=True), device, [int(fraction * device.limit)])
     assert 0.85 * device.limit - 1 <= memory.largest_size() <= device.limit
+
+
+def test_rounding_counts_against_the_slope_and_against_the_limit():
+    memory = MemoryModel(capacity_bytes=800 * MIB, margin=0.0, rounding_bytes=20 * MIB)
+    memory.observe(40, 500 * MIB)
+    memory.observe(60, 600 * MIB)
+    # 100 MiB may have been 120 for 20 samples; of the 300 that are left above the smaller size, rounding may take 20.
+    assert memory.largest_size() == 40 + 280 // 6
 
 
 def test_one_size_and_no_base_is_taken_in_proportion():

@@ -109,7 +109,7 @@ def test_multiples(run):
     assert makespan(TABLE, coarse)[-1] <= 1.05 * best(multiples, 512)
 
 
-@pytest.mark.parametrize("level", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("level", [0.0, 0.03])
 @pytest.mark.parametrize(("worker", "factor"), [(0, 2.0), (0, 1.3), (3, 2.0), (3, 1 / 3)])
 def test_a_persistent_change_is_met_and_its_end_too(run, noise, level, worker, factor):
     factors = noise(level, 1, (500, 4))
@@ -123,12 +123,19 @@ def test_a_persistent_change_is_met_and_its_end_too(run, noise, level, worker, f
     assert (again[450:] <= 1.05).all()
 
 
-@pytest.mark.parametrize(("workers", "level"), [(2, 0.1), (4, 0.1), (4, 0.3), (16, 0.3)])
+def test_a_slow_drift_is_followed(run):
+    slowdown = 1.0 + 2.0 * np.clip((np.arange(1000) - 100) / 600, 0.0, 1.0)
+    _, times = run(4, 512, 1000, lambda i, k, x: TABLE[i, x] * (slowdown[k] if i == 0 else 1.0), load=Pairwise())
+    optima = [best(TABLE * [[slowdown[k]], [1.0], [1.0], [1.0]], 512) for k in range(100, 1000, 100)]
+    assert times.max(axis=1)[100:].mean() <= 1.06 * np.mean(optima)
+
+
+@pytest.mark.parametrize(("workers", "level"), [(2, 0.1), (4, 0.3), (16, 0.3)])
 def test_jitter_on_equal_workers_costs_no_more_than_one_per_cent(run, noise, workers, level):
-    for seed in range(3):
-        factors = noise(level, seed, (400, workers))
+    for seed in range(2):
+        factors = noise(level, seed, (300, workers))
         load = Pairwise()
-        sizes, times = run(workers, 64 * workers, 400, lambda i, k, x, f=factors: 1e-3 * x * f[k, i], load=load)
+        sizes, times = run(workers, 64 * workers, 300, lambda i, k, x, f=factors: 1e-3 * x * f[k, i], load=load)
         assert times.max(axis=1).mean() <= 1.01 * 64e-3 * factors.max(axis=1).mean()
         assert len(moves(sizes)) <= 12
 
@@ -280,7 +287,7 @@ def test_another_number_of_workers_starts_equal_again():
     assert np.abs(sizes[-1] - [22, 23, 45]).max() <= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data())
 def test_the_limits_hold_whatever_was_measured(data):
     workers, multiple = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))

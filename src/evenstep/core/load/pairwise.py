@@ -1,7 +1,7 @@
 """Moves samples from the slowest worker to the fastest until nothing is gained: LB-BSP's tuner for GPU clusters."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Self, cast, final
+from typing import Final, cast, final
 
 import numpy as np
 
@@ -13,14 +13,12 @@ from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.move import Move, find_move
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.time_window import TimeWindow
+from evenstep.core.load.tuning import Tuning
 from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
 
 _STEPS_IN_A_SHARE: Final = 6
 _LARGEST_WINDOW: Final = 4
 _PATIENCE: Final = 8
-_EVEN_PPM: Final = 20_000
-_GROWN_PPM: Final = 50_000
-_STEADY: Final = 3
 _TIMES_TO_ADOPT: Final = 2
 
 
@@ -62,7 +60,7 @@ class PairwisePolicy:
         self._reported = False
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
         self._window = TimeWindow(0)
-        self._tuning = _Tuning(step=1, window=window, directions=[])
+        self._tuning = Tuning(step=1, window=window, directions=[])
 
     def observe(self, reports: Reports) -> None:
         """Take in what all workers reported of one iteration; it counts where all report the present sizes."""
@@ -111,7 +109,7 @@ class PairwisePolicy:
         self._others = cast("int", state["others"])
         self._reported = cast("bool", state["reported"])
         self._sizes = np.array(state["sizes"], dtype=np.int64)
-        self._tuning = _Tuning.from_state(cast("State", state["tuning"]))
+        self._tuning = Tuning.from_state(cast("State", state["tuning"]))
         self._window = TimeWindow.from_state(cast("State", state["window"]))
 
     def _begin(self, sizes: IntArray, problem: Problem) -> None:
@@ -125,11 +123,11 @@ class PairwisePolicy:
         self._sizes = sizes
         self._window = TimeWindow(len(sizes))
 
-    def _restored(self, problem: Problem) -> "_Tuning":
+    def _restored(self, problem: Problem) -> Tuning:
         """The first step, in whole multiples, and the first window."""
         step = self._first_step or problem.global_batch_size // problem.workers // _STEPS_IN_A_SHARE
         step = max(step // problem.multiple, 1) * problem.multiple
-        return _Tuning(step=step, window=self._first_window, directions=[0] * problem.workers)
+        return Tuning(step=step, window=self._first_window, directions=[0] * problem.workers)
 
     def _look(self, problem: Problem) -> None:
         """Every few iterations: move samples, measure for longer, or rest."""
@@ -154,7 +152,7 @@ class PairwisePolicy:
         elif move.samples <= problem.multiple:
             self._settle(move, problem)
         else:
-            self._tuning.change_step(self._half(move, problem), self._longer_window())
+            self._tuning.change_step(_half(move, problem), self._longer_window())
             self._tuning.last = None
             self._change(_fitted(last.taken_back(self._sizes), problem))
 
@@ -165,7 +163,7 @@ class PairwisePolicy:
             if move.samples <= problem.multiple:
                 self._settle(move, problem)
                 return
-            tuning.change_step(self._half(move, problem), self._longer_window())
+            tuning.change_step(_half(move, problem), self._longer_window())
             tuning.reference_ppm = move.gap_ppm
         elif tuning.goes_on(move) and tuning.step < first.step:
             tuning.change_step(min(2 * tuning.step, first.step), max(tuning.window // 2, first.window))
@@ -200,9 +198,6 @@ class PairwisePolicy:
             self._window = TimeWindow(len(sizes))
         else:
             self._change(sizes)
-
-    def _half(self, move: Move, problem: Problem) -> int:
-        return max(move.samples // 2 // problem.multiple, 1) * problem.multiple
 
     def _longer_window(self) -> int:
         return min(2 * self._tuning.window, _LARGEST_WINDOW * self._first_window)
@@ -243,53 +238,8 @@ class Pairwise:
         return Estimator(PREDICTORS["change"])
 
 
-@final
-@dataclass(slots=True, kw_only=True)
-class _Tuning:
-    """How the tuner proceeds now.
-
-    Attributes:
-        step: How many samples a move is at most.
-        window: How many iterations a move rests on, at the least.
-        directions: For each worker, the steps it got less those it gave since the step is what it is.
-        last: The last move, if it can still be taken back.
-        reference_ppm: The largest gap that is no sign of a change: at rest what it had settled at, before that the
-            largest since the step is what it is; None as long as the step is the first.
-        rests: Whether only a change can move samples.
-    """
-
-    step: int
-    window: int
-    directions: list[int]
-    last: Move | None = None
-    reference_ppm: int | None = None
-    rests: bool = False
-
-    @classmethod
-    def from_state(cls, state: State) -> Self:
-        fields = cast("dict[str, Any]", state)
-        last = None if fields["last"] is None else Move(**fields["last"])
-        return cls(**{**fields, "directions": list(fields["directions"]), "last": last})
-
-    def wants(self, move: Move) -> bool:
-        """Whether the move is worth making without any change of the workers."""
-        return not self.rests and move.gap_ppm > _EVEN_PPM
-
-    def has_grown(self, move: Move) -> bool:
-        """Whether the gap is larger than can be without a change, or a last move that made it so."""
-        return self.reference_ppm is not None and move.gap_ppm > self.reference_ppm + _GROWN_PPM
-
-    def oscillates(self, move: Move) -> bool:
-        """Whether a worker would go back the way it came at this step."""
-        return self.directions[move.giver] > 0 or self.directions[move.taker] < 0
-
-    def goes_on(self, move: Move) -> bool:
-        """Whether a worker has gone this way so often that the step must be too small."""
-        return -self.directions[move.giver] >= _STEADY or self.directions[move.taker] >= _STEADY
-
-    def change_step(self, step: int, window: int) -> None:
-        self.step, self.window = step, window
-        self.directions = [0] * len(self.directions)
+def _half(move: Move, problem: Problem) -> int:
+    return max(move.samples // 2 // problem.multiple, 1) * problem.multiple
 
 
 def _fitted(sizes: IntArray, problem: Problem) -> IntArray:

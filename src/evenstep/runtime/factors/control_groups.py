@@ -56,13 +56,14 @@ class GroupFiles:
             return
         self._close_files()
         self._membership = membership
-        for folder in _all_folders(self._root, self._controller, membership.decode()):
+        for folder in group_folders(self._root, self._controller, membership.decode()):
             for names in self._versions:
                 if all((folder / name).exists() for name in names):
                     self._files.append(tuple(KernelFile(folder / name) for name in names))
 
 
-def _all_folders(root: Path, controller: str, membership: str) -> list[Path]:
+def group_folders(root: Path, controller: str, membership: str) -> list[Path]:
+    """The folders of a process's groups, its own first; `membership` is its `/proc/PID/cgroup`."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:

@@ -43,12 +43,14 @@ class KernelFile:
 
 
 def number(text: bytes, name: bytes) -> int | None:
-    """The number on the line that begins with that name, as in `MemTotal: 12 kB`; None where there is none.
+    """The number behind the first place where that name stands, as in `MemTotal: 12 kB`; None where there is none.
 
     >>> number(b"MemTotal: 12 kB", b"MemTotal")
     12
     """
-    lines = b"\n" + text
-    at = lines.find(b"\n" + name)
-    words = [] if at < 0 else lines[at + 1 + len(name) :][:100].lstrip(b" \t:").split(None, 1)
+    at = text.find(name)
+    if at < 0:
+        return None
+    end = at + len(name)
+    words = text[end : end + 80].lstrip(b" \t:").split(None, 1)
     return int(words[0]) if words and words[0].isdigit() else None

@@ -49,8 +49,11 @@ class MemoryAvailability:
         available, whole = self._available_and_whole()
         least = available / whole
         for limit_file, used_file, statistics_file in self._groups.present():
-            limit, used = _integer(limit_file), _integer(used_file)
-            if limit is not None and used is not None and 0 < limit <= whole:
+            limit = _integer(limit_file)
+            if limit is None or not 0 < limit <= whole:
+                continue
+            used = _integer(used_file)
+            if used is not None:
                 least = min(least, (limit - used + _reclaimable(statistics_file)) / limit)
         return min(max(least, 0.0), 1.0)
 

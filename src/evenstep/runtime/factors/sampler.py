@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 import torch
 
@@ -11,14 +11,28 @@ from evenstep.runtime.factors.base import FactorSampler
 from evenstep.runtime.factors.cpu import CpuAvailability
 from evenstep.runtime.factors.gpu import GpuAvailability, GpuShares
 from evenstep.runtime.factors.memory import MemoryAvailability
+from evenstep.runtime.factors.spaced import Spaced
+
+_CPU_SECONDS: Final = 0.05
 
 
 @final
 class MachineSampler:
-    """Reads the machine; `gpu` is None for a worker that computes on the CPU."""
+    """Reads the machine; `gpu` is None for a worker that computes on the CPU.
 
-    def __init__(self, *, cpu: CpuAvailability, memory: MemoryAvailability, gpu: GpuAvailability | None = None) -> None:
+    Iterations shorter than 50 ms share a reading: the CPU's is a mean over about as long.
+    """
+
+    def __init__(
+        self,
+        *,
+        cpu: CpuAvailability,
+        memory: MemoryAvailability,
+        gpu: GpuAvailability | None,
+        clock: Callable[[], float],
+    ) -> None:
         self._cpu = cpu
+        self._cpu_availability = Spaced(cpu.read, seconds=_CPU_SECONDS, clock=clock, rests=0.0)
         self._memory = memory
         self._gpu = gpu
 
@@ -26,7 +40,7 @@ class MachineSampler:
         """The factors now."""
         gpu = GpuShares() if self._gpu is None else self._gpu.read()
         return Factors(
-            cpu_availability=self._cpu.read(),
+            cpu_availability=self._cpu_availability.value(),
             memory_availability=self._memory.read(),
             gpu_availability=gpu.time,
             gpu_memory_availability=gpu.memory,
@@ -61,4 +75,5 @@ def factor_sampler(
         cpu=CpuAvailability(root, threads=threads, clock=clock),
         memory=MemoryAvailability(root, clock=clock),
         gpu=gpu,
+        clock=clock,
     )

@@ -20,7 +20,8 @@ _FURTHEST: Final = 4.0
 _FORGET_EVERY: Final = 10
 _RETENTION: Final = 0.995
 _FIRST_OUTPUT: Final = 0.3
-_FIRST_VARIANCE: Final = 0.1
+_HIDDEN_VARIANCE: Final = 0.3
+_OUTPUT_VARIANCE: Final = 0.1
 _NOISE_MEMORY: Final = 50
 _LEAST_NOISE: Final = 1e-3
 
@@ -62,8 +63,8 @@ class NarxNetwork:
         self._first_output[:_HIDDEN] = random.normal(0.0, _FIRST_OUTPUT, _HIDDEN)
         self._hidden = self._first_hidden.copy()
         self._output = self._first_output.copy()
-        self._hidden_covariance: _Floats = np.tile(np.eye(width + 1) * _FIRST_VARIANCE, (_HIDDEN, 1, 1))
-        self._output_covariance: _Floats = np.eye(_HIDDEN + width + 1) * _FIRST_VARIANCE
+        self._hidden_covariance: _Floats = np.tile(np.eye(width + 1) * _HIDDEN_VARIANCE, (_HIDDEN, 1, 1))
+        self._output_covariance: _Floats = np.eye(_HIDDEN + width + 1) * _OUTPUT_VARIANCE
         self._means: _Floats = np.zeros(width)
         self._variances: _Floats = np.zeros(width)
         self._inverse_scales = _inverse(self._variances)
@@ -158,9 +159,14 @@ class NarxNetwork:
         """Return weights and covariances a little to the first ones."""
         self._hidden += (1.0 - _RETENTION) * (self._first_hidden - self._hidden)
         self._output += (1.0 - _RETENTION) * (self._first_output - self._output)
-        for covariance in (*self._hidden_covariance, self._output_covariance):
-            covariance *= _RETENTION**2
-            covariance.reshape(-1)[:: len(covariance) + 1] += (1.0 - _RETENTION**2) * _FIRST_VARIANCE
+        for covariance in self._hidden_covariance:
+            _return(covariance, _HIDDEN_VARIANCE)
+        _return(self._output_covariance, _OUTPUT_VARIANCE)
+
+
+def _return(covariance: _Floats, first_variance: float) -> None:
+    covariance *= _RETENTION**2
+    covariance.reshape(-1)[:: len(covariance) + 1] += (1.0 - _RETENTION**2) * first_variance
 
 
 def _inverse(variances: _Floats) -> _Floats:
