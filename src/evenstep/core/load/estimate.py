@@ -5,30 +5,32 @@ from collections.abc import Callable
 from typing import Final, cast, final
 
 from evenstep.core.load.base import Predictor
-from evenstep.core.load.times.fixed_part import FixedPart
+from evenstep.core.load.times.shape import Shape
 from evenstep.core.values import Estimate, Factors, Sample, State
 
 _LARGEST_RATE: Final = 10**12
 _LARGEST_FIXED: Final = 10**15
 _LARGEST_ERROR: Final = 10**7
+_LARGEST_SIZE: Final = 10**9
 _CLOCK_STEP: Final = 1e-9
 _SAME_SIZE: Final = 0.1
 
 
 @final
 class Estimator:
-    """Predicts one worker's time from its own iterations: t = s * (c + x), x samples, c the fixed part in samples.
+    """Predicts one worker's time from its own iterations: t = s * (c + max(x, f)) for x samples.
 
-    `predictor` follows s, the seconds per effective sample; c is fitted beside it, or 0 for a worker whose time is in
-    proportion to its size. A slowdown scales s and keeps c. The first `warmup` iterations (allocator, kernel search,
+    `predictor` follows s, the seconds per effective sample. c, the fixed part, and f, the flat start, both in samples,
+    are fitted beside it as the `shape` of its time; without one both are 0, and time is in proportion to the size. A
+    slowdown scales s and keeps the shape. The first `warmup` iterations (allocator, kernel search,
     compilation) and iterations without a sample are not counted.
     """
 
-    __slots__ = ("_fixed", "_predictor", "_seen", "_warmup")
+    __slots__ = ("_predictor", "_seen", "_shape", "_warmup")
 
-    def __init__(self, predictor: Callable[[], Predictor], *, fixed: FixedPart | None = None, warmup: int = 2) -> None:
+    def __init__(self, predictor: Callable[[], Predictor], *, shape: Shape | None = None, warmup: int = 2) -> None:
         self._predictor = predictor()
-        self._fixed = fixed
+        self._shape = shape
         self._warmup = warmup
         self._seen = 0
 
@@ -46,16 +48,16 @@ class Estimator:
         sample = Sample(
             samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or Factors()
         )
-        if self._fixed is None:
+        if self._shape is None:
             self._predictor.observe(sample)
-        elif self._fixed.observe(sample):
-            # Other sizes than today's found the line; the speed on it is today's, where a curve is no line.
+        elif self._shape.observe(sample):
+            # Other sizes than today's found the shape; the speed on it is today's, where a curve is no line.
             self._predictor.restart()
-            for past in self._fixed.window:
+            for past in self._shape.window:
                 if abs(past.samples / samples - 1.0) < _SAME_SIZE:
-                    self._predictor.observe(self._fixed.effective(past))
+                    self._predictor.observe(self._shape.effective(past))
         else:
-            self._predictor.observe(self._fixed.effective(sample))
+            self._predictor.observe(self._shape.effective(sample))
 
     def estimate(self, factors: Factors | None = None) -> Estimate:
         """The next iteration's time, given what is known before it; all zero as long as nothing is known."""
@@ -63,11 +65,12 @@ class Estimator:
         if prediction is None:
             return Estimate()
         rate = prediction.seconds_per_sample * 1e9
-        fixed = 0.0 if self._fixed is None else rate * self._fixed.samples
+        fixed = 0.0 if self._shape is None else rate * self._shape.fixed_samples
         return Estimate(
             nanoseconds_per_sample=max(_integer(rate, _LARGEST_RATE), 1),
             fixed_nanoseconds=_integer(fixed, _LARGEST_FIXED),
             error_ppm=_integer(prediction.relative_error * 1e6, _LARGEST_ERROR),
+            flat_size=0 if self._shape is None else _integer(self._shape.flat_samples, _LARGEST_SIZE),
         )
 
     def state_dict(self) -> State:
@@ -75,15 +78,15 @@ class Estimator:
         return {
             "seen": self._seen,
             "predictor": self._predictor.state_dict(),
-            "fixed": None if self._fixed is None else self._fixed.state_dict(),
+            "shape": None if self._shape is None else self._shape.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on where the given state was taken."""
         self._seen = cast("int", state["seen"])
         self._predictor.load_state_dict(cast("State", state["predictor"]))
-        if self._fixed is not None:
-            self._fixed.load_state_dict(cast("State", state["fixed"]))
+        if self._shape is not None:
+            self._shape.load_state_dict(cast("State", state["shape"]))
 
 
 def _integer(value: float, largest: int) -> int:

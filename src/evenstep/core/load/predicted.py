@@ -14,9 +14,9 @@ from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.times.affine import Affine
-from evenstep.core.load.times.fixed_part import FixedPart
 from evenstep.core.load.times.flat_start import FlatStart
 from evenstep.core.load.times.proportional import ThroughOrigin
+from evenstep.core.load.times.shape import Shape
 from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
 
 _ERRORS_TO_MOVE: Final = 2
@@ -138,8 +138,8 @@ class Predicted:
 
     def estimator(self) -> Estimator:
         """A new estimator of one worker's speed."""
-        fixed = FixedPart() if self.times == "affine" else None
-        return Estimator(PREDICTORS[self.predictor], fixed=fixed, warmup=self.warmup)
+        shape = Shape() if self.times == "affine" else None
+        return Estimator(PREDICTORS[self.predictor], shape=shape, warmup=self.warmup)
 
 
 @final

@@ -25,7 +25,7 @@ class CpuAvailability:
     * It is what the worker could have. A thread with one competitor on its core reads a half, computing or waiting.
     * It is the state at the end of the window, not the mean over it. The mean tells no more than the speed that was
       measured in the same window; a competitor that came in the middle of it shows in the state alone. The scheduler's
-      own averages tell it (`RunQueue.recent_share`), to a few per cent, with the competitors' number and weights in it.
+      own averages tell it (`RunQueue.recent_share`), with the competitors' number and weights in it.
     * The cgroup's quota is read as it stands, so that a change of it shows before it is felt.
 
     The scheduler's averages are those of the calling thread. Where it has hardly run lately, or there are none, or the

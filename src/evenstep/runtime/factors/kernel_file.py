@@ -17,7 +17,7 @@ class KernelFile:
     def __init__(self, path: Path, largest: int = 4096) -> None:
         self._largest = largest
         try:
-            self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file: int | None = os.open(path, os.O_RDONLY)
         except OSError:
             self._file = None
 

@@ -11,8 +11,8 @@ Value = TypeVar("Value")
 class Spaced(Generic[Value]):
     """A reading that is kept until `seconds` have passed since it was taken, and `rests` times what it took.
 
-    The second condition bounds the cost where a reading is slow: /proc/stat takes a millisecond on a machine with
-    hundreds of cores. What it took is processor time, because on a busy machine a reading may be interrupted for long.
+    The second condition bounds the cost where a reading is slow, such as /proc/stat, which lists every core. What it
+    took is processor time, because on a busy machine a reading may be interrupted for long.
 
     Args:
         read: Takes the reading.

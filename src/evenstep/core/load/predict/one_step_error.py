@@ -19,11 +19,6 @@ class OneStepError:
         self._mean_square = 0.0
 
     @property
-    def count(self) -> int:
-        """How many predictions were compared."""
-        return self._count
-
-    @property
     def root(self) -> float:
         """The root of the mean square; 0 before any comparison."""
         return math.sqrt(self._mean_square)
