@@ -173,7 +173,8 @@ def _engine(
         recorder=recorder,
         clock=clock,
         hold=hold,
-        factors=factor_sampler(device, clock),
+        # What this machine has to give says nothing of an emulated device.
+        factors=None if hold is not None else factor_sampler(device, clock),
         memory=_learnt_limit(device, agreement),
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
