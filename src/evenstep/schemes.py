@@ -92,7 +92,7 @@ def bsp(*, micro_batch: int | None = None) -> Scheme:
 def lb_bsp(
     *,
     predictor: str = "change",
-    times: Literal["affine", "proportional"] = "affine",
+    times: Literal["affine", "proportional"] | None = None,
     tuner: Literal["solver", "pairwise"] = "solver",
     exchange: Literal["overlapped", "blocking"] = "overlapped",
     micro_batch: int | None = None,
@@ -113,7 +113,8 @@ def lb_bsp(
     Args:
         predictor: How a worker predicts its speed: a name of `evenstep.core.load.PREDICTORS`, `narx` for the paper's.
         times: `proportional` (time through the origin, LB-BSP's model of CPU workers) or `affine` (a fixed part and a
-            flat start too).
+            flat start too). By default `affine` with `change`, and `proportional` with the others: where sizes follow
+            a speed from iteration to iteration, times stay alike, which a fit takes for a fixed part.
         tuner: `solver` (sizes from the predicted times at once) or `pairwise` (LB-BSP's tuner for GPU clusters, which
             predicts nothing and moves samples from the slowest worker to the fastest).
         exchange: `overlapped` or `blocking`; see `Scheme`.
@@ -137,10 +138,12 @@ def lb_bsp(
     step = _step_of_sizes(multiple, micro_batch)
     load: Load
     if tuner == "pairwise":
-        if (predictor, times) != ("change", "affine"):
+        if (predictor, times) != ("change", None):
             raise ConfigError("the pairwise tuner predicts nothing: leave out predictor and times, or tuner=pairwise")
         load = Pairwise(minimum=minimum, maximum=maximum, multiple=step)
     else:
+        if times is None:
+            times = "affine" if predictor == "change" else "proportional"
         load = Predicted(predictor=predictor, times=times, minimum=minimum, maximum=maximum, multiple=step)
     name = _spelled("lb-bsp", lb_bsp, arguments)
     return Scheme(name=name, load=load, exchange=exchange, micro_batch=micro_batch)
@@ -248,8 +251,7 @@ def parse_scheme(text: str) -> Scheme:
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in parameters:
-            hint = nearest(key, parameters) if parameters else "it takes none"
-            raise ConfigError(f"the scheme {name!r} has no parameter {key!r}: {hint}")
+            raise ConfigError(f"the scheme {name!r} has no parameter {key!r}: {nearest(key, parameters)}")
         if not equals or not value:
             raise ConfigError(f"the parameter {key!r} of {text!r} has no value: write {key}=...")
         if key in arguments:

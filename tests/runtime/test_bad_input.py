@@ -57,7 +57,7 @@ def refusal(model=None, optimizer=None, loader=None, **options):
         ({"scheme": "lb-bsp:multiple=eight"}, "whole number, not 'eight'"),
         ({"scheme": "lb-bsp:multiple"}, "has no value"),
         ({"scheme": "lb-bsp:multiple=3"}, "multiple"),
-        ({"scheme": "bsp:multiple=3"}, "it takes none"),
+        ({"scheme": "bsp:multiple=3"}, "no parameter 'multiple': choose one of 'micro_batch'"),
         ({"global_batch_size": 0}, "less than 1 worker"),
         ({"batch_sizes": [4, 4]}, "2 sizes but there are 1 workers"),
         ({"batch_sizes": [4], "global_batch_size": 5}, "adds up to 4, not to the global batch size 5"),

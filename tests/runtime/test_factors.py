@@ -158,7 +158,7 @@ def test_a_process_that_is_moved_meets_the_quota_of_its_new_group(tmp_path):
     quota = CpuQuota(tmp_path, clock=clock)
     assert quota.cores() == 0.25
     write(tmp_path, "proc/self/cgroup", "2:cpu,cpuacct:/new\n")
-    clock.now += 5.0
+    clock.now += 11.0
     assert quota.cores() == 0.75
     quota.close()
 
@@ -180,7 +180,7 @@ def test_memory_is_the_machines_or_the_groups_whichever_is_tighter(tmp_path):
     memory = MemoryAvailability(tmp_path, clock=clock)
     assert memory.read() == pytest.approx(0.3)
     write(tmp_path, "sys/fs/cgroup/job/memory.current", "1200\n")
-    clock.now += 1.0
+    clock.now += 5.0
     assert memory.read() == 0.0
     memory.close()
 

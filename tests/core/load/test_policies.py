@@ -126,7 +126,7 @@ def test_a_gain_within_the_error_moves_nothing():
     policy = Predicted().policy(2)
     assert decided(policy, 100, [1000, 1000]) == [50, 50]
     assert decided(policy, 100, [1000, 1200], error_ppm=60_000) == [50, 50]
-    assert decided(policy, 100, [1000, 1200], error_ppm=30_000) == [55, 45]
+    assert decided(policy, 100, [1000, 1200], error_ppm=25_000) == [55, 45]
 
 
 def test_a_gain_below_the_least_moves_nothing():

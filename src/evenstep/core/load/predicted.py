@@ -19,7 +19,7 @@ from evenstep.core.load.times.proportional import ThroughOrigin
 from evenstep.core.load.times.shape import Shape
 from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
 
-_ERRORS_TO_MOVE: Final = 2
+_ERRORS_TO_MOVE: Final = 3
 _SPEED_UNIT: Final = 2**62
 _PPM: Final = 1_000_000
 _REMEMBERED: Final = 2
@@ -34,9 +34,9 @@ class PredictedPolicy:
     equal.
 
     Deviation: the paper applies every new solution. Here sizes stay as they are unless the predicted time of the
-    iteration falls by more than `min_gain` and by more than twice the largest relative error of the estimates, so that
-    noise does not move them. Sizes of the last two global batch sizes are remembered, so that an epoch's short last
-    slice does not disturb the others.
+    iteration falls by more than `min_gain` and by more than three times the largest relative error of the estimates, so
+    that noise does not move them. Sizes of the last two global batch sizes are remembered, so that an epoch's short
+    last slice does not disturb the others.
 
     Everything is decided from the reported integers, in integers, so that all workers decide alike.
     """

@@ -7,14 +7,14 @@ from typing import Final, final
 from evenstep.runtime.factors.kernel_file import KernelFile
 from evenstep.runtime.factors.spaced import Spaced
 
-_LOOK_AGAIN_SECONDS: Final = 2.0
+_LOOK_AGAIN_SECONDS: Final = 10.0
 
 
 @final
 class GroupFiles:
     """Certain files of this process's groups, from its own up to the topmost that is visible here; limits hold at each.
 
-    Which groups those are is looked up every two seconds.
+    Which groups those are is looked up every ten seconds.
 
     Args:
         root: The folder that holds `proc`, and under which the mount points are looked up.

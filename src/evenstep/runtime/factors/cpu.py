@@ -11,7 +11,7 @@ from evenstep.runtime.factors.run_queue import RunQueue
 from evenstep.runtime.factors.spaced import Spaced
 
 _WINDOW_SECONDS: Final = 0.1
-_STOLEN_SECONDS: Final = 1.0
+_STOLEN_SECONDS: Final = 4.0
 
 
 @final

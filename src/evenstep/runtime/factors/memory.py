@@ -10,7 +10,7 @@ from evenstep.runtime.factors.control_groups import GroupFiles
 from evenstep.runtime.factors.kernel_file import KernelFile, number
 from evenstep.runtime.factors.spaced import Spaced
 
-_SECONDS: Final = 0.5
+_SECONDS: Final = 4.0
 # For each version: the limit, what is used, and what of it would be dropped on demand, as a line of the statistics.
 _FILES: Final = (
     ("memory.max", "memory.current", "memory.stat"),
@@ -23,7 +23,7 @@ _RECLAIMABLE: Final = (b"total_inactive_file", b"inactive_file")
 class MemoryAvailability:
     """What is available over all there is: of the machine or of a control group's limit, whichever is tighter.
 
-    Read twice a second at most.
+    Read every four seconds at most: it changes slowly, and reading it costs more than all the rest.
 
     Args:
         root: The folder that holds `proc`, and under which the mount points are looked up; where there is no

@@ -15,6 +15,7 @@ _LARGEST_ERROR: Final = 0.2
 _LARGEST_FLAT_ERROR: Final = 0.1
 _SIGNIFICANT: Final = 3.0
 _LEAST_STEP: Final = 0.01
+_LEAST_FLAT_STEP: Final = 1.5
 
 
 @final
@@ -108,18 +109,15 @@ class Shape:
         self._regime.load_state_dict(cast("State", state["regime"]))
 
     def _refit(self) -> bool:
-        """Move c, or forget f, where the window tells to."""
-        noise = self._regime.noise
-        if self._flat:
-            below = [sample for sample in self._window if sample.samples <= self._flat]
-            slope = Line.through(below, noise) if below else None
-            if slope is not None and slope.elasticity > max(_SIGNIFICANT * slope.error, LEAST_ELASTICITY):
-                line = Line.through(self._window, noise)
-                return self._adopt(self._fixed if line is None else line.fixed_samples, 0.0)
-        line = Line.through(self._window, noise, flat=self._flat)
+        """Move c or f where the window tells to."""
+        if self._flat and self._slopes_below():
+            line = Line.through(self._window, self._regime.noise)
+            return self._adopt(self._fixed if line is None else line.fixed_samples, 0.0)
+        line = Line.through(self._window, self._regime.noise, flat=self._flat)
         if line is None or line.error > _LARGEST_ERROR:
             return False
-        present = line.size / (line.size + self._fixed)
+        # A line beyond the limits of c says no more than that c is large, or small.
+        present = max(line.size / (line.size + self._fixed), LEAST_ELASTICITY)
         step = abs(max(line.elasticity, LEAST_ELASTICITY) - present)
         if step < max(_SIGNIFICANT * line.error, _LEAST_STEP):
             return False
@@ -136,17 +134,31 @@ class Shape:
             if _jump(before, fresh, line.fixed_samples, flat) <= _SIGNIFICANT * noise:
                 self._window = together
                 return self._adopt(line.fixed_samples, flat)
-        line = Line.through(together, noise)
-        if line is None:
-            return False
-        largest = max(sample.samples for sample in together)
-        level = abs(line.elasticity) < LEAST_ELASTICITY and line.error <= _LARGEST_FLAT_ERROR
-        if level and _jump(before, fresh, 0.0, largest) <= _SIGNIFICANT * noise:
-            self._window = together
-            return self._adopt(0.0, largest)
-        if min(sample.samples for sample in together) < self._flat:
+        if flat := self._level(before, fresh):
+            self._window = [*_last_run(before), *fresh]
+            return self._adopt(self._fixed, flat)
+        resized = not _alike(before[-1], fresh[0])
+        if resized and min(before[-1].samples, fresh[0].samples) < self._flat:
             return self._adopt(self._fixed, 0.0)
         return False
+
+    def _level(self, before: list[Sample], now: list[Sample]) -> float:
+        """The larger of the sizes before the last change of size and after it, where the times are equal; else 0."""
+        before = _last_run(before)
+        sizes = before[-1].samples, now[-1].samples
+        if max(sizes) <= self._flat or max(sizes) < _LEAST_FLAT_STEP * min(sizes):
+            return 0.0
+        noise = self._regime.noise
+        line = Line.through([*before, *now], noise)
+        if line is None or line.error > _LARGEST_FLAT_ERROR or abs(line.elasticity) >= LEAST_ELASTICITY:
+            return 0.0
+        return max(sizes) if _jump(before, now, 0.0, max(sizes)) <= _SIGNIFICANT * noise else 0.0
+
+    def _slopes_below(self) -> bool:
+        """Whether sizes within the flat start turn out to differ in time."""
+        below = [sample for sample in self._window if sample.samples <= self._flat]
+        line = Line.through(below, self._regime.noise) if below else None
+        return line is not None and line.elasticity > max(_SIGNIFICANT * line.error, LEAST_ELASTICITY)
 
     def _adopt(self, fixed: float, flat: float) -> bool:
         if fixed == self._fixed and flat == self._flat:
@@ -156,6 +168,18 @@ class Shape:
         for sample in self._window:
             self._regime.observe(self.effective(sample))
         return True
+
+
+def _alike(one: Sample, other: Sample) -> bool:
+    return abs(one.samples - other.samples) <= LEAST_SPREAD * other.samples
+
+
+def _last_run(samples: list[Sample]) -> list[Sample]:
+    """The last iterations that had the same size."""
+    first = len(samples) - 1
+    while first and _alike(samples[first - 1], samples[-1]):
+        first -= 1
+    return samples[first:]
 
 
 def _jump(before: Sequence[Sample], fresh: Sequence[Sample], fixed: float, flat: float) -> float:
