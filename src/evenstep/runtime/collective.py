@@ -102,6 +102,10 @@ class CollectiveEngine:
     def synchronises(self) -> bool:
         return self.balancer.iteration is None or self.balancer.iteration.piece.last
 
+    @property
+    def settled(self) -> bool:
+        return True
+
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         if self.balancer.iteration is None:
             return

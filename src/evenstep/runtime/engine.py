@@ -40,6 +40,10 @@ class Engine(Protocol):
     def synchronises(self) -> bool:
         """Whether the batch in hand is the last before the optimizer steps."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether all workers have the same weights, so that any one's checkpoint serves them all."""
+
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         """A forward pass of the model of that index, whose backward will, or will not, synchronise."""
 

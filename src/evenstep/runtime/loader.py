@@ -225,8 +225,14 @@ class PreparedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, at this point of the loop; resumes in mid-epoch, on any number of workers.
 
-        Plain numbers, lists and strings. The state of any one worker serves all of them.
+        Plain numbers, lists and strings. The state of any one worker serves all of them; under local SGD that holds
+        where the models were averaged last, such as between epochs, and a warning says so elsewhere.
         """
+        if not self._engine.settled:
+            warnings.warn(
+                "each worker's weights are its own until the next average: save between epochs, or save every worker's",
+                stacklevel=2,
+            )
         return {
             "version": 1,
             "seed": self._order.seed,

@@ -111,6 +111,11 @@ class LocalEngine:
     def synchronises(self) -> bool:
         return True
 
+    @property
+    def settled(self) -> bool:
+        now = self.balancer.iteration
+        return now is None or now.paused is not None
+
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         self.balancer.compute_goes_on()
 

@@ -22,8 +22,9 @@ class Estimator:
 
     `predictor` follows s, the seconds per effective sample. c, the fixed part, and f, the flat start, both in samples,
     are fitted beside it as the `shape` of its time; without one both are 0, and time is in proportion to the size. A
-    slowdown scales s and keeps the shape. The first `warmup` iterations (allocator, kernel search,
-    compilation) and iterations without a sample are not counted.
+    slowdown scales s and keeps the shape. Iterations without a sample are not counted, nor are the first `warmup` of
+    the others (allocator, kernel search, compilation). On a device whose times are read one iteration late, the first
+    iteration is one without a sample.
     """
 
     __slots__ = ("_predictor", "_seen", "_shape", "_warmup")
@@ -42,8 +43,10 @@ class Estimator:
         """
         if samples < 0 or not 0.0 <= compute_seconds < math.inf:
             raise ValueError(f"{samples} samples cannot take {compute_seconds} seconds: both must be finite and >= 0")
+        if samples == 0:
+            return
         self._seen += 1
-        if self._seen <= self._warmup or samples == 0:
+        if self._seen <= self._warmup:
             return
         sample = Sample(
             samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or Factors()

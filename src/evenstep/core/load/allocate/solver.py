@@ -32,13 +32,28 @@ def solve(times: TimeModels, bounds: Bounds) -> IntArray:
     Returns:
         The sizes in samples, int64 of shape [workers]; they sum to the global batch.
     """
-    units, lower, upper = bounds.units, bounds.lower, bounds.upper
-    missing, surplus = units - int(lower.sum()), 0
-    if not missing:
-        return lower * bounds.multiple
+    if int(bounds.lower.sum()) == bounds.units:
+        return bounds.lower * bounds.multiple
     times = _in_units(times, bounds)
+    least, sizes = _least_time(times, bounds)
+    if int(sizes.sum()) > bounds.units:
+        sizes = shares(bounds.units, sizes, lower=_within(times, least - 1, bounds), upper=sizes)
+    return sizes * bounds.multiple
+
+
+def reachable(times: TimeModels, bounds: Bounds, nanoseconds: int) -> bool:
+    """Whether some sizes within the bounds all finish within the given time; much cheaper than to solve it."""
+    times = _in_units(times, bounds)
+    sizes = _within(times, nanoseconds, bounds)
+    return int(sizes.sum()) >= bounds.units and int(times.nanoseconds(bounds.lower).max()) <= nanoseconds
+
+
+def _least_time(times: TimeModels, bounds: Bounds) -> tuple[int, IntArray]:
+    """T, and the largest sizes within it; the lower limits must leave something to share out."""
+    units, lower, upper = bounds.units, bounds.lower, bounds.upper
     # T is more than `low`, where the sizes lack `missing`, and at most `high`, where `surplus` are too many.
-    low, high = -1, None
+    low, missing = -1, units - int(lower.sum())
+    high, surplus = None, 0
     guess = _on_straight_lines(times, bounds)
     guesses = 0
     while True:
@@ -46,7 +61,7 @@ def solve(times: TimeModels, bounds: Bounds) -> IntArray:
         sizes = _within(times, guess, bounds)
         over = int(sizes.sum()) - units
         if over >= 0 and guess == low + 1:
-            break
+            return guess, sizes
         bound = None
         if over >= 0:
             ends = np.sort(times.nanoseconds(sizes)[sizes > lower])
@@ -55,7 +70,7 @@ def solve(times: TimeModels, bounds: Bounds) -> IntArray:
                 bound = int(ends[-1 - over])
                 low = bound - 1
             if high == low + 1:
-                break
+                return high, sizes
         else:
             ends = np.sort(times.nanoseconds(sizes + 1)[sizes < upper])
             low, missing = int(ends[0]) - 1, -over
@@ -69,16 +84,6 @@ def solve(times: TimeModels, bounds: Bounds) -> IntArray:
             guess = low + max((high - low) * missing // (missing + surplus), 1)
         else:
             guess = bound
-    if over:
-        sizes = shares(units, sizes, lower=_within(times, low, bounds), upper=sizes)
-    return sizes * bounds.multiple
-
-
-def reachable(times: TimeModels, bounds: Bounds, nanoseconds: int) -> bool:
-    """Whether some sizes within the bounds all finish within the given time; much cheaper than to solve it."""
-    times = _in_units(times, bounds)
-    sizes = _within(times, nanoseconds, bounds)
-    return int(sizes.sum()) >= bounds.units and int(times.nanoseconds(bounds.lower).max()) <= nanoseconds
 
 
 def _in_units(times: TimeModels, bounds: Bounds) -> TimeModels:

@@ -14,8 +14,8 @@ from evenstep.core.values import IntArray
 class FlatStart:
     """Wraps time models: up to `flat_size` samples, int64 of shape [workers], take as long as that many.
 
-    Around `Affine` it is the piecewise-linear relation of LB-BSP's first version (arXiv 1806.02508 v1): a device that is
-    not saturated takes more samples at no cost. The paper's limit by memory is the problem's `maximum` here.
+    Around `Affine` it is the piecewise-linear relation of LB-BSP's first version (arXiv 1806.02508 v1): a device that
+    is not saturated takes more samples at no cost. The paper's limit by memory is the problem's `maximum` here.
     """
 
     times: TimeModels

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Final, Self, final
 
 from evenstep.core.values import Sample
@@ -36,23 +37,19 @@ class Line:
 
         `noise` is the relative standard deviation of a time; sizes below `flat` count as `flat`.
         """
-        sizes = [max(sample.samples, flat) for sample in samples]
+        sizes = [sample.samples if sample.samples > flat else flat for sample in samples]
         least = min(sizes)
         if max(sizes) < (1.0 + LEAST_SPREAD) * least:
             return None
         # Scaled by the last time and the least size, so that the sums neither overflow nor vanish. The weight of a
         # time is its inverse square, so that its product with the time is the inverse.
         unit = samples[-1].compute_seconds
-        w = wd = wdd = wt = wdt = 0.0
-        for size, sample in zip(sizes, samples, strict=True):
-            inverse = unit / sample.compute_seconds
-            offset = size / least - 1.0
-            weight = inverse * inverse
-            w += weight
-            wd += weight * offset
-            wdd += weight * offset * offset
-            wt += inverse
-            wdt += inverse * offset
+        inverses = [unit / sample.compute_seconds for sample in samples]
+        weights = [inverse * inverse for inverse in inverses]
+        offsets = [size / least - 1.0 for size in sizes]
+        weighted = list(map(mul, weights, offsets))
+        w, wd, wdd = sum(weights), sum(weighted), sum(map(mul, weighted, offsets))
+        wt, wdt = sum(inverses), sum(map(mul, inverses, offsets))
         mean = 1.0 + wd / w
         level = wt / w
         spread = (wdd - wd * wd / w) / mean**2

@@ -20,22 +20,22 @@ _LEAST_FLAT_STEP: Final = 1.5
 
 @final
 class Shape:
-    """Fits c and f in t = s * (c + max(x, f)): x samples take as long as c + max(x, f) effective ones at s seconds each.
+    """Fits c and f in t = s * (c + max(x, f)): x samples take s seconds for each of c + max(x, f) effective ones.
 
     c, the fixed part, is the least-squares line's intercept over its slope, on the recent iterations of the present
-    regime of speed. It is counted in samples so that a slowdown, which scales s, leaves it alone. c moves only where the
-    sizes have spread enough against the noise and the line differs from the present c by what noise cannot explain; it
-    starts at 0 (a line through the origin) and is kept between 0 and ten times the batch size.
+    regime of speed. It is counted in samples so that a slowdown, which scales s, leaves it alone. c moves only
+    where the sizes have spread enough against the noise and the line differs from the present c by what noise
+    cannot explain; it starts at 0 (a line through the origin) and is kept between 0 and ten times the batch size.
 
-    A change of size with a wrong shape looks like a change of speed. It is taken for what it is where one line explains
-    the times on both sides of it, and for a change of speed otherwise.
+    A change of size with a wrong shape looks like a change of speed. It is taken for what it is where one line
+    explains the times on both sides of it, and for a change of speed otherwise.
 
-    f, the flat start, is the largest size at which the device is known not to be saturated; 0 means that none is. It is
-    learned only where the times on both sides of one change of size are equal, as no line within the limits of c would
-    have them, and the error of that is small: a tile's edge or a drop of a measured curve is no flat start, and sizes
-    that follow a drift of speed change by too little at once. Beyond it, where nothing is known yet, time is in
-    proportion to the size. f is forgotten where smaller sizes turn out to take less time, or where a change of size to
-    or from one of them is explained by no shape.
+    f, the flat start, is the largest size at which the device is known not to be full, and 0 as long as there is
+    none. It is learned only from a change of size by half or more that no line explains and whose two sides take
+    equally long, by small errors: a tile's edge or a drop in a measured curve is no flat start, and sizes that
+    follow a drift of speed change by too little at once. A change of speed that offsets such a change of size in
+    the same iteration is taken for one, though. f is forgotten where smaller sizes turn out to take less time, or
+    where no shape explains the next change of size to or from one of them.
 
     LB-BSP's first version profiles each device beforehand; fitting on line is ours.
     """
@@ -111,8 +111,7 @@ class Shape:
     def _refit(self) -> bool:
         """Move c or f where the window tells to."""
         if self._flat and self._slopes_below():
-            line = Line.through(self._window, self._regime.noise)
-            return self._adopt(self._fixed if line is None else line.fixed_samples, 0.0)
+            return self._adopt(self._fixed, 0.0)
         line = Line.through(self._window, self._regime.noise, flat=self._flat)
         if line is None or line.error > _LARGEST_ERROR:
             return False
@@ -127,32 +126,31 @@ class Shape:
         """Find the shape that has the iterations before a change and after it run at one speed, and adopt it."""
         together = [*before, *fresh][-_WINDOW:]
         noise = self._regime.noise
-        for flat in {self._flat: None, 0.0: None}:
+        for flat in (self._flat, 0.0) if self._flat else (0.0,):
             line = Line.through(together, noise, flat=flat)
             if line is None or line.error > _LARGEST_ERROR or not LEAST_ELASTICITY <= line.elasticity <= 1.0:
                 continue
             if _jump(before, fresh, line.fixed_samples, flat) <= _SIGNIFICANT * noise:
                 self._window = together
                 return self._adopt(line.fixed_samples, flat)
-        if flat := self._level(before, fresh):
-            self._window = [*_last_run(before), *fresh]
-            return self._adopt(self._fixed, flat)
-        resized = not _alike(before[-1], fresh[0])
-        if resized and min(before[-1].samples, fresh[0].samples) < self._flat:
+        before = _last_run(before)
+        if self._level(before, fresh):
+            self._window = [*before, *fresh]
+            return self._adopt(self._fixed, max(before[-1].samples, fresh[0].samples))
+        if not _alike(before[-1], fresh[0]) and min(before[-1].samples, fresh[0].samples) < self._flat:
             return self._adopt(self._fixed, 0.0)
         return False
 
-    def _level(self, before: list[Sample], now: list[Sample]) -> float:
-        """The larger of the sizes before the last change of size and after it, where the times are equal; else 0."""
-        before = _last_run(before)
-        sizes = before[-1].samples, now[-1].samples
+    def _level(self, before: list[Sample], fresh: list[Sample]) -> bool:
+        """Whether two sizes far apart, one of them beyond the flat start, take equally long."""
+        sizes = before[-1].samples, fresh[0].samples
         if max(sizes) <= self._flat or max(sizes) < _LEAST_FLAT_STEP * min(sizes):
-            return 0.0
+            return False
         noise = self._regime.noise
-        line = Line.through([*before, *now], noise)
+        line = Line.through([*before, *fresh], noise)
         if line is None or line.error > _LARGEST_FLAT_ERROR or abs(line.elasticity) >= LEAST_ELASTICITY:
-            return 0.0
-        return max(sizes) if _jump(before, now, 0.0, max(sizes)) <= _SIGNIFICANT * noise else 0.0
+            return False
+        return _jump(before, fresh, 0.0, max(sizes)) <= _SIGNIFICANT * noise
 
     def _slopes_below(self) -> bool:
         """Whether sizes within the flat start turn out to differ in time."""
