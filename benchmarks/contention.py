@@ -32,6 +32,7 @@ WORKERS, VICTIM = 2, 1
 BATCH, EPOCH_ITERATIONS, WARMUP = 480, 15, 10
 STEPS, FEATURES, HIDDEN, CLASSES = 64, 32, 256, 10
 TURN_ITERATIONS = (20, 60)
+SCENARIOS = ("hog", "by-turns", "quota")
 TRACES = Path(__file__).parent / "traces"
 ALL = {
     "ddp": None,
@@ -81,8 +82,10 @@ class Trace:
 def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=30, help="of a segment under lasting competition")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     options = parser.parse_args()
-    always, by_turns = (30, 105) if not options.quick else (15, 45)
+    always, by_turns = (options.iterations, 105) if not options.quick else (15, 45)
     if options.quick:
         options.repetitions = 1
     variants = tuple(name for name, scheme in ALL.items() if scheme is None or _exists(scheme))
@@ -103,13 +106,14 @@ def main():
     if skipped is not None:
         record.console.print(f"without the quota: {skipped}")
         scenarios.pop()
+    scenarios = [scenario for scenario in scenarios if scenario.name in options.scenarios]
     with tempfile.TemporaryDirectory() as run_dir:
         plan = (scenarios, options.repetitions, options.seed, run_dir)
         raw = run_workers(WORKERS, _all_segments, plan, record.console.print)
     _write_traces(raw, scenarios, options)
     figures = [each for scenario in scenarios for each in _figures(raw[scenario.name], scenario, options.seed)]
     done = record.publish(
-        "contention",
+        "-".join(["contention", *(options.scenarios if options.scenarios != list(SCENARIOS) else [])]),
         "Two workers on a core each, worker 1 in competition: throughput against plain DDP's with equal sizes",
         options,
         config={

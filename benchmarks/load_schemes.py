@@ -74,8 +74,8 @@ CASES = {
     16: Case(
         global_batch_size=512,
         ideal_seconds=0.3,
-        iterations={"persistent": 40, "episodic": 80, "jitter-10": 40, "jitter-30": 40},
-        repetitions={"persistent": 2, "episodic": 2, "jitter-10": 2, "jitter-30": 2},
+        iterations={"persistent": 40, "episodic": 60, "jitter-10": 40, "jitter-30": 40},
+        repetitions={"persistent": 2, "episodic": 1, "jitter-10": 2, "jitter-30": 2},
     ),
 }
 

@@ -107,14 +107,16 @@ def main():
         loss = bits(model, batch)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if loader.synchronises:  # The gradient is whole: always, but with micro-batches.
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if first and loader.iteration % options.report_every == 0:
+        if first and loader.synchronises and loader.iteration % options.report_every == 0:
             print(
                 f"iteration {loader.iteration}: {loss.item():.2f} bits per character, batch sizes {loader.batch_sizes}"
             )
         if loader.iteration == options.iterations:
             break
+    loader.settle()  # Models that train apart (local-sgd) become one.
 
     if first:
         model.eval()

@@ -277,7 +277,13 @@ def _spelled(name: str, recipe: Callable[..., Scheme], arguments: Mapping[str, A
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:
-    """What sizes are multiples of: whole micro-batches, where there are any."""
+    """What sizes are multiples of: whole micro-batches, where there are any.
+
+    Raises:
+        ConfigError: A micro-batch has less than one sample.
+    """
+    if micro_batch is not None and micro_batch < 1:
+        raise ConfigError(f"a micro-batch of {micro_batch} samples is not possible: use 1 or more")
     return micro_batch if micro_batch is not None and multiple == 1 else multiple
 
 

@@ -98,3 +98,12 @@ def test_buffers_are_averaged_too():
     values = results(run_workers(training.train_batch_norm_locally, 3, run))
     assert all(value == values[0] for value in values)
     assert torch.tensor(values[0]).isfinite().all()
+
+
+def test_settling_averages_between_two_averages():
+    run = Run(scheme="local-sgd:period=4", samples=90)
+    values = results(run_workers(training.settle_in_mid_window, 3, run, 2))
+    assert values[0]["before"] != values[1]["before"]
+    assert values[0]["after"] == values[1]["after"] == values[2]["after"]
+    same(values[0]["after"], np.mean([value["before"] for value in values], axis=0))
+    assert values[0]["iteration"] == 2

@@ -61,3 +61,25 @@ def test_a_micro_batch_that_does_not_fit_is_refused():
     run = Run(scheme="bsp:micro_batch=20", batch_size=20, options={"emulate": parse_cluster(KNOWN)})
     for outcome in run_workers(training.train, 3, run):
         assert "micro-batches of 20 samples do not fit" in outcome.error
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("scheme", ["lb-bsp", "dbs"])
+def test_a_resumed_run_remembers_what_fits(scheme):
+    run = Run(samples=360, batch_size=12, epochs=5, scheme=scheme, options={"emulate": parse_cluster(MEMORY)})
+    results(run_workers(training.train_and_resume, 3, run, 45))
+
+
+@pytest.mark.multiprocess
+def test_a_first_iteration_that_is_short_limits_nobody():
+    run = Run(samples=10, batch_size=12, epochs=4, scheme="lb-bsp", options={"emulate": parse_cluster(MEMORY)})
+    values = results(run_workers(training.train, 3, run))
+    assert values[0]["iterations"] == 4
+
+
+@pytest.mark.multiprocess
+def test_looking_at_the_sizes_of_a_resumed_epoch_changes_nothing():
+    slow = {"emulate": training.cluster_of([1, 1, 3])}
+    run = Run(samples=240, batch_size=8, epochs=3, scheme="dbs", options=slow)
+    values = results(run_workers(training.look_at_sizes_after_resuming, 3, run, 25))
+    assert values[0]["sizes"][2] < 6

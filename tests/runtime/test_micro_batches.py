@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from support import training
 from support.processes import results, run_workers
 from support.training import Run
+
+from evenstep import ConfigError
 
 pytestmark = pytest.mark.multiprocess
 
@@ -58,6 +61,7 @@ def test_slow_workers_get_fewer_micro_batches():
         ("weigh_by", "weigh_by does not go with micro_batch"),
         ("a closure", "a closure does not go with micro_batch"),
         ("the optimizer of before", "step the one that prepare returned"),
+        ("two backwards", "add the losses up and run one backward"),
     ],
 )
 def test_what_cannot_work_says_so(misuse, says):
@@ -65,3 +69,42 @@ def test_what_cannot_work_says_so(misuse, says):
     for outcome in run_workers(training.misuse_micro_batches, 2, run, misuse):
         assert outcome.error.startswith("ConfigError")
         assert says in outcome.error
+
+
+def test_copies_of_a_sample_are_fetched_once():
+    # The last slice has 2 samples for 3 workers of at least 8: whoever has none computes on copies, in four pieces.
+    run = Run(scheme="bsp:micro_batch=2", num_workers=1, samples=50, batch_size=8, epochs=2)
+    expected = training.train_scheduled_alone(run, 24)
+    for value in results(run_workers(training.train_in_micro_batches, 3, run, "zero first")):
+        np.testing.assert_allclose(value["weights"], expected["weights"], rtol=0, atol=1e-10)
+
+
+def test_a_skipped_step_leaves_nothing_behind():
+    run = Run(scripted=7, parts={"micro_batch": 3}, samples=82, batch_size=8, epochs=2)
+    expected = training.skip_a_step_alone(run, 24, iteration=3)
+    for value in results(run_workers(training.skip_a_step, 3, run, 3)):
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+
+
+def test_the_state_of_a_scheduler_can_be_saved():
+    run = Run(scheme="bsp:micro_batch=2", samples=40, batch_size=8)
+    assert training.save_scheduler(run) == {"epoch": 5, "iterations": 5}
+
+
+def test_a_loop_left_between_two_micro_batches_says_so():
+    run = Run(scheme="bsp:micro_batch=2", samples=40, batch_size=8)
+    with pytest.raises(ConfigError, match=r"leave it where loader\.synchronises is True"):
+        training.leave_between_micro_batches(run)
+
+
+def test_several_models_are_refused():
+    run = Run(scheme="bsp:micro_batch=2", samples=40, batch_size=8)
+    with pytest.raises(ConfigError, match="one model and one optimizer"):
+        training.train_two_models(run)
+
+
+def test_sync_batch_norm_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(training.FEATURES, 1), torch.nn.SyncBatchNorm(1))
+    run = Run(scheme="bsp:micro_batch=2", samples=40, batch_size=8)
+    with pytest.raises(ConfigError, match="SyncBatchNorm needs as many forward passes"):
+        training.prepared(run, model=model)

@@ -585,6 +585,8 @@ def misuse_micro_batches(run, misuse):
             loader.weigh_by(len(inputs))
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
+        if misuse == "two backwards":
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
         if misuse == "a closure":
             optimizer.step(lambda: 0.0)
         (original if misuse == "the optimizer of before" else optimizer).step()
@@ -620,3 +622,93 @@ def cluster_of(slowdowns):
     """A cluster of emulated devices whose samples take 3 ms times a slowdown each."""
     workers = "".join(f'[devices.d{i}]\nper_sample = "{3 * s} ms"\n' for i, s in enumerate(slowdowns))
     return parse_cluster(workers + "".join(f'[[workers]]\ndevice = "d{i}"\n' for i in range(len(slowdowns))))
+
+
+def save_scheduler(run):
+    """The state of a scheduler that waits for micro-batches, through a pickle and into another one."""
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, loader, scheme=run.chosen_scheme(), schedulers=[scheduler]
+    )
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+        scheduler.step()
+    state = pickle.loads(pickle.dumps(scheduler.state_dict()))
+    scheduler.load_state_dict(state)
+    return {"epoch": state["last_epoch"], "iterations": loader.iteration}
+
+
+def skip_a_step(run, iteration):
+    """A script that steps on no gradient of one iteration, as where a norm is not finite, and goes on."""
+    model, optimizer, loader = prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            if loader.synchronises and loader.iteration == iteration:
+                continue
+            optimizer.step()
+    return {"weights": weights(model)}
+
+
+def skip_a_step_alone(run, global_batch_size, iteration):
+    model = model_of(run)
+    optimizer = optimizer_of(run, model)
+    inputs, targets = data(run)
+    done = 0
+    for epoch in range(run.epochs):
+        order = epoch_order(run, epoch)
+        for start in range(0, run.samples, global_batch_size):
+            part = order[start : start + global_batch_size]
+            done += 1
+            if done != iteration:
+                step(model, optimizer, inputs[part], targets[part])
+    return weights(model)
+
+
+def leave_between_micro_batches(run):
+    """Leaves the loop at the first micro-batch, and begins another."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+        break
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+
+
+def settle_in_mid_window(run, iteration):
+    """Leaves the loop between two averages; returns this worker's weights before it settles, and after."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+        if loader.iteration == iteration:
+            break
+    before = weights(model)
+    loader.settle()
+    state = loader.state_dict()
+    return {"before": before, "after": weights(model), "iteration": state["iteration"]}
+
+
+def look_at_sizes_after_resuming(run, stop_after):
+    """Resumes in mid-epoch; only worker 0 looks at the sizes before it goes on."""
+    model, optimizer, loader = prepared(run)
+    for epoch in range(run.epochs):
+        loader.set_epoch(epoch)
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+            if loader.iteration == stop_after:
+                break
+        if loader.iteration == stop_after:
+            break
+    state, sizes = loader.state_dict(), loader.current.sizes.tolist()
+    model, optimizer, loader = prepared(run)
+    loader.load_state_dict(state)
+    if dist.get_rank() == 0:
+        assert loader.batch_sizes == sizes
+    for inputs, targets in loader:
+        step(model, optimizer, inputs, targets)
+        assert loader.current.sizes.tolist() == sizes or loader.current.ends_epoch
+    return {"sizes": sizes}

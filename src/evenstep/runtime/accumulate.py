@@ -26,7 +26,7 @@ class WindowedOptimizer(torch.optim.Optimizer):
         # Not Optimizer.__init__: this one has no parameters, state or hooks of its own.
         self._optimizer = optimizer
         self._iteration = iteration
-        self._swallowed = False
+        self._swallowed: int | None = None
         self._stepped: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -67,8 +67,8 @@ class WindowedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ConfigError("an optimizer that takes a closure does not go with micro_batch: leave out one of them")
         now = self._iteration()
-        self._swallowed = now is not None and not now.piece.last
-        if self._swallowed:
+        if now is not None and not now.piece.last:
+            self._swallowed = now.number
             return None
         self._stepped = None if now is None else now.number
         return self._optimizer.step()
@@ -82,8 +82,9 @@ class WindowedOptimizer(torch.optim.Optimizer):
     def accumulating(self) -> bool:
         """Whether there are gradients that wait for more micro-batches and a step."""
         now = self._iteration()
-        later = now is not None and not now.piece.first and now.number != self._stepped
-        return self._swallowed or later
+        if now is None or now.number == self._stepped:
+            return False
+        return not now.piece.first or now.number == self._swallowed
 
     def state_dict(self) -> dict[str, Any]:
         """The user's optimizer's."""
@@ -100,13 +101,18 @@ class WindowedOptimizer(torch.optim.Optimizer):
 
 def window_scheduler(scheduler: LRScheduler, closes: Callable[[], bool]) -> None:
     """Make the scheduler's `step` do nothing between two micro-batches."""
-    step = scheduler.step
+    step, state_dict = scheduler.step, scheduler.state_dict
 
     def step_where_due(*args: Any, **kwargs: Any) -> None:
         if closes():
             step(*args, **kwargs)
 
+    def state_without_these() -> dict[str, Any]:
+        # torch takes everything that hangs on a scheduler for its state.
+        return {name: value for name, value in state_dict().items() if name not in ("step", "state_dict")}
+
     scheduler.step = step_where_due  # type: ignore[method-assign]
+    scheduler.state_dict = state_without_these  # type: ignore[method-assign]
 
 
 def require_schedulers_given(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRScheduler]) -> None:
@@ -118,7 +124,8 @@ def require_schedulers_given(optimizers: Sequence[torch.optim.Optimizer], schedu
     for optimizer in optimizers:
         # torch marks the step of an optimizer that a scheduler watches.
         watched = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
-        if watched and not any(scheduler.optimizer is optimizer for scheduler in schedulers):
+        given = (getattr(scheduler, "optimizer", None) for scheduler in schedulers)
+        if watched and not any(known is optimizer for known in given):
             raise ConfigError(
                 "the optimizer has a learning-rate scheduler, which would count micro-batches: give it too, as"
                 " prepare(..., schedulers=scheduler)"

@@ -12,6 +12,7 @@ import numpy as np
 
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
+from evenstep.core.load.memory import limited
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
 from evenstep.runtime.device_memory import LearntLimit
@@ -29,7 +30,7 @@ class Balancer:
 
     Attributes:
         iteration: The iteration in hand, or the last one; None before the first.
-        problem: What the sizes must satisfy now.
+        problem: What the sizes must satisfy now; its maxima never exceed `limits`.
         policy: What decides the sizes.
         estimator: What this worker knows of its own speed.
         hold: Emulated slowness; None where there is none.
@@ -43,6 +44,7 @@ class Balancer:
         policy: LoadPolicy,
         estimator: Estimator,
         problem: Problem,
+        limits: IntArray,
         stopwatch: Stopwatch,
         recorder: Recorder,
         clock: Callable[[], float],
@@ -59,7 +61,7 @@ class Balancer:
         self.closed = False
         self._sampler = factors
         self._memory = memory
-        self._maximum = problem.maximum
+        self._limits = limits
         self._stopwatch = stopwatch
         self._recorder = recorder
         self._clock = clock
@@ -195,7 +197,7 @@ class Balancer:
     def learn(self, reports: Reports) -> None:
         """The iteration is over, and this is what everybody told of it: the next sizes rest on it."""
         self.policy.observe(reports)
-        self.problem = replace(self.problem, maximum=np.minimum(self._maximum, reports.largest_size))
+        self.problem = limited(self.problem, np.minimum(self._limits, reports.largest_size))
         if self.iteration is not None and self.iteration.paused is not None:
             ended = self._clock() if self._entered is None else self._entered
             event = self.iteration.event(reports, self.workers.rank, ended)
@@ -220,6 +222,11 @@ class Balancer:
     # A run.
 
     @property
+    def largest_run(self) -> int:
+        """The largest batch that this worker has computed on, where its memory is watched; else 0."""
+        return 0 if self._memory is None else self._memory.largest_run
+
+    @property
     def overruns(self) -> int:
         """Iterations whose real work took longer than the emulated time."""
         return 0 if self.hold is None else self.hold.overruns
@@ -229,6 +236,8 @@ class Balancer:
         return {
             "workers": self.workers.count,
             "worker": self.workers.rank,
+            "epoch": self.problem.epoch,
+            "maximum": self.problem.maximum.tolist(),
             "policy": self.policy.state_dict(),
             "estimator": self.estimator.state_dict(),
         }
@@ -237,6 +246,11 @@ class Balancer:
         """Go on from a checkpoint; with another number of workers the speeds are learnt anew."""
         if state["workers"] != self.workers.count:
             return
+        # Before anything is measured again, the sizes rest on the speeds and the memory that were known.
+        maximum = np.array(state["maximum"], dtype=np.int64)
+        self.problem = limited(
+            replace(self.problem, epoch=cast("int", state["epoch"])), np.minimum(self.problem.maximum, maximum)
+        )
         self.policy.load_state_dict(cast("State", state["policy"]))
         if state["worker"] == self.workers.rank:
             self.estimator.load_state_dict(cast("State", state["estimator"]))

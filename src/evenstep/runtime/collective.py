@@ -55,9 +55,10 @@ class CollectiveEngine:
         self._failure: Exception | None = None
         self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
         self._to_tell = False
-        if self._accumulates and self.workers.count == 1:
+        self._alone = self._accumulates and self.workers.count == 1
+        if self._alone:
             for weight in self._weights:
-                weight.apply_by_itself(lambda: self.synchronises)
+                weight.apply_by_itself()
 
     # The loader's side.
 
@@ -106,10 +107,13 @@ class CollectiveEngine:
     def settled(self) -> bool:
         return True
 
+    def settle(self) -> None:
+        """They are alike after every step."""
+
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         if self.balancer.iteration is None:
             return
-        if not synchronises:
+        if not synchronises and not self._alone:
             self._weights[model].accumulate()
         self.balancer.compute_goes_on()
 
@@ -185,9 +189,15 @@ class CollectiveEngine:
 
     def _compute_ends(self) -> None:
         """This worker's gradient is complete; from here on it only communicates."""
-        if self.balancer.iteration is not None:
-            self.balancer.compute_ends()
-            self._to_tell = True
+        now = self.balancer.iteration
+        if now is None:
+            return
+        if self._accumulates and now.paused is not None:
+            raise ConfigError(
+                "a second backward in an iteration does not go with micro_batch: add the losses up and run one backward"
+            )
+        self.balancer.compute_ends()
+        self._to_tell = True
 
     def _tell(self) -> None:
         """Start the exchange with the others, while the gradients are on their way."""

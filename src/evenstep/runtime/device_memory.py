@@ -5,17 +5,19 @@ from typing import Protocol, final
 import torch
 
 from evenstep.core.disturb.device_memory import DeviceMemory
-from evenstep.core.load.memory import MemoryModel
+from evenstep.core.load.memory import ROUNDING_BYTES, MemoryModel
 
 
 class MemoryProbe(Protocol):
     """Measures the peak memory of an iteration.
 
-    `capacity_bytes` is what this process can have; `base_bytes` what it has taken before it trains.
+    `capacity_bytes` is what this process can have; `base_bytes` what it has taken before it trains; `rounding_bytes`
+    how far an allocator's rounding moves a peak.
     """
 
     capacity_bytes: int
     base_bytes: int
+    rounding_bytes: int
 
     def begin(self) -> None:
         """An iteration begins: forget the peak before."""
@@ -26,7 +28,12 @@ class MemoryProbe(Protocol):
 
 @final
 class CudaMemory:
-    """A CUDA device through PyTorch's allocator, whose free cache counts as free."""
+    """A CUDA device through PyTorch's allocator, whose free cache counts as free.
+
+    It resets the allocator's peak statistics in every iteration, so a script's own reading of them sees one iteration.
+    """
+
+    rounding_bytes = ROUNDING_BYTES
 
     def __init__(self, device: torch.device) -> None:
         free, _ = torch.cuda.mem_get_info(device)
@@ -46,6 +53,8 @@ class CudaMemory:
 class EmulatedMemory:
     """The memory of an emulated device."""
 
+    rounding_bytes = 0
+
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self.capacity_bytes = memory.capacity_bytes
@@ -60,11 +69,17 @@ class EmulatedMemory:
 
 @final
 class LearntLimit:
-    """The largest batch of this worker, learnt from the peaks of its iterations; `failed` did not fit earlier."""
+    """The largest batch of this worker, learnt from the peaks of its iterations; `failed` did not fit earlier.
+
+    `largest_run` is the largest batch that has run.
+    """
 
     def __init__(self, probe: MemoryProbe, *, failed: int | None = None) -> None:
         self._probe = probe
-        self._model = MemoryModel(capacity_bytes=probe.capacity_bytes, base_bytes=probe.base_bytes)
+        self.largest_run = 0
+        self._model = MemoryModel(
+            capacity_bytes=probe.capacity_bytes, base_bytes=probe.base_bytes, rounding_bytes=probe.rounding_bytes
+        )
         if failed is not None:
             self._model.out_of_memory(failed)
 
@@ -74,6 +89,7 @@ class LearntLimit:
 
     def observe(self, batch_size: int) -> None:
         """The iteration's compute is over; `batch_size` is its largest batch."""
+        self.largest_run = max(batch_size, self.largest_run)
         self._model.observe(batch_size, self._probe.peak_bytes(batch_size))
 
     def largest_size(self) -> int:

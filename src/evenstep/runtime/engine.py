@@ -44,6 +44,13 @@ class Engine(Protocol):
     def settled(self) -> bool:
         """Whether all workers have the same weights, so that any one's checkpoint serves them all."""
 
+    def settle(self) -> None:
+        """Make all workers alike, where they are not.
+
+        Raises:
+            WorkerLostError, DisagreementError: As `enter_loader`.
+        """
+
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         """A forward pass of the model of that index, whose backward will, or will not, synchronise."""
 

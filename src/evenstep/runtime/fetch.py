@@ -21,8 +21,8 @@ Address = tuple[int, int, int]
 class Fetcher(Protocol):
     """Gets this worker's samples of one iteration."""
 
-    def fetch(self, iteration: int, positions: Sequence[int]) -> Any:
-        """The collated batch of these positions, in their order."""
+    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
+        """The collated batch of these positions, in their order; `last`: no more of the iteration will be asked for."""
 
 
 @final
@@ -84,7 +84,7 @@ class InlineFetcher:
         self._key = (seed, epoch)
         self._plain = _draws_nothing(source.dataset)
 
-    def fetch(self, iteration: int, positions: Sequence[int]) -> Any:
+    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
         """The collated batch."""
         indices = self._order[np.array(positions)]
         if self._plain and self._collate is default_collate:
@@ -124,7 +124,7 @@ class ProcessFetcher:
         self._pin = pin
         self._held: dict[tuple[int, int], tuple[Any, int]] = {}
 
-    def fetch(self, iteration: int, positions: Sequence[int]) -> Any:
+    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
         """The collated batch; receives chunks until it is complete."""
         keys = [(iteration, position) for position in positions]
         while any(key not in self._held for key in keys):
@@ -133,8 +133,8 @@ class ProcessFetcher:
             samples = chunk if self._collate is None or not received else pickle.loads(chunk)
             self._held.update({(of_iteration, p): (samples, row) for row, p in enumerate(received)})
         pieces = [self._held[key] for key in keys]
-        taken = set(keys)  # The other micro-batches of this iteration stay.
-        self._held = {key: piece for key, piece in self._held.items() if key[0] >= iteration and key not in taken}
+        if last:  # Other micro-batches of this iteration may need the same samples again, as copies.
+            self._held = {key: piece for key, piece in self._held.items() if key[0] > iteration}
         if self._collate is not None:
             return _pinned(self._collate([samples[row] for samples, row in pieces]), self._pin)
         return _pinned(_joined(_runs(pieces)), self._pin)

@@ -41,7 +41,7 @@ class PreparedLoader:
     Attributes:
         current: This worker's `Share` of the present iteration. Where `current.samples` is 0, the batch is a copy of
             another worker's sample whose gradient counts nothing; leave it out of metrics.
-        iteration: How many iterations have been handed out, over all epochs of this process: batches, or, where a
+        iteration: How many iterations have been handed out whole, over all epochs of this process: batches, or, where a
             worker computes on several micro-batches in an iteration, what to count instead of them.
     """
 
@@ -118,6 +118,13 @@ class PreparedLoader:
         """What this worker's loader has been through so far."""
         return LoaderStatistics(iterations=self.iteration, misses=self._misses, overruns=self._balancer.overruns)
 
+    def settle(self) -> None:
+        """Average the models now, under local SGD, where they have gone apart since the last average; else nothing.
+
+        For a script that evaluates or saves in mid-epoch, or has left a loop with `break`. Every worker must call it.
+        """
+        self._engine.settle()
+
     def close(self) -> None:
         """End what `prepare` started, on every worker; nothing prepared can be used afterwards.
 
@@ -159,6 +166,11 @@ class PreparedLoader:
         ledger = self._ledger(self._resume or 0)
         resuming, self._resume = self._resume is not None, None
         self._done = ledger.iteration
+        if not self._engine.synchronises:
+            raise ConfigError(
+                "a loop over micro-batches was left in the middle of an iteration, where the other workers may wait for"
+                " this one: leave it where loader.synchronises is True"
+            )
         self._engine.enter_loader()
         order = self._draw(resuming=resuming)
         lookahead = Lookahead(
@@ -173,12 +185,12 @@ class PreparedLoader:
         try:
             while (share := lookahead.share()) is not None:
                 for piece in micro_batches(share, self._micro_batch):
-                    batch = fetcher.fetch(share.iteration, piece.positions)
+                    batch = fetcher.fetch(share.iteration, piece.positions, last=piece.last)
                     if piece.last:
                         lookahead.advance()
                         self._done = ledger.iteration
                     self.current = share
-                    self.iteration += piece.first
+                    self.iteration += piece.last
                     self._engine.begin(share, piece, self._epoch)
                     yield batch
                     if loop != self._loops:
@@ -226,11 +238,11 @@ class PreparedLoader:
         """Where the run is, at this point of the loop; resumes in mid-epoch, on any number of workers.
 
         Plain numbers, lists and strings. The state of any one worker serves all of them; under local SGD that holds
-        where the models were averaged last, such as between epochs, and a warning says so elsewhere.
+        between epochs and right after `settle`, and a warning says so elsewhere.
         """
         if not self._engine.settled:
             warnings.warn(
-                "each worker's weights are its own until the next average: save between epochs, or save every worker's",
+                "each worker's weights are its own until the next average: call loader.settle() on all before saving",
                 stacklevel=2,
             )
         return {

@@ -6,14 +6,15 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from evenstep.core.errors import EvenstepError
+from evenstep.core.errors import DisagreementError, EvenstepError
 from evenstep.core.samples import MicroBatch, Share, ends_period
 from evenstep.core.values import Reports
-from evenstep.runtime.average import average, averaged_tensors
+from evenstep.runtime.average import average, averaged_tensors, digest
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
 from evenstep.runtime.liveness import Liveness, explained
+from evenstep.runtime.workers import minority, name_workers
 
 
 @final
@@ -59,17 +60,27 @@ class LocalEngine:
     # The loader's side.
 
     def enter_loader(self) -> None:
+        self._come_in(meet=False)
+
+    def _come_in(self, *, meet: bool) -> None:
+        """The iteration in hand is over: hold the worker where it is emulated, and `meet` the others or where due."""
         self.balancer.compute_pauses()
         now = self.balancer.iteration
         if now is not None and self._in_hand:
             self._finish(now)
+            meet = meet or ends_period(now.share, self._period)
+        if now is not None and meet:
+            try:
+                self._meet(now)
+            except (RuntimeError, EvenstepError) as error:
+                raise explained(error, self._liveness, self._wait) from error
         self.balancer.enter_loader()
         if self._reports is not None:
             self.balancer.learn(self._reports)
             self._reports = None
 
     def _finish(self, now: Iteration) -> None:
-        """The iteration in hand is over: hold the worker where it is emulated, meet the others where that is due."""
+        """Count what was computed on, and hold the worker where it is emulated."""
         self._in_hand = False
         self._units += self._count
         hold = self.balancer.hold
@@ -78,11 +89,6 @@ class LocalEngine:
             self.balancer.compute_goes_on()
             hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes[-1:], elapsed_seconds=elapsed)
             self.balancer.compute_pauses()
-        if ends_period(now.share, self._period):
-            try:
-                self._meet(now)
-            except (RuntimeError, EvenstepError) as error:
-                raise explained(error, self._liveness, self._wait) from error
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         before = self.balancer.iteration
@@ -114,7 +120,10 @@ class LocalEngine:
     @property
     def settled(self) -> bool:
         now = self.balancer.iteration
-        return now is None or now.paused is not None
+        return self.workers.count == 1 or now is None or now.paused is not None
+
+    def settle(self) -> None:
+        self._come_in(meet=not self.settled)
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         self.balancer.compute_goes_on()
@@ -132,17 +141,21 @@ class LocalEngine:
     def _meet(self, now: Iteration) -> None:
         """Average the models, and exchange what everybody has measured."""
         now.paused = self._clock()
-        tensors = averaged_tensors(self._models, self._optimizers)
-        numbers = sum(tensor.numel() for tensor in tensors)
-        row = [now.fingerprint(weighed=self._weighed), self._units, numbers, *self.balancer.row(now)]
+        named = averaged_tensors(self._models, self._optimizers)
+        row = [now.fingerprint(weighed=self._weighed), self._units, digest(named), *self.balancer.row(now)]
         self._exchange.start(row)
         table = self._exchange.finish()
         assert table is not None
-        # Also that all have as many numbers to average: a worker that never stepped has no momentum yet.
-        require_same_iteration(table[:, 0] ^ table[:, 2], now)
+        require_same_iteration(table[:, 0], now)
+        odd = minority([str(value) for value in table[:, 2].tolist()])
+        if odd:
+            raise DisagreementError(
+                f"{name_workers(odd)} had other weights or optimizer state to average than the others: every worker"
+                " must step the same parameters before the first average"
+            )
         total = int(table[:, 1].sum())
         if self.workers.device_group is not None and total:
-            average(tensors, self._units / total, self.workers.device_group)
+            average(list(named.values()), self._units / total, self.workers.device_group)
         now.synchronised_seconds = self._clock() - now.paused
         self._units, self._weighed = 0, False
         self._reports = Reports.from_table(table[:, 3:])

@@ -1,6 +1,7 @@
 """A device that ran out of memory: recorded and named before the process dies, and heeded when it is started again."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -18,40 +19,61 @@ class OutOfMemoryError(EvenstepError, MemoryError):
     """A worker's device could not hold its batch; the message names the worker, the batch and what to do."""
 
 
-def name_out_of_memory(balancer: Balancer, recorder: Recorder, device: str, run_dir: Path | None) -> None:
-    """From now on, record and name an error of memory that ends this process while it trains.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The smallest batch that a device could not hold, and the largest that had run before, 0 for none."""
 
-    `device` identifies the device, and `run_dir` is where the next run will look for what is recorded.
+    samples: int
+    largest_run: int
+
+    @property
+    def largest_first(self) -> int:
+        """What to begin with: what has run, or half of what failed; what fits beyond that is learnt again."""
+        return max(self.largest_run, self.samples // 2)
+
+
+def name_out_of_memory(balancer: Balancer, recorder: Recorder, device: str, advice: str) -> None:
+    """From now on, record and name an error of memory that ends this process while it computes on a batch.
+
+    `device` identifies the device; `advice` says what to do now.
     """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         now = balancer.iteration
-        if balancer.closed or now is None or not isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError):
+        training = now is not None and now.paused is None and not balancer.closed
+        if now is None or not training or not isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError):
             before(kind, error, traceback)
             return
         size = len(now.piece.positions)
-        recorder.record({"event": "out_of_memory", "iteration": now.number, "device": device, "samples": size})
-        named = OutOfMemoryError(_sentence(balancer.workers.rank, size, run_dir))
+        recorder.record(
+            {
+                "event": "out_of_memory",
+                "iteration": now.number,
+                "device": device,
+                "samples": size,
+                "largest_run": balancer.largest_run,
+            }
+        )
+        named = OutOfMemoryError(
+            f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples: {advice}"
+        )
         named.__cause__ = error
         before(type(named), named, traceback)
 
     sys.excepthook = hook
 
 
-def failed_size(run_dir: Path, device: str) -> int | None:
-    """The smallest batch that this device could not hold in earlier runs into this directory; None for none."""
+def read_failure(run_dir: Path, device: str) -> Failure | None:
+    """What this device could not hold in earlier runs into this directory; None where it held everything."""
     try:
         events = list(read_events(run_dir, kinds=("out_of_memory",)))
     except ConfigError:
         return None  # A new run directory, or a damaged one, which will be found out elsewhere.
-    return min((event["samples"] for event in events if event["device"] == device), default=None)
-
-
-def _sentence(worker: int, size: int, run_dir: Path | None) -> str:
-    again = (
-        "give a run_dir (--run-dir), so that the next start knows, or a smaller global batch"
-        if run_dir is None
-        else f"start again with the same run directory {run_dir}, and this worker's batches stay below it"
-    )
-    return f"worker {worker} ran out of memory with a batch of {size} samples: {again}"
+    mine = [event for event in events if event["device"] == device]
+    if not mine:
+        return None
+    failed = min(event["samples"] for event in mine)
+    ran = (event["largest_run"] for event in mine if event["largest_run"] < failed)
+    return Failure(samples=failed, largest_run=max(ran, default=0))

@@ -49,7 +49,7 @@ def prepare(
     run_dir: str | os.PathLike[str] | None = None,
     comm_hook: CommHook | None = None,
     emulate: Cluster | str | os.PathLike[str] | None = None,
-    schedulers: LRScheduler | Sequence[LRScheduler] = (),
+    schedulers: LRScheduler | Sequence[LRScheduler] | None = None,
 ) -> tuple[Any, Optimizer, PreparedLoader]:
     """Make an ordinary training loop run under a scheme; every worker calls it together, once.
 
@@ -95,7 +95,7 @@ def prepare(
         run_dir=run_dir,
         comm_hook=comm_hook,
         emulate=emulate,
-        schedulers=(schedulers,) if isinstance(schedulers, LRScheduler) else tuple(schedulers),
+        schedulers=tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,) if schedulers else (),
         launched=LaunchSettings.from_environment(os.environ),
     )
     workers = join_workers(device_of(request.models[0]), timeout)
@@ -105,7 +105,7 @@ def prepare(
     recorder: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
     engine = _engine(request, workers, agreement, liveness, recorder)
     device = agreement.workers[workers.rank]["device"]
-    name_out_of_memory(engine.balancer, recorder, device, agreement.run_dir)
+    name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
     for each in request.optimizers:
         each.register_step_pre_hook(lambda *_: engine.before_step())
     windowed: tuple[WindowedOptimizer, ...] = ()
@@ -169,6 +169,7 @@ def _engine(
         policy=scheme.load.policy(workers.count),
         estimator=scheme.load.estimator(),
         problem=agreement.problem,
+        limits=agreement.limits,
         stopwatch=DeviceStopwatch() if device.type == "cuda" else HostStopwatch(clock),
         recorder=recorder,
         clock=clock,
@@ -195,8 +196,20 @@ def _learnt_limit(device: torch.device, agreement: Agreement) -> LearntLimit | N
     """What learns the largest batch of this worker; None where its memory is not known, or bounds no batch."""
     if agreement.scheme.micro_batch is not None:
         return None
+    failed = None if agreement.failed is None else agreement.failed.samples
     if agreement.memory is not None:
-        return LearntLimit(EmulatedMemory(agreement.memory), failed=agreement.failed_size)
+        return LearntLimit(EmulatedMemory(agreement.memory), failed=failed)
     if device.type == "cuda":
-        return LearntLimit(CudaMemory(device), failed=agreement.failed_size)
+        return LearntLimit(CudaMemory(device), failed=failed)
     return None
+
+
+def _advice(request: Request, agreement: Agreement) -> str:
+    """What to do after a worker ran out of memory."""
+    if agreement.scheme.micro_batch is not None:
+        return "lower micro_batch"
+    if request.batch_sizes is not None:
+        return "give this worker a smaller one of the batch_sizes"
+    if agreement.run_dir is None:
+        return "give a run_dir (--run-dir), so that the next start knows, or a smaller global batch"
+    return f"start again with the same run directory {agreement.run_dir}, and this worker's batches stay below it"

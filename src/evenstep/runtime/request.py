@@ -17,8 +17,7 @@ from evenstep.core.cluster import Cluster, parse_slow
 from evenstep.core.disturb import Chain, Disturbance
 from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.memory import MemoryModel
-from evenstep.core.values import UNLIMITED, Problem
+from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.runtime import loader as loaders
 from evenstep.runtime import model as models
 from evenstep.runtime.accumulate import require_schedulers_given
@@ -26,7 +25,7 @@ from evenstep.runtime.batch_sizes import sizes_by_rank
 from evenstep.runtime.collective import CommHook
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
 from evenstep.runtime.order import EpochOrder, order_of
-from evenstep.runtime.out_of_memory import failed_size
+from evenstep.runtime.out_of_memory import Failure, read_failure
 from evenstep.runtime.workers import Workers, gather, require_agreement
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
 
@@ -63,7 +62,8 @@ class Agreement:
     disturbance: Disturbance | None
     largest_batch: int
     memory: DeviceMemory | None
-    failed_size: int | None
+    failed: Failure | None
+    limits: IntArray
     workers: list[dict[str, Any]]
 
 
@@ -113,7 +113,8 @@ def agree(request: Request, workers: Workers) -> Agreement:
         disturbance=mine.disturbance,
         largest_batch=mine.largest_batch,
         memory=mine.memory,
-        failed_size=mine.failed_size,
+        failed=mine.failed,
+        limits=_limits(scheme, records),
         workers=records,
     )
 
@@ -126,7 +127,7 @@ class _Checked:
     disturbance: Disturbance | None
     largest_batch: int
     memory: DeviceMemory | None
-    failed_size: int | None
+    failed: Failure | None
     record: dict[str, Any]
     """What the other workers are told, as JSON."""
 
@@ -144,7 +145,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
     given_dir = request.run_dir if request.run_dir is not None else request.launched.run_dir
     run_dir = None if given_dir is None else Path(given_dir)
     device = models.device_of(request.models[0])
-    failed = None if run_dir is None else failed_size(run_dir, _identity(device, workers))
+    failed = None if run_dir is None else read_failure(run_dir, _identity(device, workers))
     _require_micro_batch_fits(scheme, largest_batch, failed)
     sizes = request.batch_sizes
     return _Checked(
@@ -154,7 +155,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
         disturbance=disturbance,
         largest_batch=largest_batch,
         memory=memory,
-        failed_size=failed,
+        failed=failed,
         record={
             "version": evenstep.__version__,
             "scheme": scheme.name,
@@ -171,7 +172,8 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "torch": torch.__version__,
             "device": _identity(device, workers),
             # A worker that computes on micro-batches can be given any number of them.
-            "largest_batch": UNLIMITED if scheme.micro_batch else min(largest_batch, _below(failed)),
+            "largest_batch": UNLIMITED if scheme.micro_batch else largest_batch,
+            "largest_first": UNLIMITED if scheme.micro_batch or failed is None else failed.largest_first,
             "depth": loader.num_workers * (loader.prefetch_factor or 0),
             "smallest_batch": 2 if any(models.has_batch_norm(model) for model in request.models) else 1,
         },
@@ -195,9 +197,21 @@ def _require_goes_with(scheme: Scheme, request: Request) -> None:
     """Refuse what the script brings and the scheme cannot heed."""
     if scheme.micro_batch is not None:
         require_schedulers_given(request.optimizers, request.schedulers)
+        _require_one_pass_a_batch(request)
     if scheme.period is not None and request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
+        )
+
+
+def _require_one_pass_a_batch(request: Request) -> None:
+    """With micro-batches, a worker does not do as many forward and backward passes as the others."""
+    if len(request.models) > 1 or len(request.optimizers) > 1:
+        raise ConfigError("micro_batch goes with one model and one optimizer: leave it out, or train them one by one")
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules()):
+        raise ConfigError(
+            "SyncBatchNorm needs as many forward passes on every worker, and micro_batch gives each its own number: use"
+            " GroupNorm, or leave out micro_batch"
         )
 
 
@@ -219,16 +233,9 @@ def _identity(device: torch.device, workers: Workers) -> str:
     return f"{workers.host}, worker {workers.rank}"
 
 
-def _below(failed: int | None) -> int:
-    """The largest batch to start with where one of `failed` samples did not fit."""
-    model = MemoryModel(capacity_bytes=UNLIMITED)
-    if failed is not None:
-        model.out_of_memory(failed)
-    return model.largest_size()
-
-
-def _require_micro_batch_fits(scheme: Scheme, largest_batch: int, failed: int | None) -> None:
-    if scheme.micro_batch is not None and scheme.micro_batch > min(largest_batch, _below(failed)):
+def _require_micro_batch_fits(scheme: Scheme, largest_batch: int, failed: Failure | None) -> None:
+    too_large = UNLIMITED if failed is None else failed.samples
+    if scheme.micro_batch is not None and (scheme.micro_batch > largest_batch or scheme.micro_batch >= too_large):
         raise ConfigError(
             f"micro-batches of {scheme.micro_batch} samples do not fit into this worker's memory: lower micro_batch"
         )
@@ -280,10 +287,16 @@ def _problem(scheme: Scheme, global_batch_size: int, records: list[dict[str, Any
             f"the global batch size {global_batch_size} is less than {count} workers with at least {minimum} sample"
             f"{'s' if minimum > 1 else ''} each: raise the batch size or start fewer workers"
         )
-    largest = np.array([record["largest_batch"] for record in records], dtype=np.int64)
+    first = np.array([record["largest_first"] for record in records], dtype=np.int64)
     return Problem(
         global_batch_size=global_batch_size,
         minimum=np.full(count, minimum, dtype=np.int64),
-        maximum=largest if load.maximum is None else np.minimum(largest, load.maximum),
+        maximum=np.minimum(_limits(scheme, records), first),
         multiple=load.multiple,
     )
+
+
+def _limits(scheme: Scheme, records: list[dict[str, Any]]) -> IntArray:
+    """What the sizes never exceed, as far as it is known beforehand; int64 of shape [workers]."""
+    largest = np.array([record["largest_batch"] for record in records], dtype=np.int64)
+    return largest if scheme.load.maximum is None else np.minimum(largest, scheme.load.maximum)

@@ -1,6 +1,6 @@
 """Weighs a worker's gradient by its share of the samples, also where several backwards share one synchronisation."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -53,15 +53,10 @@ class GradientWeight:
         """The accumulation window is closed."""
         self._open = False
 
-    def apply_by_itself(self, due: Callable[[], bool]) -> None:
-        """Weigh the gradients as soon as they are complete, wherever `due`: for a worker without others and hooks."""
-
-        def weigh(parameter: torch.Tensor) -> None:
-            if due() and parameter.grad is not None:
-                parameter.grad.mul_(self._weight)
-
+    def apply_by_itself(self) -> None:
+        """From now on weigh every gradient before it is added up: for a worker without others, and without windows."""
         for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(weigh)  # type: ignore[no-untyped-call]
+            parameter.register_hook(lambda gradient: gradient * self._weight)  # type: ignore[no-untyped-call]
 
     def apply(self, bucket: GradBucket, scale: float = 1.0) -> None:
         """Weigh the gradients of a bucket in place, times `scale`."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, Lookahead, part_of, reassign, short_slice_sizes, split
+from evenstep.core.samples import WEIGHTINGS, Ledger, Lookahead, part_of, reassign, short_slice_sizes, split
 
 
 def compositions(total, parts, minimum=0):
@@ -120,7 +120,7 @@ class Walk:
                 assert len(share.positions) >= self.minimum
                 self.counted.extend(share.positions[: share.samples])
             assert len({tuple(share.sizes) for share in shares}) == 1
-            assert sum(share.weight for share in shares) == pytest.approx(1)
+            assert sum(WEIGHTINGS["samples"](share) for share in shares) == pytest.approx(1)
             iteration += 1
             for lookahead in self.lookaheads:
                 lookahead.advance()

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Final, Self, cast, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.values import UNLIMITED, State
+from evenstep.core.values import UNLIMITED, IntArray, Problem, State
 
 ROUNDING_BYTES: Final = 24 * 2**20
 """How far an allocator's rounding moves a peak: PyTorch's takes segments of 20 MiB and of multiples of 2 MiB."""
@@ -130,6 +130,17 @@ class MemoryModel:
         """Forget the size that stands closest between its neighbours; the smallest and the largest stay."""
         gaps = [after.samples - before.samples for before, after in zip(self._peaks, self._peaks[2:], strict=False)]
         del self._peaks[gaps.index(min(gaps)) + 1]
+
+
+def limited(problem: Problem, maximum: IntArray) -> Problem:
+    """The problem with these largest sizes, int64 of shape [workers], where they leave room for the global batch.
+
+    Otherwise as it was: after a first iteration that was short, only small sizes have been seen to fit.
+    """
+    room = int((maximum // problem.multiple * problem.multiple).sum())
+    if room < problem.global_batch_size or (maximum < problem.minimum).any():
+        return problem
+    return replace(problem, maximum=maximum)
 
 
 @final
