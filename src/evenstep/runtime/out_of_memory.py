@@ -27,11 +27,6 @@ class Failure:
     samples: int
     largest_run: int
 
-    @property
-    def largest_first(self) -> int:
-        """What to begin with: what has run, or half of what failed; what fits beyond that is learnt again."""
-        return max(self.largest_run, self.samples // 2)
-
 
 def name_out_of_memory(balancer: Balancer, recorder: Recorder, device: str, advice: str) -> None:
     """From now on, record and name an error of memory that ends this process while it computes on a batch.

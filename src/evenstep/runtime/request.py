@@ -17,6 +17,7 @@ from evenstep.core.cluster import Cluster, parse_slow
 from evenstep.core.disturb import Chain, Disturbance
 from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.memory import size_after_failure
 from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.runtime import loader as loaders
 from evenstep.runtime import model as models
@@ -173,7 +174,9 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "device": _identity(device, workers),
             # A worker that computes on micro-batches can be given any number of them.
             "largest_batch": UNLIMITED if scheme.micro_batch else largest_batch,
-            "largest_first": UNLIMITED if scheme.micro_batch or failed is None else failed.largest_first,
+            "largest_first": UNLIMITED
+            if scheme.micro_batch or failed is None
+            else size_after_failure(failed.samples, failed.largest_run),
             "depth": loader.num_workers * (loader.prefetch_factor or 0),
             "smallest_batch": 2 if any(models.has_batch_norm(model) for model in request.models) else 1,
         },

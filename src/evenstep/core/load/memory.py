@@ -132,6 +132,14 @@ class MemoryModel:
         del self._peaks[gaps.index(min(gaps)) + 1]
 
 
+def size_after_failure(failed: int, largest_run: int) -> int:
+    """What to begin with on a device that could not hold `failed` samples: what has run, 0 for none, or half of it.
+
+    What fits beyond that is learnt again.
+    """
+    return max(largest_run, failed // 2)
+
+
 def limited(problem: Problem, maximum: IntArray) -> Problem:
     """The problem with these largest sizes, int64 of shape [workers], where they leave room for the global batch.
 
