@@ -8,7 +8,7 @@ Importing this package imports no torch; `prepare` needs it.
 from typing import TYPE_CHECKING, Any
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, WorkerLostError
-from evenstep.schemes import Scheme, bsp, dbs, lb_bsp, local_sgd
+from evenstep.schemes import Scheme, Served, asp, bsp, dbs, dssp, lb_bsp, local_sgd, ssp
 
 if TYPE_CHECKING:
     from evenstep.runtime.prepare import prepare
@@ -20,13 +20,17 @@ __all__ = [
     "DisagreementError",
     "EvenstepError",
     "Scheme",
+    "Served",
     "WorkerLostError",
     "__version__",
+    "asp",
     "bsp",
     "dbs",
+    "dssp",
     "lb_bsp",
     "local_sgd",
     "prepare",
+    "ssp",
 ]
 
 

@@ -18,16 +18,55 @@ from evenstep.core.load.predicted import Predicted
 from evenstep.core.load.static import Static
 from evenstep.core.nearest import nearest
 from evenstep.core.samples import WEIGHTINGS
+from evenstep.core.sync import Barrier, Bounded, Dynamic, Sync, Unbounded
+from evenstep.core.sync.rate import RATES
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What is to be said of a run on parameter servers beside its scheme's answers.
+
+    Attributes:
+        servers: Server processes, each with a part of the parameters.
+        rate: How the learning rate and the momentum of a commit follow from its share of the global batch: a name of
+            `evenstep.core.sync.rate.RATES`.
+        clip: The largest norm of a commit's gradient over all parameters; a larger one is scaled down. None: any.
+        nonfinite: What becomes of a push that holds a NaN or an infinity: `skip` leaves it out and counts it, `refuse`
+            ends its worker with an error.
+        exchange: `blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration
+            on the weights at hand meanwhile, so on weights that lack one more of its own pushes.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    servers: int = 1
+    rate: str = "share"
+    clip: float | None = None
+    nonfinite: Literal["skip", "refuse"] = "skip"
+    exchange: Literal["blocking", "overlapped"] = "blocking"
+
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 or more")
+        _one_of("rate", self.rate, RATES)
+        _one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
+        _one_of("exchange", self.exchange, ("blocking", "overlapped"))
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise ConfigError(f"a gradient's norm cannot be clipped to {self.clip}: use a positive number")
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """One answer to each question; so far *how much* (`load`), everyone with everyone, behind a barrier.
+    """One answer to each question: *how much* (`load`) and *how far ahead* (`sync`), everyone with everyone.
 
     Attributes:
         name: The scheme string that makes the same scheme.
         load: How much each worker computes before the next synchronisation.
+        sync: How far ahead a worker may run before it waits for the others.
+        served: The run's parameter servers; None where workers sum gradients among themselves, behind a barrier.
         period: None: gradients are summed in every iteration. A number: each worker trains alone for so many
             iterations, then the parameters are averaged.
         weighting: `samples`: a worker counts by its samples, x_i / X, which is the mathematics of one process; `mean`:
@@ -43,6 +82,8 @@ class Scheme:
 
     name: str
     load: Load
+    sync: Sync = Barrier()
+    served: Served | None = None
     period: int | None = None
     weighting: Literal["samples", "mean"] = "samples"
     exchange: Literal["overlapped", "blocking"] = "overlapped"
@@ -53,6 +94,10 @@ class Scheme:
         _one_of("exchange", self.exchange, ("overlapped", "blocking"))
         if self.period is not None:
             self._require_local()
+        if self.served is not None:
+            self._require_servable(self.served)
+        elif self.sync != Barrier():
+            raise ConfigError("workers that run ahead of each other need parameter servers: give served=Served()")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ConfigError(f"a micro-batch of {self.micro_batch} samples is not possible: use 1 or more")
         if self.micro_batch is not None and self.load.multiple % self.micro_batch:
@@ -73,19 +118,66 @@ class Scheme:
         if self.exchange != "overlapped":
             raise ConfigError("local_sgd exchanges speeds with its averages: leave out exchange")
 
+    def _require_servable(self, served: Served) -> None:
+        """What does not go together on parameter servers."""
+        if self.period is not None or self.micro_batch is not None or self.exchange != "overlapped":
+            raise ConfigError(
+                f"the servers of {self.name!r} take a push from every batch and its speed with it: leave out period,"
+                " micro_batch and the exchange of speeds"
+            )
+        if self.weighting != "samples":
+            raise ConfigError(f"the servers of {self.name!r} weigh by samples: leave out weighting")
+        if self.sync.in_step and served.exchange == "overlapped":
+            raise ConfigError(
+                "a barrier leaves nothing to compute on while it is waited for: leave out exchange=overlapped, or use"
+                " ssp, dssp or asp"
+            )
+        if self.sync.in_step and served.clip is not None and served.servers > 1:
+            raise ConfigError(
+                "no server sees the whole of a sum of several workers' gradients: clip with one server, or without a"
+                " barrier"
+            )
+
     def __str__(self) -> str:
         return self.name
 
 
-def bsp(*, micro_batch: int | None = None) -> Scheme:
+def bsp(
+    *,
+    micro_batch: int | None = None,
+    engine: Literal["collective", "server"] = "collective",
+    servers: int = 1,
+    clip: float | None = None,
+    load: Scheme | str | None = None,
+) -> Scheme:
     """Bulk-synchronous training with equal batch sizes: what plain DistributedDataParallel does.
 
     When to use it: all workers are equally fast. When not: any of them is slower, since all run at its speed.
 
     Args:
         micro_batch: Compute on so many samples at a time and step once for all of them; see `lb_bsp`.
+        engine: `collective`: workers sum gradients among themselves. `server`: over parameter servers, as `ssp` and
+            `asp` do, with the same mathematics; slower, for comparisons, and for workers that may die.
+        servers, clip, load: With `engine="server"`: as in `asp`.
     """
-    name = _spelled("bsp", bsp, {"micro_batch": micro_batch})
+    arguments = {
+        "micro_batch": micro_batch,
+        "engine": engine,
+        "servers": servers,
+        "clip": clip,
+        "load": None if load is None else _nested(load),
+    }
+    _one_of("engine", engine, ("collective", "server"))
+    name = _spelled("bsp", bsp, arguments)
+    if engine == "server":
+        return Scheme(
+            name=name,
+            load=_sizes_of("bsp", load or "bsp"),
+            served=Served(servers=servers, clip=clip),
+            micro_batch=micro_batch,
+        )
+    if (servers, clip, load) != (1, None, None):
+        raise ConfigError("bsp has no servers to give servers, clip or load to: add engine=server, or leave them out")
     return Scheme(name=name, load=Equal(multiple=micro_batch or 1), micro_batch=micro_batch)
 
 
@@ -206,14 +298,101 @@ def local_sgd(*, period: int = 8, load: Scheme | str = "bsp") -> Scheme:
         period: Iterations between two averages; 1 or more.
         load: The scheme whose sizes are used: `bsp` (equal), `lb-bsp`, `dbs`, or one that a recipe made.
     """
-    sizes = parse_scheme(load) if isinstance(load, str) else load
-    if sizes != Scheme(name=sizes.name, load=sizes.load):
-        raise ConfigError(
-            f"local_sgd takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
-            " exchange, micro_batch, period)"
-        )
-    name = _spelled("local-sgd", local_sgd, {"period": period, "load": sizes.name})
-    return Scheme(name=name, load=sizes.load, period=period)
+    name = _spelled("local-sgd", local_sgd, {"period": period, "load": _nested(load)})
+    return Scheme(name=name, load=_sizes_of("local_sgd", load), period=period)
+
+
+def asp(
+    *,
+    load: Scheme | str = "bsp",
+    rate: str = "share",
+    clip: float | None = None,
+    nonfinite: Literal["skip", "refuse"] = "skip",
+    exchange: Literal["blocking", "overlapped"] = "blocking",
+    servers: int = 1,
+) -> Scheme:
+    """ASP: nobody waits for anybody; each push changes the parameters at once.
+
+    Source: Dean et al., NIPS 2012 (Downpour SGD); Li et al., OSDI 2014 (parameter servers). Neither says how the
+    learning rate of BSP carries over; ours follows each push's share of the global batch and its staleness
+    (`evenstep.core.sync.rate`).
+
+    When to use it: speeds differ and change too quickly for sizes to follow, and the last bit of accuracy may go. When
+    not: lasting differences, which `lb_bsp` takes away without any staleness.
+
+    Args:
+        load: The scheme whose sizes are used: `bsp` (equal), `lb-bsp`, `dbs`, or one that a recipe made. In a scheme
+            string its own parameters stand behind a colon, with semicolons: `asp:load=lb-bsp:predictor=ema;minimum=4`.
+        rate: How the learning rate and momentum of a push follow from its share of the global batch; `raw` leaves them
+            as they are, as papers do, and diverges with many workers.
+        clip: The largest norm of a push's gradient, over all parameters; `clip_grad_norm_` in the script would see
+            only this worker's.
+        nonfinite: `skip` leaves a push with a NaN or an infinity out and counts it; `refuse` ends its worker.
+        exchange: `overlapped` computes the next iteration while a push is under way.
+        servers: Server processes, each with a part of the parameters.
+    """
+    served = Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, exchange=exchange)
+    name = _spelled("asp", asp, {"load": _nested(load), **_said(served)})
+    return Scheme(name=name, load=_sizes_of("asp", load), sync=Unbounded(), served=served)
+
+
+def ssp(
+    *,
+    bound: int = 3,
+    load: Scheme | str = "bsp",
+    rate: str = "share",
+    clip: float | None = None,
+    nonfinite: Literal["skip", "refuse"] = "skip",
+    exchange: Literal["blocking", "overlapped"] = "blocking",
+    servers: int = 1,
+) -> Scheme:
+    """SSP: a worker may begin its next iteration as long as its lead over the slowest is at most `bound`.
+
+    Source: Ho et al., NIPS 2013. We differ in that a push changes the parameters at once for all, and in its rate (see
+    `asp`).
+
+    When to use it: slowness that comes and goes within a few iterations. When not: a worker that stays slower, to whose
+    speed all come down as soon as the bound is used up; add `load=lb-bsp` then.
+
+    Args:
+        bound: The largest lead at which a worker is released, in iterations; 0 or more.
+        load, rate, clip, nonfinite, exchange, servers: As in `asp`.
+    """
+    served = Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, exchange=exchange)
+    name = _spelled("ssp", ssp, {"bound": bound, "load": _nested(load), **_said(served)})
+    return Scheme(name=name, load=_sizes_of("ssp", load), sync=Bounded(bound=bound), served=served)
+
+
+def dssp(
+    *,
+    lower: int = 3,
+    upper: int = 15,
+    bounded: bool = True,
+    load: Scheme | str = "bsp",
+    rate: str = "share",
+    clip: float | None = None,
+    nonfinite: Literal["skip", "refuse"] = "skip",
+    exchange: Literal["blocking", "overlapped"] = "blocking",
+    servers: int = 1,
+) -> Scheme:
+    """DSSP: as SSP, with a bound that moves between `lower` and `upper` to where the fastest is expected to wait least.
+
+    Source: Zhao et al., ICDCS 2019. The algorithm as printed has defects, which are corrected
+    (`evenstep.core.sync.dynamic` lists them), and does not keep to `upper`; here it does, unless `bounded` is false.
+
+    When to use it: as SSP, where no single bound is right. When not: a worker that stays slower; any scheme that keeps
+    to a bound then runs at its speed.
+
+    Args:
+        lower: The lead up to which a worker is always released, in iterations; 0 or more.
+        upper: The lead up to which it may be released; at least `lower`.
+        bounded: False: grants add up without a limit, which is what the paper's Table I must have run.
+        load, rate, clip, nonfinite, exchange, servers: As in `asp`.
+    """
+    served = Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, exchange=exchange)
+    arguments = {"lower": lower, "upper": upper, "bounded": bounded, "load": _nested(load), **_said(served)}
+    sync = Dynamic(lower=lower, upper=upper, bounded=bounded)
+    return Scheme(name=_spelled("dssp", dssp, arguments), load=_sizes_of("dssp", load), sync=sync, served=served)
 
 
 def static(sizes: Sequence[int]) -> Scheme:
@@ -222,7 +401,7 @@ def static(sizes: Sequence[int]) -> Scheme:
 
 
 RECIPES: Mapping[str, Callable[..., Scheme]] = MappingProxyType(
-    {"bsp": bsp, "lb-bsp": lb_bsp, "dbs": dbs, "local-sgd": local_sgd}
+    {"bsp": bsp, "lb-bsp": lb_bsp, "dbs": dbs, "local-sgd": local_sgd, "asp": asp, "ssp": ssp, "dssp": dssp}
 )
 """The recipes that a scheme string can name."""
 
@@ -260,19 +439,59 @@ def parse_scheme(text: str) -> Scheme:
     return recipe(**arguments)
 
 
-def _read(value: str, parameter: inspect.Parameter, scheme: str) -> int | str:
-    if parameter.annotation not in (int, int | None):
-        return value
+def _read(value: str, parameter: inspect.Parameter, scheme: str) -> bool | float | str:
+    kind = parameter.annotation
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(f"{parameter.name} of the scheme {scheme!r} is true or false, not {value!r}")
+        return value.lower() == "true"
+    if kind not in _NUMBERS:
+        # Commas end a parameter, so those of a scheme within a scheme are written as semicolons.
+        return value.replace(";", ",")
     try:
-        return int(value)
+        return _NUMBERS[kind](value)
     except ValueError:
-        raise ConfigError(f"{parameter.name} of the scheme {scheme!r} takes a whole number, not {value!r}") from None
+        what = "a whole number" if _NUMBERS[kind] is int else "a number"
+        raise ConfigError(f"{parameter.name} of the scheme {scheme!r} takes {what}, not {value!r}") from None
+
+
+_NUMBERS: Mapping[object, Callable[[str], float]] = MappingProxyType(
+    {int: int, int | None: int, float: float, float | None: float}
+)
+
+
+def _nested(load: Scheme | str) -> str:
+    """A scheme's name as it stands in another's: parameters between semicolons."""
+    return (load if isinstance(load, str) else load.name).replace(",", ";")
+
+
+def _sizes_of(recipe: str, load: Scheme | str) -> Load:
+    """The sizes of a scheme that is given for them alone.
+
+    Raises:
+        ConfigError: It says more than how much each worker computes.
+    """
+    sizes = parse_scheme(load) if isinstance(load, str) else load
+    if sizes != Scheme(name=sizes.name, load=sizes.load):
+        raise ConfigError(
+            f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
+            " exchange, micro_batch, period, servers)"
+        )
+    return sizes.load
+
+
+def _said(served: Served) -> dict[str, Any]:
+    return {name: getattr(served, name) for name in ("rate", "clip", "nonfinite", "exchange", "servers")}
 
 
 def _spelled(name: str, recipe: Callable[..., Scheme], arguments: Mapping[str, Any]) -> str:
     """The scheme string with the arguments that differ from the recipe's defaults."""
     defaults = {key: parameter.default for key, parameter in inspect.signature(recipe).parameters.items()}
-    given = [f"{key}={value}" for key, value in arguments.items() if value != defaults[key]]
+    given = [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in arguments.items()
+        if value != defaults[key]
+    ]
     return f"{name}:{','.join(given)}" if given else name
 
 

@@ -3,12 +3,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+from support.server_reports import Reports, stand_in
 
 from evenstep.cli.main import main
+from evenstep.cli.run import parse
+from evenstep.runtime.launch import launch
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.run_failed import RunFailedError, WorkerFailure, failure_of_all
 from evenstep.telemetry import read_events
 
 pytestmark = pytest.mark.multiprocess
@@ -58,6 +66,8 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "slow": ["1=4x", "0=+1ms"],
             "emulate": str(tmp_path / "cluster.toml"),
             "run_dir": str(tmp_path / "out"),
+            "resume": False,
+            "servers": [],
         }
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "29500"
     assert capfd.readouterr().err == ""
@@ -85,6 +95,11 @@ def test_a_signal_ends_the_run_and_everything_that_it_started(number, code):
         _, error = launcher.communicate(timeout=30)
     assert launcher.returncode == code
     assert error == f"evenstep: ended by {number.name}: every worker was stopped\n"
+    assert_gone(pids)
+
+
+def assert_gone(pids):
+    """Soon: what was killed by a process that has ended meanwhile is init's to clear away."""
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)
     assert not alive
 
@@ -117,3 +132,172 @@ def test_a_batch_that_ran_out_of_memory_is_named_and_not_tried_again(tmp_path, c
     assert plans[0]["batch_sizes"] == [12, 12]
     assert plans[1]["batch_sizes"] == [18, 6]
     assert all(plan["batch_sizes"][1] <= 10 for plan in plans[1:])
+
+
+# Under a scheme with servers, for which other programs stand in.
+
+
+@pytest.fixture
+def reports():
+    with closing(Reports()) as reports:
+        yield reports
+
+
+def launch_served(reports, *words, scheme="asp", run_dir=None, resume=False):
+    settings = LaunchSettings(scheme=scheme, run_dir=None if run_dir is None else str(run_dir), resume=resume)
+    return launch(parse(list(map(str, words))), settings, server_command=stand_in(reports))
+
+
+def test_servers_start_before_the_workers_and_end_after_them(reports, tmp_path, capfd):
+    words = ("--workers", 2, SCRIPTS / "tells.py", tmp_path)
+    assert launch_served(reports, *words, scheme="ssp:servers=2", run_dir=tmp_path / "run") == []
+    servers = [reports.next(), reports.next()]
+    for server in servers:
+        assert server.told["workers"] == 2
+        assert server.told["snapshots"] == str(tmp_path / "run" / "snapshots")
+        assert server.after_listening() == [{"event": "ended", "by": "signal"}]
+    for worker in range(2):
+        told = json.loads((tmp_path / f"{worker}.json").read_text())
+        settings = json.loads(told["EVENSTEP_LAUNCH"])
+        assert [addresses[0] for addresses in settings["servers"]] == [
+            f"unix:@stand-in-{server.pid}" for server in reversed(servers)
+        ]
+        assert told["EVENSTEP_SECRET"] == servers[0].started["secret"]
+        assert told["RANK"] == str(worker)
+    assert capfd.readouterr().err == ""
+    assert "EVENSTEP_SECRET" not in os.environ
+
+
+def test_without_a_run_directory_snapshots_go_where_nothing_is_left(reports, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    launch_served(reports, SCRIPTS / "tells.py", tmp_path)
+    assert reports.next().told["snapshots"].startswith(str(tmp_path / "temporary"))
+    assert list((tmp_path / "temporary").glob("evenstep-*")) == []
+
+
+def test_the_others_finish_when_workers_are_lost_which_are_named(reports, capfd):
+    lost = launch_served(reports, "--workers", 4, SCRIPTS / "loses.py", "0", "SIGKILL", "3", "0")
+    then = "the others finished without it"
+    assert sorted(lost) == [
+        f"worker 1 was killed by SIGKILL, which is what a system out of memory does; {then}",
+        f"worker 2 ended with exit code 3: its own output above tells why; {then}",
+    ]
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("evenstep: ")]
+    assert sorted(said) == [
+        "evenstep: worker 1 was killed by SIGKILL; the others go on",
+        "evenstep: worker 2 ended with exit code 3; the others go on",
+    ]
+
+
+def test_a_run_of_which_no_worker_finished_has_failed(reports):
+    with pytest.raises(RunFailedError, match=r"^worker 1 was killed by SIGSEGV; no worker finished$") as failed:
+        launch_served(reports, "--workers", 2, SCRIPTS / "loses.py", "worker 1 died", "SIGSEGV")
+    assert (failed.value.worker, failed.value.exit_code) == (1, 139)
+    assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
+
+
+def test_torchruns_max_restarts_is_how_often_a_lost_worker_is_started_again(reports, capfd):
+    lost = launch_served(reports, "--workers", 2, "--max-restarts", 2, SCRIPTS / "loses.py", "0", "5")
+    assert len(lost) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("worker 1")] == [f"worker 1 start {n}" for n in range(3)]
+    assert lines.count("worker 0 start 0") == 1
+
+
+def test_a_run_outlives_its_servers_which_start_again(reports, tmp_path, capfd):
+    os.mkfifo(tmp_path / "go")
+
+    def kill_and_go():
+        with (tmp_path / "go").open("w"):  # waits for the worker, who then waits for its end
+            os.kill(reports.next().pid, signal.SIGKILL)
+            again = reports.next()
+            assert again.told["resume"]
+            assert again.next() == {"event": "listening"}
+        return True
+
+    with ThreadPoolExecutor() as pool:
+        killed = pool.submit(kill_and_go)
+        assert launch_served(reports, SCRIPTS / "awaits.py", tmp_path / "go", run_dir=tmp_path / "run") == []
+        assert killed.result()
+    text = "server 0 was killed by SIGKILL; all start again from their last snapshot (1 of 3)"
+    assert capfd.readouterr().err == f"evenstep: {text}\n"
+    event = json.loads((tmp_path / "run" / "launcher.jsonl").read_text())
+    assert event == {"event": "servers_restarted", "server": 0, "restart": 1, "text": text}
+
+
+def test_servers_that_are_lost_are_named_first(tmp_path):
+    failures = [WorkerFailure(worker=1, exit_code=1, message="ServerError: gone: look")]
+    failed = failure_of_all(failures, "server 0 was killed by SIGKILL; no restart is left of 3")
+    assert str(failed).startswith(
+        "server 0 was killed by SIGKILL; no restart is left of 3; without servers worker 1 end"
+    )
+    assert failed.exit_code == 1
+
+
+def served_launcher(reports, tmp_path, *words):
+    command = [sys.executable, str(SCRIPTS / "launches.py"), *stand_in(reports), "--", "--scheme", "asp", *words]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_workers_and_then_the_servers(reports, tmp_path, number):
+    with served_launcher(reports, tmp_path, "--workers", "2", str(SCRIPTS / "waits.py")) as launcher:
+        pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
+        server = reports.next()
+        launcher.send_signal(number)
+        # It ends when nobody has the other ends any more: workers, their children and keepers are gone.
+        _, error = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + number
+    assert error == f"ended by {number.name}: every worker was stopped\n"
+    assert server.after_listening() == [{"event": "ended", "by": "signal"}]
+    assert_gone([*pids, server.pid])
+    assert list(tmp_path.glob("evenstep-*")) == []
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(reports, tmp_path):
+    with served_launcher(reports, tmp_path, "--workers", "2", str(SCRIPTS / "waits.py")) as launcher:
+        pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
+        server = reports.next()
+        launcher.kill()
+        launcher.communicate(timeout=30)
+    assert server.after_listening() == [{"event": "ended", "by": "stdin"}]
+    assert_gone([*pids, server.pid])
+
+
+# Continuing a run.
+
+
+def test_resume_goes_on_in_the_runs_directory(reports, tmp_path):
+    run_dir = tmp_path / "run"
+    (run_dir / "snapshots").mkdir(parents=True)
+    (run_dir / "snapshots" / "7").touch()
+    (run_dir / "worker-0.jsonl").write_text('{"worker":0,"event":"run"}\n')
+    launch_served(reports, SCRIPTS / "tells.py", tmp_path, run_dir=run_dir, resume=True)
+    told = reports.next().told
+    assert (told["resume"], told["snapshots"]) == (True, str(run_dir / "snapshots"))
+    assert json.loads(json.loads((tmp_path / "0.json").read_text())["EVENSTEP_LAUNCH"])["resume"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--resume", "run"], "--resume needs --scheme with the scheme of the run"),
+        (["--resume", "run", "--scheme", "lb-bsp"], "save checkpoints with loader.state_dict()"),
+        (["--resume", "run", "--scheme", "asp", "--run-dir", "x"], "leave out --run-dir"),
+        (["--resume", "none", "--scheme", "asp"], "there is no snapshot of a run in "),
+        (["--resume", "empty", "--scheme", "asp"], "there is no snapshot of a run in "),
+        (["--run-dir", "run", "--scheme", "asp"], "holds the snapshots of a run already: continue that with --resume"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said_in_one_sentence(words, sentence, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "snapshots").mkdir(parents=True)
+    (tmp_path / "run" / "snapshots" / "7").touch()
+    (tmp_path / "empty" / "snapshots").mkdir(parents=True)
+    assert run(*words, SCRIPTS / "tells.py", tmp_path) == 2
+    error = capfd.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "0.json").exists()

@@ -36,10 +36,12 @@ def run(arguments: list[str]) -> int:
         if options.json and options.run_dir is None:
             options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
         try:
-            start(options)
+            notices = start(options)
         except RunFailedError as failure:
             print(f"evenstep: {failure}", file=sys.stderr)
             return failure.exit_code
+        for notice in notices:
+            print(f"evenstep: {notice}", file=sys.stderr)
         if options.json:
             print(json.dumps(asdict(summarise(Path(options.run_dir)))))
     return 0
@@ -55,11 +57,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
     parser = _FullParser(prog="evenstep run", description="", example=_EXAMPLE, parents=(get_args_parser(),))
     _add_options(parser)
-    return parser.parse(arguments)
+    options = parser.parse(arguments)
+    if options.resume is not None:
+        if options.run_dir is not None:
+            raise ConfigError("--resume names the run directory already: leave out --run-dir")
+        options.run_dir = options.resume
+    return options
 
 
-def start(options: argparse.Namespace) -> None:
-    """Start the workers and wait for them; raises what `evenstep.runtime.launch.launch` raises."""
+def start(options: argparse.Namespace) -> list[str]:
+    """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does."""
     from evenstep.runtime.launch import launch
 
     settings = LaunchSettings(
@@ -67,8 +74,9 @@ def start(options: argparse.Namespace) -> None:
         slow=tuple(options.slow),
         emulate=None if options.emulate is None else str(Path(options.emulate).absolute()),
         run_dir=None if options.run_dir is None else str(Path(options.run_dir).absolute()),
+        resume=options.resume is not None,
     )
-    launch(options, settings)
+    return launch(options, settings)
 
 
 class _FullParser(Parser):
@@ -113,4 +121,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--emulate", metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file")
     parser.add_argument("--run-dir", metavar="DIR", help="where the workers write their events, as JSON lines")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN_DIR",
+        help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp)",
+    )
     parser.add_argument("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -15,3 +15,7 @@ class DisagreementError(EvenstepError, RuntimeError):
 
 class WorkerLostError(EvenstepError, RuntimeError):
     """A worker died, stopped or fell silent beyond the timeout; the message names it."""
+
+
+class ProtocolError(EvenstepError, RuntimeError):
+    """An event or a message that is not possible in the present state; the message names both."""

@@ -4,7 +4,7 @@ It does not communicate: an engine takes its row to the others, and brings back 
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
 from typing import cast, final
 
@@ -13,12 +13,13 @@ import numpy as np
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.memory import limited
-from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.samples import Ledger, MicroBatch, Share
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
 from evenstep.runtime.device_memory import LearntLimit
 from evenstep.runtime.factors import FactorSampler
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.iteration import Iteration
+from evenstep.runtime.planned import PlannedShares
 from evenstep.runtime.stopwatch import Stopwatch
 from evenstep.runtime.workers import Workers
 from evenstep.telemetry import Recorder
@@ -79,14 +80,28 @@ class Balancer:
         if self.problem.epoch != epoch:
             self.problem = replace(self.problem, epoch=epoch)
         sizes = self.policy.allocate(self.problem).sizes
-        if self._sizes is None or not np.array_equal(sizes, self._sizes):
-            self._recorder.record({"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist()})
-            self._sizes = sizes
+        self.follow(sizes)
         return sizes
 
     def planned_sizes(self) -> IntArray:
         """Everybody's sizes as planned last."""
         return self.next_sizes(self.problem.epoch) if self._sizes is None else self._sizes
+
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> PlannedShares:
+        """This worker's part of every slice of the epoch, as the policy plans it."""
+        return PlannedShares(
+            ledger,
+            lambda: self.next_sizes(epoch),
+            worker=self.workers.rank,
+            depth=depth,
+            minimum=self.smallest_batch,
+        )
+
+    def follow(self, sizes: IntArray) -> None:
+        """Everybody's sizes were decided elsewhere."""
+        if self._sizes is None or not np.array_equal(sizes, self._sizes):
+            self._recorder.record({"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist()})
+            self._sizes = sizes
 
     @property
     def smallest_batch(self) -> int:
@@ -199,9 +214,18 @@ class Balancer:
         self.policy.observe(reports)
         self.problem = limited(self.problem, np.minimum(self._limits, reports.largest_size))
         if self.iteration is not None and self.iteration.paused is not None:
-            ended = self._clock() if self._entered is None else self._entered
-            event = self.iteration.event(reports, self.workers.rank, ended)
-            self._recorder.record({**event, "factors": list(astuple(self._factors[0]))})
+            self._record(self.iteration.event(reports, self.workers.rank, self._ended()))
+
+    def record_served(self, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
+        """The iteration in hand is over: write it down, with what the servers told of its push."""
+        if self.iteration is not None and self.iteration.paused is not None:
+            self._record({**self.iteration.served_event(row, held_seconds, self._ended()), **more})
+
+    def _ended(self) -> float:
+        return self._clock() if self._entered is None else self._entered
+
+    def _record(self, event: Mapping[str, object]) -> None:
+        self._recorder.record({**event, "factors": list(astuple(self._factors[0]))})
 
     def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
         """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import WEIGHTINGS, MicroBatch, Share
+from evenstep.core.samples import WEIGHTINGS, Ledger, MicroBatch, Share, Shares
 from evenstep.core.values import Reports
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.c10d import GradBucket
@@ -69,6 +69,12 @@ class CollectiveEngine:
         if self.reports is not None:
             self.balancer.learn(self.reports)
             self.reports = None
+
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
+        return self.balancer.shares(ledger, epoch=epoch, depth=depth)
+
+    def leave_loop(self) -> None:
+        """Whoever leaves early is missed by the others in their next collective."""
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         self.balancer.begin(share, piece, epoch)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.workers import Workers
 
@@ -25,6 +25,16 @@ class Engine(Protocol):
             WorkerLostError: A worker died or stopped.
             DisagreementError: Workers disagree on what they did.
         """
+
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
+        """What this worker computes on in an epoch that begins now, or goes on where the ledger stands.
+
+        Raises:
+            WorkerLostError, DisagreementError: As `enter_loader`.
+        """
+
+    def leave_loop(self) -> None:
+        """The script has left the epoch, at its end or before."""
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         """This piece of a share is handed out."""

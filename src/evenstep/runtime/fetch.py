@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from evenstep.core.samples import Lookahead
+from evenstep.core.samples import Shares
 from evenstep.core.values import IntArray
 from evenstep.runtime.order import SeededRandomness, seed_everything
 
@@ -149,12 +149,12 @@ class Requests:
         self.issued: deque[tuple[int, tuple[int, ...]]] = deque()
         self._ask: Callable[[], list[Address]] = list
 
-    def begin(self, lookahead: Lookahead, epoch: int, order: IntArray, chunk_size: Callable[[], int]) -> None:
-        """Ask along this lookahead from now on."""
+    def begin(self, shares: Shares, epoch: int, order: IntArray, chunk_size: Callable[[], int]) -> None:
+        """Ask along these shares from now on."""
         self.issued.clear()
 
         def ask() -> list[Address]:
-            request = lookahead.request(chunk_size())
+            request = shares.request(chunk_size())
             iteration, positions = request if request is not None else (-1, ())
             self.issued.append((iteration, positions))
             return [(epoch, position, int(order[position])) for position in positions]

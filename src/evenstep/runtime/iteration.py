@@ -55,6 +55,14 @@ class Iteration:
         slowest = int(reports.compute_microseconds.max()) * self.passes / 1e6
         # Never more than it really stood: the slowest one's compute may have begun before this worker's.
         waited = min(slowest - compute, self.synchronised_seconds)
+        return self._parts(compute, waited, reports.row(worker), ended)
+
+    def served_event(self, row: list[int], held_seconds: float, ended: float) -> dict[str, object]:
+        """As `event`, of an iteration whose push was held for so long; `row` is what this worker told of it."""
+        compute = row[1] * self.passes / 1e6
+        return self._parts(compute, min(held_seconds, self.synchronised_seconds), row, ended)
+
+    def _parts(self, compute: float, waited: float, row: list[int], ended: float) -> dict[str, object]:
         return {
             "event": "iteration",
             "iteration": self.number,
@@ -65,7 +73,7 @@ class Iteration:
             "compute_seconds": compute,
             "wait_seconds": waited,
             "comm_seconds": self.synchronised_seconds - waited,
-            "report": reports.row(worker),
+            "report": row,
         }
 
 

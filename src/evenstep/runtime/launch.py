@@ -1,22 +1,28 @@
 """Starts the workers of `evenstep run`, over torchrun's own launcher.
 
 Everything that can be checked is checked before the first process starts. torchrun then starts, watches and stops the
-workers; this module says in one sentence how a run ended.
+workers; this module says in one sentence how a run ended. Under a scheme with servers it starts those first, and each
+worker under a keeper, so that one worker's death is not the run's.
 """
 
 import argparse
 import importlib.util
+import json
 import logging
 import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TypeAlias
 
 import psutil
@@ -29,9 +35,11 @@ from torch.distributed.run import config_from_args, determine_local_world_size
 
 from evenstep.core.cluster import parse_slow
 from evenstep.core.errors import ConfigError
+from evenstep.runtime.keeper import keeper_command
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
-from evenstep.runtime.run_failed import RunFailedError, failure_of
-from evenstep.schemes import parse_scheme
+from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, read_failures
+from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
+from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry import read_events
 
 STOP_SECONDS = 5.0
@@ -39,7 +47,9 @@ STOP_SECONDS = 5.0
 _Command: TypeAlias = tuple[LaunchConfig, Callable[..., object] | str, list[str]]
 
 
-def launch(arguments: argparse.Namespace, settings: LaunchSettings) -> None:
+def launch(
+    arguments: argparse.Namespace, settings: LaunchSettings, *, server_command: tuple[str, ...] = SERVER_COMMAND
+) -> list[str]:
     """Start the workers and wait until all have finished; none is left when this returns or raises.
 
     The process's environment, signal handlers and log level are what they were afterwards.
@@ -48,31 +58,113 @@ def launch(arguments: argparse.Namespace, settings: LaunchSettings) -> None:
         arguments: As torchrun's own parser makes them (`torch.distributed.run.get_args_parser`). A single node that
             names no rendezvous meets on a free port of its own.
         settings: What the workers are told.
+        server_command: The server program, for a scheme with servers.
+
+    Returns:
+        A sentence for each worker that was lost on the way; under a scheme with servers the others finish without it.
 
     Raises:
         ConfigError: Something cannot work; no worker was started, or the nodes did not find each other.
-        RunFailedError: A worker failed, which is named, or a signal ended the run.
+        RunFailedError: A worker failed, which is named (under servers: all did), or a signal ended the run.
     """
     _require_script(arguments)
     _require_numbers(arguments.nnodes, arguments.nproc_per_node)
     with _restoring_process():
         config, command, command_arguments = _command(arguments)
         _require_settings(settings, config.nproc_per_node if config.max_nodes == 1 else None)
-        os.environ.update(settings.to_environment())
+        scheme = None if settings.scheme is None else parse_scheme(settings.scheme)
         try:
-            elastic_launch(config, command)(*command_arguments)
-        except ChildFailedError as failed:
-            _kill_groups([failure.pid for failure in failed.failures.values()])
-            raise failure_of(failed) from None
+            # Over several nodes the workers' addresses are not known before they meet: rank 0's process then starts the
+            # servers, and a worker's death ends the run, by torchrun's rule.
+            if scheme is not None and scheme.served is not None and config.max_nodes == 1:
+                return _run_with_servers((config, command, command_arguments), settings, scheme.served, server_command)
+            _run_workers((config, command, command_arguments), settings)
+            return []
         except SignalException as ended:
             text = f"ended by {ended.sigval.name}: every worker was stopped"
             raise RunFailedError(text, exit_code=128 + ended.sigval) from None
-        except (RendezvousError, DistError) as error:
-            raise ConfigError(
-                f"the nodes did not find each other ({_line(error)}): check --rdzv-endpoint, --nnodes and the network"
-            ) from error
-        finally:
-            _stop_leftovers()
+
+
+def _run_workers(started: _Command, settings: LaunchSettings) -> None:
+    config, command, command_arguments = started
+    os.environ.update(settings.to_environment())
+    try:
+        elastic_launch(config, command)(*command_arguments)
+    except ChildFailedError as failed:
+        _kill_groups([failure.pid for failure in failed.failures.values()])
+        raise failure_of(failed) from None
+    except (RendezvousError, DistError) as error:
+        raise ConfigError(
+            f"the nodes did not find each other ({_line(error)}): check --rdzv-endpoint, --nnodes and the network"
+        ) from error
+    finally:
+        _stop_leftovers()
+
+
+# With servers.
+
+
+def _run_with_servers(
+    started: _Command, settings: LaunchSettings, served: Served, server_command: tuple[str, ...]
+) -> list[str]:
+    """The sentences about lost workers; servers end after the workers, however those end."""
+    config, _, _ = started
+    _end_on_signals()
+    run_dir = None if settings.run_dir is None else Path(settings.run_dir)
+    with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
+        status_dir = Path(folder)
+        snapshots = _snapshots(run_dir or status_dir)
+        snapshots.mkdir(exist_ok=True)
+        server_settings = ServerSettings(
+            count=served.servers,
+            workers=config.nproc_per_node,
+            snapshots=snapshots,
+            resume=settings.resume,
+            command=server_command,
+        )
+        with start_servers(server_settings, partial(_tell, run_dir)) as servers:
+            os.environ[SECRET_VARIABLE] = servers.secret
+            try:
+                _run_workers(_under_keepers(started, status_dir), replace(settings, servers=servers.addresses))
+            finally:
+                _kill_groups(_groups_of_killed_keepers(status_dir))
+        failures = read_failures(status_dir)
+        if len(failures) == config.nproc_per_node:
+            raise failure_of_all(failures, servers.lost)
+        return [f"{failure}; the others finished without it" for failure in failures]
+
+
+def _under_keepers(started: _Command, status_dir: Path) -> _Command:
+    """The same, so that torchrun's agent sees no worker fail and keepers start workers again in its place."""
+    config, command, arguments = started
+    # torchrun's --run-path is a function that runs the script in a process which Python has prepared.
+    program = [command, *arguments] if isinstance(command, str) else [sys.executable, "-u", *arguments]
+    first, *rest = keeper_command(status_dir, restarts=config.max_restarts, command=program)
+    return replace(config, max_restarts=0), first, rest
+
+
+def _groups_of_killed_keepers(status_dir: Path) -> list[int]:
+    texts = [file.read_text() for file in status_dir.glob("group-*")]
+    return [int(text) for text in texts if text]
+
+
+def _tell(run_dir: Path | None, event: Mapping[str, object]) -> None:
+    """Tell what happened to a server, and keep it with the run."""
+    print(f"evenstep: {event['text']}", file=sys.stderr, flush=True)
+    if run_dir is not None:
+        with (run_dir / "launcher.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+
+
+def _end_on_signals() -> None:
+    """What torchrun does once it has started the workers, from now on: servers have to be ended too."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SignalException(f"got signal {number}", sigval=signal.Signals(number))
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, end)
 
 
 # Before the first process.
@@ -139,8 +231,33 @@ def _require_settings(settings: LaunchSettings, workers: int | None) -> None:
                 f"{settings.emulate} describes {described} workers but {workers} are to be started:"
                 f" give --workers {described} or change the file"
             )
-    if settings.run_dir is not None:
+    if settings.resume:
+        _require_snapshots(settings, shared=workers is None)
+    elif settings.run_dir is not None:
         _require_run_dir(Path(settings.run_dir), shared=workers is None)
+
+
+def _require_snapshots(settings: LaunchSettings, *, shared: bool) -> None:
+    """What --resume needs; over several nodes the snapshots may be on another one, whose servers then look."""
+    if settings.scheme is None:
+        raise ConfigError("--resume needs --scheme with the scheme of the run, such as --scheme ssp:bound=3")
+    if parse_scheme(settings.scheme).served is None:
+        raise ConfigError(
+            f"--resume continues runs whose weights are on servers (asp, ssp, dssp), not {settings.scheme!r}: save"
+            " checkpoints with loader.state_dict() in your script and load them there"
+        )
+    run_dir = Path(str(settings.run_dir))
+    if not shared and not _holds_snapshots(run_dir):
+        raise ConfigError(f"there is no snapshot of a run in {run_dir}: give the --run-dir of the run to be continued")
+
+
+def _snapshots(run_dir: Path) -> Path:
+    return run_dir / "snapshots"
+
+
+def _holds_snapshots(run_dir: Path) -> bool:
+    snapshots = _snapshots(run_dir)
+    return snapshots.is_dir() and any(snapshots.iterdir())
 
 
 def _require_run_dir(run_dir: Path, *, shared: bool) -> None:
@@ -150,6 +267,11 @@ def _require_run_dir(run_dir: Path, *, shared: bool) -> None:
         tempfile.TemporaryFile(dir=run_dir).close()
     except OSError as error:
         raise ConfigError(f"the run directory {run_dir} cannot be written ({error.strerror}): give another") from error
+    if not shared and _holds_snapshots(run_dir):
+        raise ConfigError(
+            f"the run directory {run_dir} holds the snapshots of a run already: continue that with --resume {run_dir},"
+            " give another or empty it"
+        )
     if shared or not any(run_dir.glob("worker-*.jsonl")):
         return
     # A run that ran out of memory is started again where it noted what did not fit.

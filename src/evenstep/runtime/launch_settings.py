@@ -17,13 +17,16 @@ VARIABLE = "EVENSTEP_LAUNCH"
 class LaunchSettings:
     """The launcher's options; None or empty where the user gave none. Paths are absolute.
 
-    `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file.
+    `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file; `resume` says that the run directory
+    holds a run to be continued; `servers` has the addresses of shard 0, of shard 1, ... where the launcher started any.
     """
 
     scheme: str | None = None
     slow: tuple[str, ...] = ()
     emulate: str | None = None
     run_dir: str | None = None
+    resume: bool = False
+    servers: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
@@ -32,7 +35,8 @@ class LaunchSettings:
         if text is None:
             return cls()
         fields = json.loads(text)
-        return cls(**{**fields, "slow": tuple(fields["slow"])})
+        servers = tuple(tuple(addresses) for addresses in fields["servers"])
+        return cls(**{**fields, "slow": tuple(fields["slow"]), "servers": servers})
 
     def to_environment(self) -> dict[str, str]:
         """The variables to start the workers with."""

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, Lookahead, Share, micro_batches
+from evenstep.core.samples import Ledger, Share, Shares, micro_batches
 from evenstep.core.values import IntArray
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
@@ -173,21 +173,15 @@ class PreparedLoader:
             )
         self._engine.enter_loader()
         order = self._draw(resuming=resuming)
-        lookahead = Lookahead(
-            ledger,
-            worker=self._engine.workers.rank,
-            sizes=self._balancer.next_sizes(self._epoch),
-            depth=self._depth,
-            minimum=self._balancer.smallest_batch,
-        )
-        fetcher = self._fetcher(lookahead, order)
+        shares = self._engine.shares(ledger, epoch=self._epoch, depth=self._depth)
+        fetcher = self._fetcher(shares, order)
         misses = self._misses
         try:
-            while (share := lookahead.share()) is not None:
+            while (share := shares.share()) is not None:
                 for piece in micro_batches(share, self._micro_batch):
                     batch = fetcher.fetch(share.iteration, piece.positions, last=piece.last)
                     if piece.last:
-                        lookahead.advance()
+                        shares.advance()
                         self._done = ledger.iteration
                     self.current = share
                     self.iteration += piece.last
@@ -199,9 +193,11 @@ class PreparedLoader:
                             " first"
                         )
                     self._engine.enter_loader()
-                lookahead.resize(self._balancer.next_sizes(self._epoch))
-                self._misses = misses + lookahead.misses
+                shares.replan()
+                self._misses = misses + shares.misses
         finally:
+            if loop == self._loops:
+                self._engine.leave_loop()
             # Left early or not: nothing may keep the data workers of this epoch alive.
             if loop == self._loops:
                 self._requests.end()
@@ -214,7 +210,7 @@ class PreparedLoader:
         self._drawn = None if self._order.sampler is None else order
         return order
 
-    def _fetcher(self, lookahead: Lookahead, order: IntArray) -> InlineFetcher | ProcessFetcher:
+    def _fetcher(self, shares: Shares, order: IntArray) -> InlineFetcher | ProcessFetcher:
         if self._inner is None:
             return InlineFetcher(self._source, self._order.seed, self._epoch, order)
 
@@ -223,7 +219,7 @@ class PreparedLoader:
                 1, -(-int(self._balancer.planned_sizes()[self._engine.workers.rank]) // self._source.num_workers)
             )
 
-        self._requests.begin(lookahead, self._epoch, order, chunk_size)
+        self._requests.begin(shares, self._epoch, order, chunk_size)
         collate = None if self._source.collate_fn is default_collate else self._source.collate_fn
         return ProcessFetcher(self._inner, self._requests, collate, self._source.pin_memory)
 

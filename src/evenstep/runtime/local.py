@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import DisagreementError, EvenstepError
-from evenstep.core.samples import MicroBatch, Share, ends_period
+from evenstep.core.samples import Ledger, MicroBatch, Share, Shares, ends_period
 from evenstep.core.values import Reports
 from evenstep.runtime.average import average, averaged_tensors, digest
 from evenstep.runtime.balancer import Balancer
@@ -89,6 +89,12 @@ class LocalEngine:
             self.balancer.compute_goes_on()
             hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes[-1:], elapsed_seconds=elapsed)
             self.balancer.compute_pauses()
+
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
+        return self.balancer.shares(ledger, epoch=epoch, depth=depth)
+
+    def leave_loop(self) -> None:
+        """Whoever leaves early is missed by the others in their next collective."""
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         before = self.balancer.iteration

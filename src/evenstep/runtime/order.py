@@ -44,7 +44,8 @@ class EpochOrder:
     def _drawn(self, epoch: int, workers: Workers) -> IntArray:
         indices = torch.zeros(self.length, dtype=torch.int64)
         drawn = self.length
-        if workers.rank == 0:
+        # Without a group every worker draws for itself, from the same seed.
+        if workers.rank == 0 or workers.host_group is None:
             with SeededRandomness(self.seed, epoch):
                 order = [int(index) for index in self.sampler or ()]
             drawn = len(order)

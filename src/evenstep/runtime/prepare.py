@@ -21,13 +21,17 @@ from evenstep.runtime.engine import Engine
 from evenstep.runtime.error_file import report_failure_to_launcher
 from evenstep.runtime.factors import factor_sampler
 from evenstep.runtime.hold import Hold
+from evenstep.runtime.join_servers import join_servers
 from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.link import Link
 from evenstep.runtime.liveness import Liveness
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
 from evenstep.runtime.out_of_memory import name_out_of_memory
-from evenstep.runtime.request import Agreement, Request, agree
+from evenstep.runtime.request import Agreement, Request, agree, asked_scheme
+from evenstep.runtime.serve import served_engine, served_optimizer
+from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
 from evenstep.runtime.workers import Workers, join_workers
 from evenstep.schemes import Scheme
@@ -98,16 +102,23 @@ def prepare(
         schedulers=tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,) if schedulers else (),
         launched=LaunchSettings.from_environment(os.environ),
     )
-    workers = join_workers(device_of(request.models[0]), timeout)
+    link: Link | None = None
+    served = asked_scheme(request).served
+    if served is not None:
+        workers, link = join_servers(request.launched, served.servers, timeout, request.events_dir)
+    else:
+        workers = join_workers(device_of(request.models[0]), timeout)
     # The pulse begins before the workers first wait for each other.
-    liveness = Liveness(workers) if workers.count > 1 else None
+    liveness = Liveness(workers) if link is None and workers.count > 1 else None
     agreement = agree(request, workers)
     recorder: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
-    engine = _engine(request, workers, agreement, liveness, recorder)
+    engine = _engine(request, workers, agreement, liveness, recorder, link)
     device = agreement.workers[workers.rank]["device"]
     name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
     for each in request.optimizers:
         each.register_step_pre_hook(lambda *_: engine.before_step())
+    if isinstance(engine, ServedEngine):
+        optimizer = cast("Optimizer", served_optimizer(engine, optimizer))
     windowed: tuple[WindowedOptimizer, ...] = ()
     if agreement.scheme.micro_batch is not None:
         windowed = tuple(WindowedOptimizer(each, lambda: engine.balancer.iteration) for each in request.optimizers)
@@ -149,7 +160,12 @@ def prepare(
 
 
 def _engine(
-    request: Request, workers: Workers, agreement: Agreement, liveness: Liveness | None, recorder: Recorder
+    request: Request,
+    workers: Workers,
+    agreement: Agreement,
+    liveness: Liveness | None,
+    recorder: Recorder,
+    link: Link | None,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
@@ -179,6 +195,8 @@ def _engine(
         memory=_learnt_limit(device, agreement),
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
+    if link is not None:
+        return served_engine(request, agreement, balancer, link, clock)
     if scheme.period is not None:
         return LocalEngine(
             balancer=balancer,

@@ -49,6 +49,12 @@ class Request:
     schedulers: tuple[LRScheduler, ...]
     launched: LaunchSettings
 
+    @property
+    def events_dir(self) -> Path | None:
+        """Where events go: the argument's directory, or else the launcher's."""
+        given = self.run_dir if self.run_dir is not None else self.launched.run_dir
+        return None if given is None else Path(given)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +145,11 @@ def _check(request: Request, workers: Workers) -> _Checked:
         models.require_preparable(model, workers)
     loader = loaders.require_preparable(request.loader)
     _require_optimizes(request)
-    scheme = _scheme(request)
+    scheme = asked_scheme(request)
     _require_goes_with(scheme, request)
     order = order_of(loader, workers, request.seed)
     disturbance, largest_batch, memory = _emulated(request, workers)
-    given_dir = request.run_dir if request.run_dir is not None else request.launched.run_dir
-    run_dir = None if given_dir is None else Path(given_dir)
+    run_dir = request.events_dir
     device = models.device_of(request.models[0])
     failed = None if run_dir is None else read_failure(run_dir, _identity(device, workers))
     _require_micro_batch_fits(scheme, largest_batch, failed)
@@ -201,9 +206,29 @@ def _require_goes_with(scheme: Scheme, request: Request) -> None:
     if scheme.micro_batch is not None:
         require_schedulers_given(request.optimizers, request.schedulers)
         _require_one_pass_a_batch(request)
+    if scheme.served is not None:
+        _require_servable(scheme, request)
     if scheme.period is not None and request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
+        )
+
+
+def _require_servable(scheme: Scheme, request: Request) -> None:
+    """What parameter servers cannot do yet, or at all."""
+    if len(request.models) > 1 or len(request.optimizers) > 1:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} goes with one model and one optimizer, whose step is one push: train them one by"
+            " one, or use a scheme without servers"
+        )
+    if request.comm_hook is not None:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} sends gradients to servers, which no comm_hook of DDP's sees: leave out comm_hook"
+        )
+    if parse_scheme(scheme.name) != scheme:
+        raise ConfigError(
+            f"the servers know schemes by their strings, and {scheme.name!r} does not make this one: build it with a"
+            " recipe such as evenstep.ssp"
         )
 
 
@@ -218,7 +243,7 @@ def _require_one_pass_a_batch(request: Request) -> None:
         )
 
 
-def _scheme(request: Request) -> Scheme:
+def asked_scheme(request: Request) -> Scheme:
     """The scheme that was asked for; with `batch_sizes` it is settled once all workers are known."""
     given = request.scheme if request.scheme is not None or request.batch_sizes is not None else request.launched.scheme
     scheme = parse_scheme(given) if isinstance(given, str) else given

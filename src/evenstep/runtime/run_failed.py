@@ -1,11 +1,16 @@
 """Says in one sentence which worker ended a run, and how."""
 
+import json
 import signal
-from typing import final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, final
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from evenstep.core.errors import EvenstepError
+from evenstep.runtime.keeper import how_it_ended, why_it_failed
 
 CLEARING_SECONDS = 5
 """A worker that is killed so long after others reported it missing was killed by the launcher."""
@@ -24,6 +29,60 @@ class RunFailedError(EvenstepError, RuntimeError):
         self.worker = worker
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure:
+    """How one worker failed; a negative exit code is a signal's number, `message` the first line of its error file."""
+
+    worker: int
+    exit_code: int
+    message: str
+    at_seconds: float = 0.0
+
+    @classmethod
+    def read(cls, status: Path) -> Self:
+        """What its keeper wrote down, in a file as `evenstep.runtime.keeper.status_file` names it."""
+        fields = json.loads(status.read_text(encoding="utf-8"))
+        return cls(
+            worker=int(status.stem.partition("-")[2]),
+            exit_code=fields["exit_code"] if fields["signal"] is None else -fields["signal"],
+            message=fields["message"],
+            at_seconds=fields["at_seconds"],
+        )
+
+    @property
+    def missed_another(self) -> bool:
+        """Whether it only ended because another did."""
+        return "WorkerLostError" in self.message
+
+    def __str__(self) -> str:
+        why = why_it_failed(self.message) or "its own output above tells why"
+        hint = ", which is what a system out of memory does" if self.exit_code == -signal.SIGKILL else ""
+        return f"worker {self.worker} {how_it_ended(self.exit_code, why)}{hint}"
+
+    def error(self, then: str = "") -> RunFailedError:
+        """The failure of the run that this was; `then` ends the sentence."""
+        exit_code = 128 - self.exit_code if self.exit_code < 0 else self.exit_code
+        return RunFailedError(f"{self}{then}", exit_code=exit_code, worker=self.worker)
+
+
+def read_failures(status_dir: Path) -> list[WorkerFailure]:
+    """The workers whose keepers wrote down that they failed, the first first; who only missed another comes last."""
+    failures = [WorkerFailure.read(status) for status in status_dir.glob("worker-*.json")]
+    return sorted(failures, key=lambda failure: (failure.missed_another, failure.at_seconds))
+
+
+def failure_of_all(failures: Sequence[WorkerFailure], servers_lost: str | None) -> RunFailedError:
+    """The failure of a run of which no worker is left, `failures` as `read_failures` orders them.
+
+    `servers_lost` is why there were no servers any more, None where there were.
+    """
+    if servers_lost is not None:
+        exit_code = failures[0].error().exit_code
+        return RunFailedError(f"{servers_lost}; without servers {failures[0]}", exit_code=exit_code)
+    return failures[0].error("; no worker finished" if len(failures) > 1 else "")
+
+
 def failure_of(failed: ChildFailedError) -> RunFailedError:
     """The worker that failed first and how; not one that only missed another, or that the launcher stopped then."""
     lost = [failure.timestamp for failure in failed.failures.values() if "WorkerLostError" in _message(failure)]
@@ -40,17 +99,9 @@ def failure_of(failed: ChildFailedError) -> RunFailedError:
         killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT
         return stopped, missed, not killed, failure.timestamp
 
-    worker, failure = min(failed.failures.items(), key=order)
-    if failure.exitcode < 0:
-        name = failure.signal_name()
-        hint = ", which is what a system out of memory does" if name == "SIGKILL" else ""
-        text = f"worker {worker} was killed by {name}{hint}; the others were stopped"
-        return RunFailedError(text, exit_code=128 - failure.exitcode, worker=worker)
-    kind, _, message = _message(failure).partition(": ")
-    # An error of Python's is known by its type, one of evenstep's by what it says.
-    why = (message if kind.endswith("Error") else _message(failure)) or "its own output above tells why"
-    text = f"worker {worker} ended with exit code {failure.exitcode}: {why}"
-    return RunFailedError(text, exit_code=failure.exitcode, worker=worker)
+    worker, first = min(failed.failures.items(), key=order)
+    failure = WorkerFailure(worker=worker, exit_code=first.exitcode, message=_message(first))
+    return failure.error("; the others were stopped" if failure.exit_code < 0 else "")
 
 
 def _message(failure: ProcessFailure) -> str:

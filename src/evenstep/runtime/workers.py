@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -31,6 +31,8 @@ class Workers:
     timeout_seconds: float
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
+    meet: Callable[[bytes], list[bytes]] | None = None
+    """Where there is no group: brings everybody's record for this worker's."""
 
     def leave(self) -> None:
         """Leave the groups; the others must leave too."""
@@ -73,7 +75,9 @@ def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
 
 
 def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every worker's record, as JSON over the host group; all workers must call it together."""
+    """Every worker's record, as JSON over the host group or the servers; all workers must call it together."""
+    if workers.meet is not None:
+        return [json.loads(text) for text in workers.meet(json.dumps(record).encode())]
     if workers.host_group is None:
         return [json.loads(json.dumps(record))]
     text = json.dumps(record).encode()

@@ -4,7 +4,7 @@ import json
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 from evenstep.core.errors import ConfigError
 
@@ -32,27 +32,27 @@ class Silent:
 
 @final
 class JsonlRecorder:
-    """Appends one line per event, with its worker, to `RUN_DIR/worker-RANK.jsonl`.
+    """Appends one line per event, with its writer, to `RUN_DIR/worker-RANK.jsonl` or `RUN_DIR/server-INDEX.jsonl`.
 
     Raises:
         ConfigError: The run directory cannot be written.
     """
 
-    def __init__(self, run_dir: Path, worker: int) -> None:
+    def __init__(self, run_dir: Path, index: int, *, role: Literal["worker", "server"] = "worker") -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             # Line-buffered, so that a killed worker leaves whole lines behind.
-            self._file = (run_dir / f"worker-{worker}.jsonl").open("a", buffering=1, encoding="utf-8")
+            self._file = (run_dir / f"{role}-{index}.jsonl").open("a", buffering=1, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
 
-        self._worker = worker
+        self._writer = {role: index}
         # A training script has no place where it would close what `prepare` opened.
         self._finish = weakref.finalize(self, self._file.close)
 
     def record(self, event: Mapping[str, object]) -> None:
         """Append the event."""
-        self._file.write(json.dumps({"worker": self._worker, **event}, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps({**self._writer, **event}, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""

@@ -4,17 +4,23 @@ import json
 import math
 from collections.abc import Callable
 from itertools import product
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.load.base import LoadPolicy, Predictor
+from evenstep.core.sync.base import Command, Push, SyncPolicy
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, Sample, State
+from evenstep.testing.watched import Watched
 
 _ITERATIONS: Final = 60
 _WITHIN: Final = 0.01
 _FACTOR_BEYOND: Final = 2.0
+_EVENTS: Final = 400
+_SEEDS: Final = 5
+_Event: TypeAlias = Callable[[SyncPolicy], list[Command]]
 
 
 def check_predictor(factory: Callable[[], Predictor]) -> None:
@@ -60,6 +66,31 @@ def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4,
         one.observe(reports)
         other.observe(reports)
     assert _through_json(one.state_dict()) == _through_json(other.state_dict())
+
+
+def check_sync_policy(factory: Callable[[], SyncPolicy], *, workers: int = 5) -> None:
+    """Check what every sync policy promises, over policies made by `factory`.
+
+    Under random joins, pushes and leaves of workers of different speeds it keeps every promise that `Watched` checks;
+    an impossible event raises ProtocolError and changes nothing; the same events lead to the same commands; a
+    checkpoint goes through JSON, and a new policy decides from it as the old one once all its workers have left; where
+    everyone who may run does, everyone gets on.
+
+    Args:
+        factory: makes a new policy.
+        workers: how many workers there are to join; at least 2.
+    """
+    for seed in range(_SEEDS):
+        generator = np.random.default_rng(seed)
+        one = Watched(factory())
+        last = _check_same_commands(generator, one, factory(), workers, after=0)
+        for worker in [*one.running, *one.held]:
+            one.on_leave(worker, float(last))
+        resumed = factory()
+        resumed.load_state_dict(_through_json(one.state_dict()))
+        _check_same_commands(generator, one, resumed, workers, after=last)
+        one.statistics()
+    _check_everyone_gets_on(Watched(factory()), workers)
 
 
 def _check_constant_speed(factory: Callable[[], Predictor]) -> None:
@@ -183,6 +214,79 @@ def _reports(generator: np.random.Generator, workers: int, *, known: bool) -> Re
         flat_size=generator.integers(0, 5, workers) * generator.integers(0, 2),
         largest_size=np.full(workers, UNLIMITED, dtype=np.int64),
     )
+
+
+def _check_same_commands(
+    generator: np.random.Generator, one: Watched, other: SyncPolicy, workers: int, *, after: int
+) -> int:
+    """Give both the same random events, and the first impossible ones beside; returns the time of the last."""
+    speeds = np.exp(generator.normal(0.0, 1.0, workers))
+    now = after
+    for number in range(after, after + _EVENTS):
+        now += int(generator.integers(0, 10))
+        for impossible in _impossible_events(one, workers, float(now)):
+            try:
+                impossible(one)
+            except ProtocolError:
+                continue
+            raise AssertionError("a policy must raise ProtocolError where a worker's event is impossible in its state")
+        event = _random_event(generator, one, speeds, number, float(now))
+        commands = event(one)
+        again = event(other)
+        assert commands == again, f"the same events led to {commands} and {again}"
+    return now
+
+
+def _random_event(
+    generator: np.random.Generator, watched: Watched, speeds: npt.NDArray[np.float64], number: int, now: float
+) -> _Event:
+    """Mostly a push of a running worker, the fast ones more often; sometimes a leave or a join."""
+    joined = sorted({*watched.running, *watched.held})
+    absent = [worker for worker in range(len(speeds)) if worker not in joined]
+    if absent and (not joined or generator.random() < 0.1):
+        return _joining(int(generator.choice(absent)), now)
+    if generator.random() < 0.03:
+        return _leaving(int(generator.choice(joined)), now)
+    chances = speeds[watched.running]
+    worker = int(generator.choice(watched.running, p=chances / chances.sum()))
+    return _pushing(_push(worker, number, int(generator.integers(4))), now)
+
+
+def _impossible_events(watched: Watched, workers: int, now: float) -> list[_Event]:
+    """A join of one that has joined, pushes of one that is held and one that has not joined, and a leave of that."""
+    joined = {*watched.running, *watched.held}
+    absent = [worker for worker in range(workers) if worker not in joined][:1]
+    return [
+        *(_joining(worker, now) for worker in sorted(joined)[:1]),
+        *(_pushing(_push(worker, -1, 1), now) for worker in [*watched.held[:1], *absent]),
+        *(_leaving(worker, now) for worker in absent),
+    ]
+
+
+def _joining(worker: int, now: float) -> _Event:
+    return lambda policy: policy.on_join(worker, now)
+
+
+def _pushing(push: Push, now: float) -> _Event:
+    return lambda policy: policy.on_push(push, now)
+
+
+def _leaving(worker: int, now: float) -> _Event:
+    return lambda policy: policy.on_leave(worker, now)
+
+
+def _check_everyone_gets_on(policy: Watched, workers: int) -> None:
+    for worker in range(workers):
+        policy.on_join(worker, 0.0)
+    for number in range(_ITERATIONS * workers):
+        for worker in policy.running:
+            policy.on_push(_push(worker, number, 1), float(number))
+    pushes = policy.statistics().pushes
+    assert min(pushes.values()) >= _ITERATIONS, f"somebody hardly gets on: pushes by worker are {pushes}"
+
+
+def _push(worker: int, iteration: int, samples: int) -> Push:
+    return Push(worker=worker, iteration=iteration, samples=samples, units=samples, share=samples / 16, version=0)
 
 
 def _same(one: IntArray | None, other: IntArray | None) -> bool:

@@ -9,6 +9,7 @@ from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead, Share
 from evenstep.core.samples.micro_batch import MicroBatch, micro_batches
 from evenstep.core.samples.period import ends_period
+from evenstep.core.samples.shares import Shares
 from evenstep.core.samples.weighting import WEIGHTINGS
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Lookahead",
     "MicroBatch",
     "Share",
+    "Shares",
     "Slice",
     "ends_period",
     "micro_batches",

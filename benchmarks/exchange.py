@@ -1,0 +1,152 @@
+"""One exchange with a parameter server, side by side: push gradients, SGD update on the server, pull the weights.
+
+Every contestant starts one server and the workers of a case on this host, and all workers exchange at once for some
+seconds. Contestants take turns, in rounds, in alternating order; ratios are of the same round. MB/s counts both
+directions: twice the model's bytes for each exchange.
+"""
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from contestants import bare_sockets, memory_copy, ps_lite
+from contestants.case import Case
+from harness import environments, record
+
+LARGE = [(25_000_000, 1), (25_000_000, 4), (100_000_000, 1), (100_000_000, 4)]
+SMALL = [(100_000, 4)]
+"""Bytes of the model and workers: of the first, megabytes count, of the second, exchanges."""
+REFERENCES = {
+    "bare sockets": ("bare sockets, TCP", "bare sockets, Unix"),
+    "bare sockets, whole replies": ("bare sockets, TCP, whole replies", "bare sockets, Unix, whole replies"),
+    "memory copy": ("memory copy",),
+    "ps-lite": ("ps-lite, one key", "ps-lite, model keys"),
+}
+"""What others are compared with: the fastest of these contestants, by its median in the case."""
+GOALS = [
+    ("evenstep, network", "bare sockets", ">= 0.9"),
+    ("evenstep, shared memory", "bare sockets", ">= 1.4"),
+    ("evenstep, network", "ps-lite", ">= 2"),
+    ("evenstep, shared memory", "ps-lite", ">= 4"),
+]
+"""For every large model; the last goal is for the small one, in exchanges/s."""
+SMALL_GOALS = {"evenstep, network": ">= 3000", "evenstep, shared memory": ">= 3000"}
+
+
+def main():
+    parser = record.arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="timed in every measurement")
+    parser.add_argument(
+        "--environments", type=Path, default=environments.DEFAULT, help="where MXNet's environment is, or is made"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names begin so")
+    options = parser.parse_args()
+    cases = LARGE + SMALL
+    if options.quick:
+        cases, options.rounds, options.seconds = LARGE[:2] + SMALL, 1, 1.0
+    contestants, skipped = _contestants(options)
+    raw = {_name(case): _empty(contestants) for case in cases}
+    for number in range(options.rounds):
+        for case in cases:
+            for name in reversed(contestants) if number % 2 else contestants:
+                measured = _measure(contestants[name], case, options.seconds)
+                raw[_name(case)][name].append(measured)
+                record.console.print(
+                    f"  {number + 1}/{options.rounds} {_name(case)}, {name}: {measured[_unit(case)]:.0f} {_unit(case)}"
+                )
+    done = record.publish(
+        "exchange",
+        "Push, SGD update and pull with one server on this host",
+        options,
+        config={
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "cases": {_name(case): {"model_bytes": case[0], "workers": case[1]} for case in cases},
+            "megabytes": "2 x model bytes x exchanges / 1e6",
+            "socket_buffer_bytes": bare_sockets.BUFFER_BYTES,
+            "ps_lite": {"requirements": ps_lite.REQUIREMENTS, "skipped": skipped},
+        },
+        figures=[each for case in cases for each in _figures(case, raw[_name(case)])],
+        raw=raw,
+    )
+    return 0 if done else 1
+
+
+def _contestants(options):
+    """By name, a function of a `Case` that returns a `Measured`; and why ps-lite is not among them, where it is not.
+
+    evenstep's own belong here, under the names in GOALS: `"evenstep, network": evenstep_server.over_network`, say.
+    """
+    every = {
+        "bare sockets, TCP": bare_sockets.over_tcp,
+        "bare sockets, Unix": bare_sockets.over_unix,
+        "bare sockets, TCP, whole replies": bare_sockets.over_tcp_whole,
+        "bare sockets, Unix, whole replies": bare_sockets.over_unix_whole,
+        "memory copy": memory_copy.measure,
+    }
+    every |= {name: partial(ps_lite.measure, layout=name.removeprefix("ps-lite, ")) for name in REFERENCES["ps-lite"]}
+    chosen = {name: one for name, one in every.items() if not options.only or name.startswith(tuple(options.only))}
+    if not any(name in REFERENCES["ps-lite"] for name in chosen):
+        return chosen, "not asked for"
+    try:
+        python = environments.environment("mxnet", ps_lite.REQUIREMENTS, options.environments, record.console.print)
+    except RuntimeError as error:
+        record.console.print(f"without ps-lite: {error}")
+        return {name: one for name, one in chosen.items() if name not in REFERENCES["ps-lite"]}, str(error)
+    return {
+        name: partial(one, python=python) if name in REFERENCES["ps-lite"] else one for name, one in chosen.items()
+    }, None
+
+
+def _measure(contestant, case, seconds):
+    model_bytes, workers = case
+    measured = contestant(Case(model_bytes=model_bytes, workers=workers, seconds=seconds))
+    pace = measured.exchanges_per_second
+    return {"exchanges/s": pace, "MB/s": 2 * model_bytes * pace / 1e6, **asdict(measured)}
+
+
+def _figures(case, of_case):
+    unit = _unit(case)
+    paces = {name: [each[unit] for each in measured] for name, measured in of_case.items()}
+    goals = SMALL_GOALS if case in SMALL else {}
+    figures = [
+        record.figure(f"{_name(case)}: {name}", pace, unit=unit, goal=goals.get(name)) for name, pace in paces.items()
+    ]
+    compared = [] if case in SMALL else [goal for goal in GOALS if goal[0] in paces]
+    wanted = {(name, reference): goal for name, reference, goal in compared}
+    for reference, members in REFERENCES.items():
+        raced = [name for name in members if name in paces]
+        if not raced:
+            continue
+        fastest = max(raced, key=lambda name: median(paces[name]))
+        figures += [
+            record.figure(
+                f"{_name(case)}: {name}, times {fastest}",
+                [ours / theirs for ours, theirs in zip(paces[name], paces[fastest], strict=True)],
+                goal=wanted.get((name, reference)),
+            )
+            for name in paces
+            if name.startswith("evenstep") or (reference == "bare sockets" and name not in members)
+        ]
+    return figures
+
+
+def _name(case):
+    model_bytes, workers = case
+    size = f"{model_bytes // 10**6} MB" if model_bytes >= 10**6 else f"{model_bytes // 10**3} KB"
+    return f"{size}, {workers} worker{'s' if workers > 1 else ''}"
+
+
+def _unit(case):
+    return "exchanges/s" if case in SMALL else "MB/s"
+
+
+def _empty(contestants):
+    return {name: [] for name in contestants}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

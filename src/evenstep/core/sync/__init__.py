@@ -1,0 +1,21 @@
+"""How far ahead may a worker run before it waits for the others? Decides what is committed when, and who may run."""
+
+from evenstep.core.sync.barrier import Barrier
+from evenstep.core.sync.base import Command, Commit, Push, Release, Sync, SyncPolicy, SyncStatistics
+from evenstep.core.sync.bounded import Bounded
+from evenstep.core.sync.dynamic import Dynamic
+from evenstep.core.sync.unbounded import Unbounded
+
+__all__ = [
+    "Barrier",
+    "Bounded",
+    "Command",
+    "Commit",
+    "Dynamic",
+    "Push",
+    "Release",
+    "Sync",
+    "SyncPolicy",
+    "SyncStatistics",
+    "Unbounded",
+]

@@ -1,0 +1,128 @@
+"""Who has joined, who runs and who is held: the book that every policy of this folder keeps.
+
+Knows which events are possible in which state, how to hold and release, and what there is to count. Whom to release
+when is the policies' to decide.
+"""
+
+from heapq import heappop, heappush
+from typing import final
+
+from evenstep.core.errors import ProtocolError
+from evenstep.core.sync.base import Push, Release, SyncStatistics
+from evenstep.core.sync.progress import Progress
+
+
+@final
+class Roster:
+    """The workers that have joined, each running or held. No method looks at all of them.
+
+    Attributes:
+        progress: Their iterations; to be read only.
+    """
+
+    __slots__ = ("_held", "_held_at", "_held_seconds", "_largest_lead", "_pushes", "_running", "_since", "progress")
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self._running: set[int] = set()
+        self._since: dict[int, float] = {}
+        self._held: dict[int, dict[int, None]] = {}  # by iterations, the first that came first
+        self._held_at: list[int] = []  # a heap of the iterations that _held has workers at
+        self._pushes: dict[int, int] = {}
+        self._held_seconds: dict[int, float] = {}
+        self._largest_lead = 0
+
+    def join(self, worker: int, now: float, *, bound: int | None) -> Release:
+        """A worker begins and runs.
+
+        Raises:
+            ProtocolError: It has joined already.
+        """
+        if worker in self.progress:
+            state = self._state(worker)
+            raise ProtocolError(f"worker {worker} joined while it is {state}: it must leave before it joins again")
+        self.progress.join(worker)
+        self._since[worker] = now
+        self._pushes.setdefault(worker, 0)
+        self._held_seconds.setdefault(worker, 0.0)
+        return self._run(worker, now, bound)
+
+    def push(self, push: Push, now: float) -> float:
+        """A running worker's push has arrived: how many seconds it ran. `release` it, or `hold` it.
+
+        Raises:
+            ProtocolError: The worker has not joined, or is held.
+        """
+        worker = push.worker
+        if worker not in self._running:
+            state = self._state(worker)
+            raise ProtocolError(
+                f"worker {worker} pushed its iteration {push.iteration} while it is {state}: "
+                "only a worker that has joined and was released since its last push may push"
+            )
+        self._running.remove(worker)
+        self.progress.advance(worker)
+        self._pushes[worker] += 1
+        seconds = now - self._since[worker]
+        self._since[worker] = now
+        return seconds
+
+    def release(self, worker: int, now: float, *, bound: int | None) -> Release:
+        """The worker whose push has just arrived runs on."""
+        return self._run(worker, now, bound)
+
+    def hold(self, worker: int) -> None:
+        """The worker whose push has just arrived waits until `release_up_to` comes to it."""
+        iterations = self.progress.iterations(worker)
+        if iterations not in self._held:
+            self._held[iterations] = {}
+            heappush(self._held_at, iterations)
+        self._held[iterations][worker] = None
+
+    def release_up_to(self, lead: int, now: float, *, bound: int | None) -> list[Release]:
+        """Everyone runs who is held and has at most this lead: those behind first, among equals the first that came."""
+        released = []
+        while self._held_at and self._held_at[0] <= self.progress.slowest + lead:
+            workers = self._held.pop(heappop(self._held_at))
+            released += [self._run(worker, now, bound) for worker in workers]
+        return released
+
+    def leave(self, worker: int) -> None:
+        """A worker is gone, running or held.
+
+        Raises:
+            ProtocolError: It has not joined.
+        """
+        if worker not in self.progress:
+            raise ProtocolError(f"worker {worker} left while it is not joined: only a worker that has joined may leave")
+        self._held.get(self.progress.iterations(worker), {}).pop(worker, None)
+        self._running.discard(worker)
+        del self._since[worker]
+        self.progress.leave(worker)
+        if not len(self.progress):
+            self._held.clear()
+            self._held_at.clear()
+
+    def running_since(self, worker: int) -> float:
+        """When the release of this running worker was."""
+        return self._since[worker]
+
+    def statistics(self) -> SyncStatistics:
+        """What has happened since the roster was made."""
+        return SyncStatistics(
+            pushes=dict(self._pushes), held_seconds=dict(self._held_seconds), largest_lead=self._largest_lead
+        )
+
+    def _run(self, worker: int, now: float, bound: int | None) -> Release:
+        lead = self.progress.lead(worker)
+        held_seconds = now - self._since[worker]
+        self._since[worker] = now
+        self._running.add(worker)
+        self._held_seconds[worker] += held_seconds
+        self._largest_lead = max(self._largest_lead, lead)
+        return Release(worker=worker, lead=lead, bound=bound, held_seconds=held_seconds)
+
+    def _state(self, worker: int) -> str:
+        if worker not in self.progress:
+            return "not joined"
+        return "running" if worker in self._running else "held"

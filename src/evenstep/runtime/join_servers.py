@@ -1,0 +1,166 @@
+"""Finds the servers of a run, or starts them, and joins the other workers there instead of in a process group."""
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, cast, final
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from evenstep.core.errors import ConfigError
+from evenstep.runtime.c10d import PrefixStore, Store
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.link import Link
+from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
+from evenstep.runtime.workers import Workers
+from evenstep.transport.connect import connect
+
+_KEY: Final = "addresses"
+
+
+def join_servers(
+    launched: LaunchSettings, shards: int, timeout_seconds: float, run_dir: Path | None
+) -> tuple[Workers, Link]:
+    """This process among the workers of a run on servers, and its line to them.
+
+    The launcher has started the servers; where it has not (plain torchrun, several nodes, a single process), the first
+    worker starts them as its own children, and the others find them through torchrun's store.
+
+    Raises:
+        ConfigError: torchrun's environment is incomplete, or the servers could not be started.
+    """
+    rank, count = _place(os.environ)
+    if launched.servers:
+        addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
+    elif count == 1 and not dist.is_initialized():
+        hosted = _host(shards, count, "127.0.0.1", run_dir, None, timeout_seconds)
+        addresses, secret = hosted.addresses, hosted.secret
+    else:
+        addresses, secret = _meet_in_store(rank, count, shards, run_dir, timeout_seconds)
+    if len(addresses) != shards:
+        raise ConfigError(
+            f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
+        )
+    link = Link(
+        rank,
+        lambda shard: connect(addresses[shard], secret=bytes.fromhex(secret)),
+        shards,
+        timeout_seconds=timeout_seconds,
+    )
+    workers = Workers(
+        rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout_seconds, meet=link.meet
+    )
+    return workers, link
+
+
+def _place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and number of workers."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if "WORLD_SIZE" not in environment:
+        return 0, 1
+    if "RANK" not in environment:
+        raise ConfigError("WORLD_SIZE is set but RANK is not: start the script with torchrun")
+    return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+
+
+def _meet_in_store(
+    rank: int, count: int, shards: int, run_dir: Path | None, timeout_seconds: float
+) -> tuple[tuple[tuple[str, ...], ...], str]:
+    """The servers' addresses and secret, over torchrun's store; the first worker starts them and says where."""
+    store = PrefixStore("evenstep/servers", _store(rank, count))
+    given = os.environ.get(SECRET_VARIABLE)
+    if rank == 0:
+        one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(count)
+        host = "127.0.0.1" if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
+        if not one_host and given is None:
+            raise ConfigError(
+                f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits"
+                " on every host"
+            )
+        hosted = _host(shards, count, host, run_dir, given, timeout_seconds)
+        lines = [" ".join(addresses) for addresses in hosted.addresses]
+        # A secret that was given must not travel through the store, which anybody can read.
+        store.set(_KEY, "\n".join([*lines, "" if given else hosted.secret]))
+    *lines, secret = store.get(_KEY).decode().split("\n")
+    if not secret and given is None:
+        raise ConfigError(f"the servers' secret is not set on this host: set {SECRET_VARIABLE} as on the first one")
+    return tuple(tuple(line.split()) for line in lines), secret or cast("str", given)
+
+
+def _store(rank: int, count: int) -> Store:
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
+    store, _, _ = next(iter(rendezvous("env://", rank, count)))
+    return cast("Store", store)
+
+
+def _host(
+    shards: int, workers: int, host: str, run_dir: Path | None, secret: str | None, timeout_seconds: float
+) -> Servers:
+    """Start the servers as children of this process, which ends them when all workers are done with them."""
+    scratch = None
+    if run_dir is None:
+        scratch = tempfile.TemporaryDirectory(prefix="evenstep-")
+        run_dir = Path(scratch.name)
+
+    def say(event: Mapping[str, object]) -> None:
+        print(f"evenstep: {event['text']}", file=sys.stderr)
+
+    settings = ServerSettings(
+        count=shards, workers=workers, snapshots=run_dir / "snapshots", listen=host, secret=secret
+    )
+    servers = start_servers(settings, say)
+    _Hosting(servers, scratch, timeout_seconds).start()
+    return servers
+
+
+@final
+class _Hosting:
+    """Keeps the servers until the other workers are done with them, or this script has failed."""
+
+    def __init__(
+        self, servers: Servers, scratch: "tempfile.TemporaryDirectory[str] | None", timeout_seconds: float
+    ) -> None:
+        self._servers = servers
+        self._scratch = scratch
+        self._timeout = timeout_seconds
+        self._failed = threading.Event()
+
+    def start(self) -> None:
+        before = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self._failed.set()
+            before(kind, error, traceback)
+
+        sys.excepthook = hook
+        # Not a daemon: the process stays until the others are done too.
+        threading.Thread(target=self._keep, name="evenstep-hosting").start()
+
+    def _keep(self) -> None:
+        threading.main_thread().join()
+        if not self._failed.is_set():
+            self._await_others()
+        self._servers.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _await_others(self) -> None:
+        secret = bytes.fromhex(self._servers.secret)
+        try:
+            connection = connect(self._servers.addresses[0], secret=secret)
+            connection.send({"op": "farewell", "seq": 0})
+            connection.receive()
+            connection.close()
+        except ConnectionError:
+            pass  # Then there is nobody to wait for.

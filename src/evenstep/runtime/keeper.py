@@ -1,0 +1,201 @@
+"""Keeps one worker: runs it as a child process, so that its death ends nobody else.
+
+torchrun's agent stops every rank when one exits with an error. Under servers a worker's death is no reason to, so the
+agent's child is this small program, which writes down how the worker ended and exits with 0. It imports the standard
+library alone, and is started by its path, so that it runs within a few hundredths of a second. What a death means for
+the run is decided elsewhere.
+
+    python -m evenstep.runtime.keeper [--restarts N] STATUS_DIR -- COMMAND...
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, final
+
+RESTART_VARIABLE: Final = "EVENSTEP_RESTART"
+"""How often this worker was started again, in its environment; "0" at first."""
+
+FORWARDED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+PR_SET_PDEATHSIG: Final = 1
+LOOK_SECONDS: Final = 1.0
+"""How often to look for a parent that is gone, for where the system does not tell."""
+END_SECONDS: Final = 5.0
+"""How long a worker may take to end once nobody is left who waits for it."""
+
+
+def keeper_command(status_dir: Path, *, restarts: int, command: list[str]) -> list[str]:
+    """The command that runs `command` under a keeper, and again up to `restarts` times when it fails."""
+    # By its path: the package, whose import takes longer than all else here, is not imported. -P: nor is what lies
+    # beside the script or in the working directory.
+    return [sys.executable, "-P", __file__, "--restarts", str(restarts), str(status_dir), "--", *command]
+
+
+def status_file(status_dir: Path, worker: int) -> Path:
+    """What a keeper writes when its worker failed for good, or for now; absent where the worker finished."""
+    return status_dir / f"worker-{worker}.json"
+
+
+def group_file(status_dir: Path, worker: int) -> Path:
+    """Holds the process group of a worker while it runs; left behind only by a keeper that was killed."""
+    return status_dir / f"group-{worker}"
+
+
+def how_it_ended(exit_code: int, why: str) -> str:
+    """The rest of a sentence that begins with the worker; a negative exit code is a signal's number."""
+    if exit_code < 0:
+        return f"was killed by {signal_name(-exit_code)}"
+    return f"ended with exit code {exit_code}" + (f": {why}" if why else "")
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; the number itself where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def why_it_failed(message: str) -> str:
+    """What the message of an error file says to a user: an error of Python's is known by its type, ours by its text."""
+    kind, _, text = message.partition(": ")
+    return (text if kind.endswith("Error") else message) or message
+
+
+@final
+class Keeper:
+    """Runs one worker to its end, and again where it failed and may be started again.
+
+    The worker has the keeper's standard streams and a process group of its own, which gets the signals that ask the
+    keeper to end. What is left of the group of a worker that failed is killed. A worker never outlives its keeper, nor
+    the keeper its parent.
+    """
+
+    def __init__(self, *, worker: int, command: list[str], status_dir: Path, restarts: int) -> None:
+        self._worker = worker
+        self._command = command
+        self._status = status_file(status_dir, worker)
+        self._group = group_file(status_dir, worker)
+        self._restarts = restarts
+        self._process = os.getpid()
+        self._parent = os.getppid()
+        self._asked_to_end = False
+        # Signals wait until they are asked for: there is no moment in which one is missed or interrupts something.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
+        _signal_when_parent_dies(signal.SIGTERM)
+
+    def run(self) -> None:
+        """Return when the worker has finished, has failed for good, or was asked to end and did."""
+        for restart in range(self._restarts + 1):
+            exit_code = self._run_once(restart)
+            if exit_code == 0:
+                self._status.unlink(missing_ok=True)
+                return
+            self._record(exit_code, restart)
+            if self._asked_to_end:
+                return
+
+    def _run_once(self, restart: int) -> int:
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if error_file:
+            Path(error_file).unlink(missing_ok=True)
+        environment = {**os.environ, RESTART_VARIABLE: str(restart)}
+        child = subprocess.Popen(self._command, env=environment, process_group=0, preexec_fn=self._before_exec)
+        self._group.write_text(str(child.pid))
+        while child.poll() is None:
+            self._heed_signal(child)
+        if child.returncode != 0:
+            _signal_group(child.pid, signal.SIGKILL)
+        self._group.unlink()
+        return child.returncode
+
+    def _before_exec(self) -> None:
+        """In the child: die with the keeper, and hear signals as the keeper did at first."""
+        _signal_when_parent_dies(signal.SIGKILL)
+        if os.getppid() != self._process:
+            os._exit(1)  # It died before that was asked for.
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _heed_signal(self, child: "subprocess.Popen[bytes]") -> None:
+        received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, LOOK_SECONDS)
+        if os.getppid() != self._parent:
+            self._asked_to_end = True
+            _signal_group(child.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(END_SECONDS)
+            _signal_group(child.pid, signal.SIGKILL)
+            child.wait()
+        elif received is not None and received.si_signo in FORWARDED:
+            self._asked_to_end = True
+            _signal_group(child.pid, received.si_signo)
+
+    def _record(self, exit_code: int, restart: int) -> None:
+        message = _message(os.environ.get("TORCHELASTIC_ERROR_FILE"))
+        status = {
+            "exit_code": exit_code if exit_code > 0 else None,
+            "signal": -exit_code if exit_code < 0 else None,
+            "message": message,
+            "restarts": restart,
+            "at_seconds": time.time(),
+        }
+        written = self._status.with_suffix(".tmp")
+        written.write_text(json.dumps(status), encoding="utf-8")
+        written.replace(self._status)
+        if not self._asked_to_end:
+            again = restart < self._restarts
+            then = f"it is started again ({restart + 1} of {self._restarts})" if again else "the others go on"
+            _say(f"worker {self._worker} {how_it_ended(exit_code, why_it_failed(message))}; {then}")
+
+
+def _signal_when_parent_dies(number: signal.Signals) -> None:
+    """Linux only; elsewhere a keeper notices by looking, and a worker outlives a keeper that is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _message(error_file: str | None) -> str:
+    """The first line of what the worker wrote into torchrun's error file; empty where it wrote nothing."""
+    if not error_file:
+        return ""
+    try:
+        message = json.loads(Path(error_file).read_text(encoding="utf-8"))["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    text = message["message"] if isinstance(message, dict) else message
+    return str(text).strip().partition("\n")[0]
+
+
+def _say(sentence: str) -> None:
+    """One write, so that lines of several keepers do not mix; whoever read them may be gone."""
+    with suppress(OSError):
+        os.write(2, f"evenstep: {sentence}\n".encode())
+
+
+def main(arguments: list[str]) -> None:
+    """Keep the worker that the environment variable RANK names."""
+    split = arguments.index("--")
+    parser = argparse.ArgumentParser(prog="evenstep.runtime.keeper")
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("status_dir", type=Path)
+    options = parser.parse_args(arguments[:split])
+    worker = int(os.environ["RANK"])
+    Keeper(
+        worker=worker, command=arguments[split + 1 :], status_dir=options.status_dir, restarts=options.restarts
+    ).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

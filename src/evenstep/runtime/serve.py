@@ -1,0 +1,74 @@
+"""Puts the server engine of one worker together."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from evenstep.core.errors import ConfigError
+from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.link import Link
+from evenstep.runtime.request import Agreement, Request
+from evenstep.runtime.served import ServedEngine
+from evenstep.runtime.served_optimizer import ServedOptimizer
+from evenstep.runtime.server.layout import Layout
+from evenstep.runtime.server.run_spec import RunSpec
+from evenstep.runtime.server.updates import describe
+
+
+def served_engine(
+    request: Request, agreement: Agreement, balancer: Balancer, link: Link, clock: Callable[[], float]
+) -> ServedEngine:
+    """Describe the run to the servers, and take this worker's place there.
+
+    Raises:
+        ConfigError: The servers cannot run it.
+        DisagreementError: The workers described different runs.
+    """
+    scheme = agreement.scheme
+    assert scheme.served is not None
+    model = request.models[0]
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    optimizer = request.optimizers[0]
+    layout = Layout.of(module.named_parameters(), request.optimizers)
+    spec = describe(optimizer)
+    run = RunSpec(
+        scheme=scheme,
+        problem=agreement.problem,
+        length=agreement.order.length,
+        drop_last=bool(request.loader.drop_last),
+        layout=layout,
+        optimizers=(spec,),
+    )
+    layouts = layout.shards(scheme.served.servers)
+    link.start(run.encode(), [each.nbytes for each in layouts])
+    engine = ServedEngine(
+        balancer=balancer,
+        link=link,
+        served=scheme.served,
+        layouts=layouts,
+        parameters=dict(module.named_parameters()),
+        optimizer=optimizer,
+        spec=spec,
+        clock=clock,
+        ahead=1 if scheme.served.exchange == "overlapped" or request.loader.num_workers else 0,
+    )
+    engine.watch_gradients()
+    return engine
+
+
+def served_optimizer(engine: ServedEngine, optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]) -> Any:
+    """What the script steps from now on, in a tuple where it gave one."""
+    given = optimizer[0] if isinstance(optimizer, tuple) else optimizer
+
+    def fetch() -> dict[str, Any]:
+        warnings.warn("not yet", stacklevel=2)
+        return given.state_dict()
+
+    def restore(state: dict[str, Any]) -> None:
+        raise ConfigError("not yet")
+
+    served = ServedOptimizer(given, push=engine.step, forget=engine.forget_gradients, fetch=fetch, restore=restore)
+    return (served,) if isinstance(optimizer, tuple) else served

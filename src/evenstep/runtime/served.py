@@ -1,0 +1,360 @@
+"""The server engine, on a worker: each step is a push to the parameter servers and a pull of what they have by then."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast, final
+
+import numpy as np
+import torch
+
+from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
+from evenstep.core.samples.claims import Claim
+from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.claimed import ClaimedShares
+from evenstep.runtime.iteration import Iteration, units_of
+from evenstep.runtime.link import ExpiredError, Link
+from evenstep.runtime.server.layout import ShardLayout, gather, scatter
+from evenstep.runtime.server.updates import OptimizerSpec, Options, options_to_record
+from evenstep.schemes import Served
+from evenstep.transport.base import Header
+
+MORE: Final = ("staleness", "behind", "share", "lead", "bound")
+"""What the servers tell of a push that is written down with its iteration."""
+
+
+@final
+class NonfiniteGradientError(EvenstepError, FloatingPointError):
+    """A gradient holds a NaN or an infinity, and the scheme refuses such."""
+
+
+@final
+class ServedEngine:
+    """An `Engine` whose worker computes on claims, and exchanges gradients for weights with the servers.
+
+    Args:
+        balancer: Measures; sizes come from the servers.
+        link: To the servers, where this worker has taken its place.
+        served: What was said of the run.
+        layouts: What lies on which shard.
+        parameters: The trained parameters by name.
+        optimizer: The user's, whose options go with every push.
+        spec: It, as the servers know it.
+        clock: Seconds that do not go back.
+        ahead: How many claims to hold beside the one in hand, for data workers to fetch.
+    """
+
+    def __init__(
+        self,
+        *,
+        balancer: Balancer,
+        link: Link,
+        served: Served,
+        layouts: Sequence[ShardLayout],
+        parameters: dict[str, torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        clock: Callable[[], float],
+        ahead: int,
+    ) -> None:
+        self.balancer = balancer
+        self.workers = balancer.workers
+        self._link = link
+        self._served = served
+        self._layouts = layouts
+        self._parameters = [[parameters[each.name] for each in layout.parameters] for layout in layouts]
+        self._watched = next(iter(parameters.values()))
+        self._optimizer = optimizer
+        self._spec = spec
+        self._clock = clock
+        self._ahead = ahead
+        self._overlaps = served.exchange == "overlapped"
+        self._views: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        self._viewed = -1
+        self._shares: ClaimedShares | None = None
+        self._pass = -1
+        self._epoch = 0
+        self._over = True
+        self._in_hand: int | None = None
+        """The claim that was handed out and has not been pushed."""
+        self._units: int | None = None
+        self._counted: list[int] = []
+        self._computed_on = -1
+        """The version of the weights in the parameters."""
+        self._told: tuple[Options, ...] | None = None
+        self._told_to = -1
+        self._finished: tuple[list[int], float, dict[str, object]] | None = None
+        self._row: list[int] = []
+        self._sent_at = 0.0
+        self._gradient_version: int | None = None
+        self._warned = False
+        self.skipped = 0
+        """Pushes that held a NaN or an infinity and were left out."""
+
+    # The loader's side.
+
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
+        self._pass += 1
+        self._epoch = epoch
+        self._shares = ClaimedShares(self._more, self.balancer.smallest_batch)
+        self._begin_pass()
+        return self._shares
+
+    def enter_loader(self) -> None:
+        if self._in_hand is not None:
+            self._push_nothing()
+        self.balancer.enter_loader()
+        if self._finished is not None:
+            row, held, more = self._finished
+            self._finished = None
+            self.balancer.record_served(row, held, more)
+
+    def leave_loop(self) -> None:
+        """What this worker has claimed and not computed on goes back to the others."""
+        self._in_hand = None
+        if self._over or self.balancer.closed:
+            return
+        self._finish_exchange()
+        try:
+            self._link.ask("stop")
+        except ExpiredError:
+            pass  # Then it has gone back already.
+        self._over = True
+
+    def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
+        self._in_hand = share.iteration
+        self._units = None
+        self._counted.append(share.samples)
+        self._gradient_version = None
+        self.balancer.begin(share, piece, epoch)
+
+    def weigh_by(self, count: int) -> None:
+        self._units = units_of(self.balancer.iteration, count)
+
+    def close(self) -> None:
+        self.balancer.close()
+        self._link.close()
+
+    # The model's side.
+
+    @property
+    def synchronises(self) -> bool:
+        return True
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+    def settle(self) -> None:
+        """The weights are the servers', which no worker can make alike; between epochs all have the same."""
+
+    def forward_begins(self, model: int, *, synchronises: bool) -> None:
+        self.balancer.compute_goes_on()
+
+    # The optimizer's side.
+
+    def before_step(self) -> None:
+        raise ConfigError(
+            "the scheme trains on parameter servers, but your own optimizer was stepped: step the one that prepare"
+            " returned"
+        )
+
+    def forget_gradients(self) -> None:
+        """Batches before the one in hand count no more in the next push."""
+        self._counted = self._counted[-1:] if self._in_hand is not None else []
+
+    def step(self) -> None:
+        """Push the gradients of the batch in hand, and pull."""
+        now = self.balancer.iteration
+        if self._in_hand is None or now is None:
+            raise ConfigError(
+                "the optimizer was stepped without a batch in hand: step once for each batch of the loader"
+            )
+        self.balancer.compute_ends()
+        self._warn_of_changed_gradients()
+        samples = sum(self._counted)
+        self._counted = []
+        self._exchange(now, samples)
+
+    # In between.
+
+    def _begin_pass(self) -> None:
+        """Ask for the first claims; a pass that the others have finished is over at once."""
+        while True:
+            try:
+                self._heed(self._link.ask("begin", number=self._pass, epoch=self._epoch, ahead=self._ahead))
+                return
+            except ExpiredError:
+                continue
+            except _Uninitialised:
+                self._initialise()
+
+    def _heed(self, answer: Header) -> None:
+        """Take in an answer: weights, sizes and claims."""
+        if answer.get("initialise"):
+            raise _Uninitialised
+        self._view()
+        if answer.get("weights"):
+            for parameters, (_, weights) in zip(self._parameters, self._views, strict=True):
+                scatter(weights, parameters)
+        self._computed_on = int(cast("int", answer["version"]))
+        self._over = bool(answer["over"])
+        assert self._shares is not None
+        sizes = np.array(answer["sizes"], dtype=np.int64)
+        self._shares.plan(sizes)
+        self.balancer.follow(sizes)
+        self._shares.add(
+            tuple(
+                Claim(number=number, ranges=tuple((start, stop) for start, stop in ranges))
+                for number, ranges in cast("Any", answer["claims"])
+            )
+        )
+
+    def _view(self) -> None:
+        """The messages as one tensor per parameter; anew where this worker has taken a new place."""
+        if self._viewed == self._link.incarnation:
+            return
+        self._views = [
+            (layout.views(shard.gradients), layout.views(shard.weights))
+            for layout, shard in zip(self._layouts, self._link.shards, strict=True)
+        ]
+        self._viewed = self._link.incarnation
+
+    def _initialise(self) -> None:
+        """This worker's weights are those that the run begins with."""
+        self._view()
+        for parameters, (gradients, _) in zip(self._parameters, self._views, strict=True):
+            scatter([parameter.detach() for parameter in parameters], gradients)
+        try:
+            self._link.ask("initialise", gradients=True)
+        except ExpiredError:
+            return
+
+    def _more(self) -> bool:
+        """Nothing is in hand: wait for claims, or for the end of the pass."""
+        self._finish_exchange()
+        if self._over:
+            return False
+        try:
+            self._heed(self._link.ask("rest"))
+        except ExpiredError:
+            self._start_anew()
+        return not self._over
+
+    def _push_nothing(self) -> None:
+        """The batch in hand was not stepped on: its samples are done with, and nothing of it is committed."""
+        now = self.balancer.iteration
+        assert now is not None
+        if now.paused is None:
+            self.balancer.compute_ends()
+        self._exchange(now, samples=0)
+
+    def _exchange(self, now: Iteration, samples: int) -> None:
+        self._finish_exchange()
+        norm = 0.0
+        if samples:
+            self._view()
+            for parameters, (gradients, _) in zip(self._parameters, self._views, strict=True):
+                gather(parameters, gradients)
+            norm = self._norm()
+            if norm != norm or norm == float("inf"):
+                norm, samples = 0.0, self._skip(now)
+        self._row = self.balancer.row(now)
+        claim, self._in_hand = self._in_hand, None
+        fields: dict[str, object] = {
+            "claim": claim,
+            "weights": self._computed_on,
+            "samples": samples,
+            "units": samples if self._units is None else self._units,
+            "row": self._row,
+            "norm": norm,
+        }
+        options = self._spec.options(self._optimizer)
+        if options != self._told or self._told_to != self._link.incarnation:
+            fields["options"] = options_to_record(options)
+            self._told, self._told_to = options, self._link.incarnation
+        self._sent_at = self._clock()
+        try:
+            self._link.send("push", gradients=bool(samples), **fields)
+        except ExpiredError:
+            self._start_anew()
+            return
+        if not self._overlaps:
+            self._finish_exchange()
+
+    def _finish_exchange(self) -> None:
+        """Wait for the answer to the push that is under way, if one is."""
+        if not self._link.asking:
+            return
+        try:
+            answer = self._link.collect()
+        except ExpiredError:
+            self._start_anew()
+            return
+        now = self.balancer.iteration
+        if now is not None:
+            now.synchronised_seconds = self._clock() - self._sent_at
+        self._finished = (
+            self._row,
+            float(cast("float", answer.get("held", 0.0))),
+            {name: answer[name] for name in MORE if name in answer},
+        )
+        self._heed(answer)
+
+    def _start_anew(self) -> None:
+        """This worker was given up for dead: what it held belongs to others, and it goes on with the weights of now."""
+        assert self._shares is not None
+        self._shares.drop()
+        self._in_hand = None
+        self._begin_pass()
+
+    def _norm(self) -> float:
+        """The norm of what is about to be pushed; NaN or infinite where anything in it is."""
+        total = 0.0
+        for shard, layout in zip(self._link.shards, self._layouts, strict=True):
+            total += sum(
+                float(torch.linalg.vector_norm(flat.double() if flat.dtype.itemsize < 4 else flat)) ** 2
+                for flat in layout.flats(shard.gradients)
+                if flat.numel()
+            )
+        return float(total**0.5)
+
+    def _skip(self, now: Iteration) -> int:
+        if self._served.nonfinite == "refuse":
+            raise NonfiniteGradientError(
+                f"the gradient of iteration {now.number} on worker {self.workers.rank} holds a NaN or an infinity: lower"
+                " the learning rate or the loss's scale, or have such pushes skipped with nonfinite=skip"
+            )
+        self.skipped += 1
+        if self.skipped == 1:
+            warnings.warn(
+                f"worker {self.workers.rank} left out a push whose gradient holds a NaN or an infinity; further ones are"
+                " counted in loader.statistics()",
+                stacklevel=2,
+            )
+        return 0
+
+    def watch_gradients(self) -> None:
+        """Note what one parameter's gradient is like when it is complete, to see whether the script changes it later."""
+
+        def complete(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self._gradient_version = parameter.grad._version
+
+        self._watched.register_post_accumulate_grad_hook(complete)  # type: ignore[no-untyped-call]
+
+    def _warn_of_changed_gradients(self) -> None:
+        gradient = self._watched.grad
+        if self._warned or gradient is None or self._gradient_version is None:
+            return
+        if gradient._version != self._gradient_version and self._served.clip is None:
+            self._warned = True
+            warnings.warn(
+                "the gradients were changed between backward and step: under parameter servers clip_grad_norm_ sees only"
+                " this worker's part of the batch; have the servers clip with clip=... in the scheme",
+                stacklevel=2,
+            )
+
+
+class _Uninitialised(Exception):
+    """The servers have no weights yet, and ask for this worker's."""

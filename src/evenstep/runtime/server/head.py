@@ -1,0 +1,334 @@
+"""Shard 0: has the coordinator, and sees to it that every shard does what it decides, in the same order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast, final
+
+from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.core.server import (
+    Answer,
+    Arrival,
+    Coordinator,
+    CoordinatorCommand,
+    Discard,
+    Heartbeats,
+    PushKey,
+    Update,
+)
+from evenstep.core.sync.rate import commit_options
+from evenstep.core.values import State
+from evenstep.runtime.server.replica import Replica
+from evenstep.runtime.server.snapshots import Snapshots
+from evenstep.runtime.server.updates import Options, options_to_record
+from evenstep.telemetry import Recorder
+from evenstep.transport.base import Connection, ConnectionLostError, Header
+
+TALLY_SECONDS: Final = 1.0
+"""How often the server writes down what it has done."""
+
+
+@final
+class Head:
+    """Decides for all shards; one call at a time.
+
+    Args:
+        replica: Shard 0's own part.
+        workers: How many workers the run has.
+        followers: Connections to the other shards, in their order.
+        snapshots: Where to find the snapshot to go on from.
+        resume: Whether to go on from one.
+        snapshot_seconds: How long the run goes on between two snapshots.
+        heartbeat_seconds: How long a worker may be silent.
+        recorder: Takes events.
+        clock: Seconds that do not go back.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        workers: int,
+        followers: Sequence[Connection],
+        snapshots: Snapshots,
+        resume: bool,
+        snapshot_seconds: float,
+        heartbeat_seconds: float,
+        recorder: Recorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self.replica = replica
+        self.workers = workers
+        self._followers = followers
+        self._snapshots = snapshots
+        self._resume = resume
+        self._snapshot_seconds = snapshot_seconds
+        self._heartbeats = Heartbeats(heartbeat_seconds)
+        self._recorder = recorder
+        self._clock = clock
+        self._coordinator: Coordinator | None = None
+        self._incarnation = 0
+        self._options: dict[PushKey, tuple[Options, ...]] = {}
+        self._norms: dict[PushKey, float] = {}
+        self._commits: dict[int, Update] = {}
+        """The latest commit of each worker's push."""
+        self._initialiser: int | None = None
+        self._begins: dict[int, tuple[int, int, int]] = {}
+        self._saved = (clock(), -1)
+        self._tally = _Tally(clock())
+        self._farewells: list[Connection] = []
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """What decides.
+
+        Raises:
+            ProtocolError: Nobody has said yet what the run is.
+        """
+        if self._coordinator is None:
+            raise ProtocolError("a worker asked for something before it said what the run is")
+        return self._coordinator
+
+    # Workers come and go.
+
+    def start(self, worker: int, encoded: bytes, connection: Connection) -> int:
+        """A worker is here, as a new incarnation, whose number is returned; an older one of its is gone."""
+        self._define(encoded)
+        if worker in self.replica.seats:
+            self.lose(worker, self.replica.seats[worker].incarnation, "has started anew")
+        self._incarnation += 1
+        self.replica.seat(worker, self._incarnation, connection)
+        self.coordinator.join(worker)
+        self._heartbeats.heard(worker, self._clock())
+        self._record("join", worker, incarnation=self._incarnation)
+        return self._incarnation
+
+    def _define(self, encoded: bytes) -> None:
+        known = self.replica.spec
+        spec = self.replica.define(encoded, self.workers)
+        if known is not None:
+            return
+        if spec.scheme.served is None:
+            raise ConfigError(f"the scheme {spec.scheme.name!r} needs no servers: start none")
+        coordinator = Coordinator(
+            sync=spec.scheme.sync,
+            load=spec.scheme.load,
+            problem=spec.problem,
+            length=spec.length,
+            drop_last=spec.drop_last,
+        )
+        version = self._snapshots.latest() if self._resume else None
+        if version is not None:
+            state = self.replica.restore(version)
+            coordinator.load_state_dict(cast("State", state["coordinator"]))
+            self._incarnation = cast("int", state["incarnation"])
+            self._record("restored", None, version=version)
+        self._coordinator = coordinator
+
+    def heard(self, worker: int) -> None:
+        """Something came from the worker."""
+        if worker in self.replica.seats:
+            self._heartbeats.heard(worker, self._clock())
+
+    def lose(self, worker: int, incarnation: int, why: str) -> None:
+        """The worker is gone, dead or done; whatever waits for it goes on."""
+        seat = self.replica.seats.get(worker)
+        if seat is None or seat.incarnation != incarnation:
+            return
+        self._heartbeats.forget(worker)
+        self._begins.pop(worker, None)
+        self._tell({"op": "leave", "worker": worker, "incarnation": incarnation})
+        self.replica.leave(worker, incarnation)
+        self._record("leave", worker, why=why)
+        if self._initialiser == worker:
+            self._initialiser = None
+            self._ask_to_initialise()
+        self._carry_out(self.coordinator.leave(worker, self._clock()))
+        self._say_farewell()
+
+    def look(self) -> None:
+        """Time has passed: give up those who are silent, and write down and save what is due."""
+        now = self._clock()
+        for worker in self._heartbeats.silent(now):
+            self.lose(worker, self.replica.seats[worker].incarnation, "was silent for too long")
+        saved, version = self._saved
+        if now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version):
+            self.snapshot()
+        if now - self._tally.since >= TALLY_SECONDS:
+            self._write_tally(now)
+
+    def tell_when_empty(self, connection: Connection) -> None:
+        """Send a message when no worker is here any more."""
+        self._farewells.append(connection)
+        self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        if self.replica.seats:
+            return
+        for connection in self._farewells:
+            with suppress(ConnectionLostError):
+                connection.send({"empty": True})
+        self._farewells.clear()
+
+    # A pass.
+
+    def begin(self, worker: int, number: int, epoch: int, ahead: int) -> None:
+        """A worker begins a pass; the first one of a new run is asked for its weights before."""
+        if self.replica.version < 0:
+            self._begins[worker] = (number, epoch, ahead)
+            self._ask_to_initialise()
+            return
+        now = self._clock()
+        self._carry_out(self.coordinator.begin(worker, number, epoch, now, ahead=ahead))
+
+    def initialised(self, worker: int) -> None:
+        """The worker has put its weights on every shard: they are the run's."""
+        if self.replica.version >= 0 or worker != self._initialiser:
+            raise ProtocolError(f"worker {worker} sent initial weights that it was not asked for")
+        self._tell({"op": "initialise", "worker": worker, "version": self.coordinator.version})
+        self.replica.initialise(worker, self.coordinator.version)
+        for waiting, begin in sorted(self._begins.items()):
+            if waiting != worker:
+                self.begin(waiting, *begin)
+        self._begins.clear()
+
+    def push(self, arrival: Arrival, options: tuple[Options, ...], norm: float) -> None:
+        """A worker's push is staged on every shard."""
+        key = arrival.key
+        self._options[key], self._norms[key] = options, norm
+        try:
+            commands = self.coordinator.push(arrival, self._clock())
+        except ProtocolError:
+            self._forget(key)
+            raise
+        self._tally.bytes += self.replica.nbytes
+        self._carry_out(commands)
+
+    def rest(self, worker: int) -> None:
+        """A worker waits for more."""
+        self._carry_out(self.coordinator.rest(worker, self._clock()))
+
+    def stop(self, worker: int) -> None:
+        """A worker has left its loop."""
+        self._carry_out(self.coordinator.stop(worker, self._clock()))
+        self._reply(worker, {})
+
+    # In between.
+
+    def _ask_to_initialise(self) -> None:
+        """Have one of those who wait send its weights: the lowest rank that is here, once it asks to begin."""
+        if self._initialiser is None and self._begins:
+            self._initialiser = min(self.replica.seats)
+        if self._initialiser in self._begins:
+            del self._begins[self._initialiser]
+            self._reply(self._initialiser, {"initialise": True})
+
+    def _carry_out(self, commands: Sequence[CoordinatorCommand]) -> None:
+        for command in commands:
+            if isinstance(command, Update):
+                self._commit(command)
+            elif isinstance(command, Discard):
+                self._tell({"op": "discard", "key": command.key})
+                self.replica.discard(command.key)
+                self._forget(command.key)
+            else:
+                self._answer(command)
+
+    def _commit(self, update: Update) -> None:
+        first = update.pushes[0][0]
+        served = cast("Any", self.replica.spec).scheme.served
+        options = tuple(
+            cast(
+                "Options",
+                commit_options(each, share=update.share, staleness=update.behind, rule=served.rate),
+            )
+            for each in self._options[first]
+        )
+        factor = self._clip_factor(update, served.clip)
+        if self._followers:
+            record = options_to_record(options)
+            self._tell({"op": "commit", "pushes": update.pushes, "options": record, "clip": factor})
+        self.replica.commit(update.pushes, options, factor)
+        for key, _ in update.pushes:
+            self._forget(key)
+            self._commits[key[0]] = update
+        self._tally.commits += 1
+
+    def _clip_factor(self, update: Update, most: float | None) -> float | None:
+        """What to multiply the commit's gradient by, so that its norm over all shards is at most this."""
+        if most is None:
+            return None
+        if len(update.pushes) == 1:
+            norm = self._norms[update.pushes[0][0]]
+        else:
+            norm = self.replica.squared_norm(update.pushes) ** 0.5
+        return min(1.0, most / norm) if norm > 0 else 1.0
+
+    def _answer(self, answer: Answer) -> None:
+        header: dict[str, object] = {
+            "claims": [[claim.number, list(claim.ranges)] for claim in answer.claims],
+            "over": answer.over,
+            "version": answer.version,
+            "pass": self.coordinator.number,
+        }
+        if answer.release is not None:
+            header |= {"lead": answer.release.lead, "bound": answer.release.bound, "held": answer.release.held_seconds}
+        commit = self._commits.pop(answer.worker, None)
+        if commit is not None:
+            header |= {"staleness": commit.staleness, "behind": commit.behind, "share": commit.share}
+        sizes = self.coordinator.sizes.all() if self.coordinator.sizes.members else {}
+        header["sizes"] = [sizes.get(worker, 0) for worker in range(self.workers)]
+        self._reply(answer.worker, header)
+        if answer.over and self._saved[1] != self.replica.version:
+            self.snapshot()
+
+    def _reply(self, worker: int, header: Mapping[str, object]) -> None:
+        """Answer the request that a worker waits on, on every shard."""
+        seat = self.replica.seats.get(worker)
+        if seat is None:
+            return
+        header = {"answer": seat.sequence, **header}
+        if self._followers:
+            self._tell({"op": "answer", "worker": worker, "answer": seat.sequence})
+        self.replica.answer(worker, header)
+
+    def _forget(self, key: PushKey) -> None:
+        self._options.pop(key, None)
+        self._norms.pop(key, None)
+
+    def _tell(self, command: Header) -> None:
+        for follower in self._followers:
+            follower.send(command)
+
+    # What is kept.
+
+    def snapshot(self) -> None:
+        """Write a snapshot, on every shard."""
+        if self._coordinator is None or self.replica.version < 0:
+            return
+        self._tell({"op": "snapshot"})
+        beside = {"coordinator": self._coordinator.state_dict(), "incarnation": self._incarnation}
+        self.replica.snapshot(**beside)
+        self._saved = (self._clock(), self.replica.version)
+        self._record("snapshot", None)
+
+    def _record(self, event: str, worker: int | None, **more: object) -> None:
+        about = {} if worker is None else {"worker": worker}
+        self._recorder.record({"event": event, "at": self._clock(), "version": self.replica.version, **about, **more})
+
+    def _write_tally(self, now: float) -> None:
+        tally, self._tally = self._tally, _Tally(now)
+        if tally.commits:
+            samples = self.coordinator.samples
+            self._record(
+                "tally", None, seconds=now - tally.since, commits=tally.commits, bytes=tally.bytes, samples=samples
+            )
+
+
+@final
+class _Tally:
+    """What has been done since a time."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.commits = 0
+        self.bytes = 0

@@ -1,0 +1,173 @@
+"""One shard of a run: its parameters, the pushes staged on it, and the workers' places. It decides nothing.
+
+On shard 0 the head calls it; on the others the same calls come over the connection to shard 0, in the same order.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
+from evenstep.core.server import PushKey
+from evenstep.runtime.server.run_spec import RunSpec
+from evenstep.runtime.server.seat import Seat
+from evenstep.runtime.server.shard import Shard
+from evenstep.runtime.server.snapshots import Snapshots
+from evenstep.runtime.server.updates import Options, Update
+from evenstep.transport.base import Connection, Header
+
+
+@final
+class Replica:
+    """What every shard does, one call at a time.
+
+    Args:
+        index: Which shard.
+        count: How many the run has.
+        snapshots: Where its part of a snapshot goes.
+        allow: Optimizers beyond the table that a worker may name.
+
+    Attributes:
+        spec: The run; None before its first worker has told.
+        seats: The workers that are here, by rank.
+        version: Of the parameters; -1 before they have any.
+    """
+
+    def __init__(self, *, index: int, count: int, snapshots: Snapshots, allow: Sequence[str] = ()) -> None:
+        self.index = index
+        self.count = count
+        self.spec: RunSpec | None = None
+        self.seats: dict[int, Seat] = {}
+        self.version = -1
+        self._snapshots = snapshots
+        self._allow = tuple(allow)
+        self._encoded = b""
+        self._rules: tuple[Update, ...] = ()
+        self._shard: Shard | None = None
+        self._staged: dict[PushKey, torch.Tensor] = {}
+
+    # The run.
+
+    def define(self, encoded: bytes, workers: int) -> RunSpec:
+        """Take in what the run is, the first time; later, check that it is the same.
+
+        Raises:
+            ConfigError: It cannot be run.
+            DisagreementError: It is another run than this one.
+        """
+        if self.spec is not None:
+            if encoded != self._encoded:
+                raise DisagreementError("a worker described another run: start every worker with the same script")
+            return self.spec
+        spec = RunSpec.decode(encoded, workers)
+        rules = tuple(Update(each, self._allow) for each in spec.optimizers)
+        self._shard = Shard(spec.layout.shards(self.count)[self.index], rules)
+        self._rules = rules
+        self.spec, self._encoded = spec, encoded
+        return spec
+
+    @property
+    def shard(self) -> Shard:
+        """The parameters.
+
+        Raises:
+            ProtocolError: Nobody has said yet what they are.
+        """
+        if self._shard is None:
+            raise ProtocolError("a worker asked for parameters before it said what the run is")
+        return self._shard
+
+    @property
+    def nbytes(self) -> int:
+        """The length of a message."""
+        return self.shard.layout.nbytes
+
+    def initialise(self, worker: int, version: int) -> None:
+        """The parameters begin as the weights that this worker has put where its gradients go."""
+        self.shard.initialise(self.seats[worker].gradients)
+        self.version = version
+
+    def restore(self, version: int) -> dict[str, object]:
+        """Go back to a snapshot; what shard 0 wrote beside the parameters is returned."""
+        state = self._snapshots.read(version, self.index)
+        if state["run"] != self._encoded.decode():
+            raise ConfigError(
+                "the snapshot is of another run: resume with the script, the scheme and the workers it was made with"
+            )
+        self.shard.load_state_dict(state["shard"])
+        self.version = version
+        return state
+
+    def snapshot(self, **beside: object) -> None:
+        """Write the parameters as they are now, and what stands beside them."""
+        state = {"run": self._encoded.decode(), "shard": self.shard.state_dict(), **beside}
+        self._snapshots.write(self.version, self.index, state)
+
+    # Workers.
+
+    def seat(self, worker: int, incarnation: int, connection: Connection) -> Seat:
+        """Give this incarnation of a worker its place."""
+        seat = Seat(worker, incarnation, self.nbytes, connection)
+        self.seats[worker] = seat
+        return seat
+
+    def leave(self, worker: int, incarnation: int) -> None:
+        """The worker is gone. What it has staged stays: whether it is committed is not decided here."""
+        seat = self.seats.get(worker)
+        if seat is not None and seat.incarnation == incarnation:
+            del self.seats[worker]
+            seat.close()
+
+    # Pushes.
+
+    def check_options(self, options: Sequence[Options]) -> None:
+        """Whether these can be options that came with a push, one mapping per group of all optimizers.
+
+        Raises:
+            ConfigError: They are none of this run's optimizers.
+        """
+        begin = 0
+        for rule in self._rules:
+            end = begin + len(rule.spec.groups)
+            rule.check(options[begin:end])
+            begin = end
+        if begin != len(options):
+            raise ConfigError(f"options came for {len(options)} groups: send those of all {begin}")
+
+    def stage(self, key: PushKey) -> None:
+        """The worker's gradients are whole, in its place."""
+        self._staged[key] = self.seats[key[0]].gradients
+
+    def discard(self, key: PushKey) -> None:
+        """The push is empty, or will not be announced."""
+        self._staged.pop(key, None)
+
+    def discard_all(self, worker: int, incarnation: int) -> None:
+        """Nothing of this incarnation's will be committed any more."""
+        for key in [key for key in self._staged if key[:2] == (worker, incarnation)]:
+            del self._staged[key]
+
+    def squared_norm(self, pushes: Sequence[tuple[PushKey, float]]) -> float:
+        """Of the sum of these pushes, with these weights."""
+        return self.shard.squared_norm([(self._staged[key], weight) for key, weight in pushes])
+
+    def commit(
+        self, pushes: Sequence[tuple[PushKey, float]], options: Sequence[Options], clip_factor: float | None
+    ) -> None:
+        """Fold these staged pushes into the parameters."""
+        self.shard.commit([(self._staged[key], weight) for key, weight in pushes], options, clip_factor)
+        for key, _ in pushes:
+            del self._staged[key]
+        self.version += 1
+
+    def answer(self, worker: int, header: Header) -> None:
+        """Answer the worker's request, with the weights where it has older ones."""
+        seat = self.seats.get(worker)
+        if seat is None:
+            return
+        weights = self.version >= 0 and seat.version != self.version
+        if weights:
+            self.shard.read_weights(seat.weights)
+            seat.version = self.version
+        seat.answer({**header, "weights": weights}, weights=weights)

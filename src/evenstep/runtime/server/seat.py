@@ -1,0 +1,88 @@
+"""A worker's place at a server: its two message buffers, and the request it is at. It outlives a connection."""
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import final
+
+import torch
+
+from evenstep.runtime.tensor_memory import memory_of
+from evenstep.transport.base import Connection, ConnectionLostError, Header
+from evenstep.transport.segment import Segment
+
+
+@final
+class Seat:
+    """Where one incarnation of a worker puts gradients and finds weights.
+
+    On one host both buffers are one shared segment; else they are private, and their bytes travel with the messages.
+
+    Attributes:
+        gradients, weights: A message each, uint8.
+        pushed: The sequence of the last request taken in, so that one that comes again is not taken in twice.
+        connection: Where it is reached; None while it is not.
+    """
+
+    def __init__(self, worker: int, incarnation: int, nbytes: int, connection: Connection) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.connection: Connection | None = connection
+        self.sequence = 0
+        self.version = -1
+        """The version of the weights that the worker has."""
+        self.segment = Segment.create(2 * nbytes) if connection.local else None
+        if self.segment is None:
+            both = torch.zeros(2 * nbytes, dtype=torch.uint8)
+        else:
+            both = torch.frombuffer(self.segment.view, dtype=torch.uint8)
+        self.gradients, self.weights = both[:nbytes], both[nbytes:]
+        self.options: Header | None = None
+        self._answer: tuple[Mapping[str, object], bool] | None = None
+        self._outbox: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
+
+    def answer(self, header: Mapping[str, object], *, weights: bool) -> None:
+        """Answer the request that the worker waits on; `weights`: with the message in the weights buffer."""
+        self._answer = (header, weights)
+        self.resend()
+
+    def resend(self) -> None:
+        """Answer once more, where the request has been answered."""
+        if self._answer is None or self.connection is None:
+            return
+        if self.segment is not None or not self._answer[1]:
+            self._send(self._answer)
+            return
+        # Many bytes, and a peer that may be slow: whoever carries out decisions must not wait for it.
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_all, name=f"evenstep-sender-{self.worker}", daemon=True)
+            self._sender.start()
+        self._outbox.put(self._answer)
+
+    def take_in(self, sequence: int) -> None:
+        """A new request: what was answered before is of no use any more."""
+        self.sequence = sequence
+        self._answer = None
+
+    def close(self) -> None:
+        """The worker will not use it any more; what is staged in it lives as long as it is viewed."""
+        self._outbox.put(None)
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+
+    def _send_all(self) -> None:
+        while (answer := self._outbox.get()) is not None:
+            self._send(answer)
+
+    def _send(self, answer: tuple[Mapping[str, object], bool]) -> None:
+        header, weights = answer
+        connection = self.connection
+        if connection is None:
+            return
+        payload = [memory_of(self.weights)] if weights and self.segment is None else []
+        try:
+            connection.send(header, *payload)
+        except ConnectionLostError:
+            return  # Whoever receives from it finds out too, and knows what that means.

@@ -1,0 +1,342 @@
+"""One connection to a server: reads what comes, checks it, and has the head or the replica do it.
+
+Requests have a number, `seq`, that counts up within an incarnation; one that comes again is not taken in again, but
+answered again. What is malformed ends the connection; what is not possible now is answered with an error.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Final, final
+
+from evenstep.core.errors import EvenstepError, ProtocolError
+from evenstep.core.server import Arrival, PushKey
+from evenstep.core.values import Reports
+from evenstep.runtime.server.fields import Fields
+from evenstep.runtime.server.head import Head
+from evenstep.runtime.server.meeting import Meeting
+from evenstep.runtime.server.replica import Replica
+from evenstep.runtime.server.run_spec import MOST_BYTES
+from evenstep.runtime.server.seat import Seat
+from evenstep.runtime.server.updates import Options, options_from_record
+from evenstep.runtime.tensor_memory import memory_of
+from evenstep.transport.base import Connection, ConnectionLostError, Message
+
+_LARGEST: Final = 2**31
+
+
+@final
+class Session:
+    """Serves one connection until it ends; `serve` runs in a thread of its own.
+
+    Args:
+        connection: To a worker or, on the other shards, to shard 0.
+        replica: This shard.
+        head: What decides; None on the other shards.
+        meeting: Where workers agree before the run begins; used on shard 0.
+        lock: Held for every call of the other three.
+        workers: How many workers the run has.
+        heartbeat_seconds: What workers are told of it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        replica: Replica,
+        head: Head | None,
+        meeting: Meeting,
+        lock: threading.Lock,
+        workers: int,
+        heartbeat_seconds: float,
+    ) -> None:
+        self._connection = connection
+        self._replica = replica
+        self._head = head
+        self._meeting = meeting
+        self._lock = lock
+        self._workers = workers
+        self._heartbeat_seconds = heartbeat_seconds
+        self._seat: Seat | None = None
+        self._options: tuple[Options, ...] | None = None
+        self._requests: dict[str, Callable[[Fields, Message], None]] = {
+            "ping": self._ping,
+            "meet": self._meet,
+            "start": self._start,
+            "initialise": self._initialise,
+            "begin": self._begin,
+            "push": self._push,
+            "stage": self._stage,
+            "rest": self._rest,
+            "again": self._again,
+            "stop": self._stop,
+            "bye": self._bye,
+            "farewell": self._farewell,
+        }
+        self._commands: dict[str, Callable[[Fields], None]] = {
+            "answer": self._follow_answer,
+            "commit": self._follow_commit,
+            "discard": lambda fields: replica.discard(_key(fields.wholes("key", 3))),
+            "leave": self._follow_leave,
+            "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
+            "snapshot": lambda fields: replica.snapshot(),
+        }
+
+    def serve(self) -> None:
+        """Until the connection ends."""
+        try:
+            while True:
+                message = self._connection.receive()
+                fields = Fields(message.header)
+                try:
+                    self._request(fields, message)
+                except ConnectionLostError:
+                    raise
+                except Exception as error:
+                    # The worker must hear of it, whatever it is, instead of asking again for ever.
+                    if not isinstance(error, EvenstepError):
+                        traceback.print_exc()
+                    refusal = {"error": str(error) or repr(error), "kind": type(error).__name__}
+                    self._connection.send({**refusal, "answer": message.header.get("seq", 0)})
+        except ConnectionLostError:
+            pass
+        finally:
+            self._connection.close()
+            self._lost()
+
+    def _request(self, fields: Fields, message: Message) -> None:
+        operation = fields.text("op")
+        if operation == "follow":
+            self._follow()
+            return
+        if operation not in self._requests:
+            raise ProtocolError(f"a message asked for {operation[:40]!r}, which no server does")
+        if self._seat is not None and self._head is not None:
+            with self._lock:
+                self._head.heard(self._seat.worker)
+        self._requests[operation](fields, message)
+
+    def _lost(self) -> None:
+        """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
+        with self._lock:
+            self._meeting.leave(self._connection)
+            seat = self._seat
+            if seat is None or seat.connection is not self._connection:
+                return
+            seat.connection = None
+            if self._head is not None and self._connection.local:
+                self._head.lose(seat.worker, seat.incarnation, "has ended")
+
+    # Before a run.
+
+    def _ping(self, fields: Fields, message: Message) -> None:
+        self._connection.send({"pong": True})
+
+    def _meet(self, fields: Fields, message: Message) -> None:
+        rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
+        record = self._text(message)
+        with self._lock:
+            self._meeting.come(rank, record, sequence, self._connection)
+
+    def _text(self, message: Message) -> bytes:
+        """The payload, where it is a text of a size that can be expected."""
+        if message.payload_bytes > MOST_BYTES:
+            raise ConnectionLostError(f"a description of {message.payload_bytes} bytes: it has at most {MOST_BYTES}")
+        text = bytearray(message.payload_bytes)
+        self._connection.receive_payload(memoryview(text))
+        return bytes(text)
+
+    def _start(self, fields: Fields, message: Message) -> None:
+        """A worker takes its place; with an incarnation that is still known, the one it had."""
+        worker, incarnation = fields.whole("rank", most=self._workers - 1), fields.whole("incarnation", least=-1)
+        encoded = self._text(message)
+        with self._lock:
+            seat = self._replica.seats.get(worker)
+            back = seat is not None and seat.incarnation == incarnation and seat.segment is None
+            if seat is not None and back and not self._connection.local:
+                seat.connection = self._connection
+            elif self._head is not None:
+                incarnation = self._head.start(worker, encoded, self._connection)
+                seat = self._replica.seats[worker]
+            else:
+                if seat is not None:
+                    self._replica.leave(worker, seat.incarnation)
+                self._replica.define(encoded, self._workers)
+                seat = self._replica.seat(worker, incarnation, self._connection)
+            self._seat = seat
+            # Here, under the lock: nothing may be sent to the worker before it.
+            self._connection.send(
+                {
+                    "answer": fields.whole("seq"),
+                    "incarnation": incarnation,
+                    "heartbeat": self._heartbeat_seconds,
+                    "nbytes": self._replica.nbytes,
+                    "version": self._replica.version,
+                },
+                files=[seat.segment.descriptor] if seat.segment is not None else [],
+            )
+
+    # A run.
+
+    def _place(self) -> Seat:
+        """The worker's place.
+
+        Raises:
+            ProtocolError: It has none, or not any more.
+        """
+        seat = self._seat
+        if seat is None or self._replica.seats.get(seat.worker) is not seat:
+            raise ProtocolError("the worker has not started here, or was given up for dead: start anew")
+        return seat
+
+    def _is_new(self, seat: Seat, fields: Fields) -> bool:
+        """Whether this request has not been taken in before; if it was answered, it is once more."""
+        sequence = fields.whole("seq", least=1)
+        if sequence > seat.sequence:
+            return True
+        if sequence == seat.sequence:
+            seat.resend()
+        return False
+
+    def _receive_gradients(self, seat: Seat, message: Message, *, empty: bool = False) -> None:
+        """Have the gradients, or initial weights, whole in their place."""
+        expected = 0 if empty or seat.segment is not None else self._replica.nbytes
+        if message.payload_bytes != expected:
+            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes where {expected} were due")
+        if expected:
+            self._connection.receive_payload(memory_of(seat.gradients))
+
+    def _head_of(self) -> Head:
+        if self._head is None:
+            raise ProtocolError("this server holds parameters and decides nothing: ask the first one")
+        return self._head
+
+    def _initialise(self, fields: Fields, message: Message) -> None:
+        seat = self._place()
+        if not self._is_new(seat, fields):
+            return
+        self._receive_gradients(seat, message)
+        with self._lock:
+            seat.take_in(fields.whole("seq"))
+            if self._head is not None:
+                self._head.initialised(seat.worker)
+            seat.answer({"answer": seat.sequence}, weights=False)
+
+    def _begin(self, fields: Fields, message: Message) -> None:
+        number, epoch, ahead = fields.whole("number"), fields.whole("epoch"), fields.whole("ahead", most=1)
+        with self._lock:
+            seat = self._place()
+            if self._is_new(seat, fields):
+                self._take_in(seat, fields)
+                self._head_of().begin(seat.worker, number, epoch, ahead)
+
+    def _push(self, fields: Fields, message: Message) -> None:
+        seat = self._place()
+        if not self._is_new(seat, fields):
+            return
+        arrival = Arrival(
+            key=(seat.worker, seat.incarnation, fields.whole("seq")),
+            claim=fields.whole("claim"),
+            version=fields.whole("weights"),
+            samples=fields.whole("samples", most=_LARGEST),
+            units=fields.whole("units"),
+            row=tuple(fields.wholes("row", Reports.columns())),
+        )
+        norm = fields.number("norm")
+        options = self._options_of(seat, fields)
+        self._receive_gradients(seat, message, empty=not arrival.samples)
+        with self._lock:
+            self._place()
+            self._take_in(seat, fields)
+            self._replica.stage(arrival.key)
+            try:
+                self._head_of().push(arrival, options, norm)
+            except ProtocolError:
+                self._replica.discard(arrival.key)
+                raise
+
+    def _options_of(self, seat: Seat, fields: Fields) -> tuple[Options, ...]:
+        """The optimizer's options, which are sent when they have changed."""
+        if fields.has("options"):
+            options = options_from_record(fields.items("options"))
+            self._replica.check_options(options)
+            self._options = options
+        if self._options is None:
+            raise ProtocolError("a worker's first push had no options")
+        return self._options
+
+    def _take_in(self, seat: Seat, fields: Fields) -> None:
+        seat.take_in(fields.whole("seq", least=1))
+        # What the worker says that it has; -1 makes sure that it is sent the weights.
+        seat.version = fields.whole("has", least=-1)
+
+    def _stage(self, fields: Fields, message: Message) -> None:
+        """On the other shards: the gradients are here, and nothing is decided."""
+        seat = self._place()
+        if not self._is_new(seat, fields):
+            return
+        self._receive_gradients(seat, message)
+        with self._lock:
+            seat.take_in(fields.whole("seq"))
+            self._replica.stage((seat.worker, seat.incarnation, seat.sequence))
+            self._connection.send({"staged": seat.sequence})
+
+    def _again(self, fields: Fields, message: Message) -> None:
+        """The worker misses an answer: give it once more, or ask for a request that never came."""
+        with self._lock:
+            seat = self._place()
+            sequence = fields.whole("seq")
+            if sequence == seat.sequence:
+                seat.resend()
+            elif sequence > seat.sequence:
+                self._connection.send({"resend": sequence})
+
+    def _rest(self, fields: Fields, message: Message) -> None:
+        with self._lock:
+            seat = self._place()
+            if self._is_new(seat, fields):
+                self._take_in(seat, fields)
+                self._head_of().rest(seat.worker)
+
+    def _stop(self, fields: Fields, message: Message) -> None:
+        with self._lock:
+            seat = self._place()
+            if self._is_new(seat, fields):
+                self._take_in(seat, fields)
+                self._head_of().stop(seat.worker)
+
+    def _bye(self, fields: Fields, message: Message) -> None:
+        """The worker is done."""
+        with self._lock:
+            seat = self._place()
+            self._head_of().lose(seat.worker, seat.incarnation, "is done")
+
+    def _farewell(self, fields: Fields, message: Message) -> None:
+        """Whoever started the servers wants to know when the workers are done with them."""
+        with self._lock:
+            self._head_of().tell_when_empty(self._connection)
+
+    # The commands of shard 0, on the others.
+
+    def _follow(self) -> None:
+        """This connection is shard 0's: do what it says, in its order, until it ends."""
+        while True:
+            fields = Fields(self._connection.receive().header)
+            with self._lock:
+                self._commands[fields.text("op")](fields)
+
+    def _follow_answer(self, fields: Fields) -> None:
+        self._replica.answer(fields.whole("worker"), {"answer": fields.whole("answer")})
+
+    def _follow_commit(self, fields: Fields) -> None:
+        pushes = [(_key(key), weight) for key, weight in fields.pairs("pushes")]
+        clip = fields.number("clip") if fields.has("clip") else None
+        self._replica.commit(pushes, options_from_record(fields.items("options")), clip)
+
+    def _follow_leave(self, fields: Fields) -> None:
+        self._replica.leave(fields.whole("worker"), fields.whole("incarnation"))
+
+
+def _key(values: list[int]) -> PushKey:
+    worker, incarnation, sequence = values
+    return worker, incarnation, sequence

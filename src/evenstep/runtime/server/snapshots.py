@@ -1,0 +1,96 @@
+"""Snapshots of a run on disk: one file per shard and version, each written whole or not at all."""
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+
+from evenstep.core.errors import ConfigError
+
+KEPT: Final = 2
+"""Complete snapshots that stay on disk."""
+
+_FOLDER: Final = re.compile(r"version-(\d{12})")
+
+
+@final
+class Snapshots:
+    """The snapshots of a run of `count` shards in one directory. One is complete when every shard has written its file.
+
+    Args:
+        directory: Made where it does not exist, with the first snapshot.
+        count: The shards of the run.
+    """
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._directory = directory
+        self._count = count
+
+    def write(self, version: int, shard: int, state: Mapping[str, Any]) -> None:
+        """Write one shard's file; a reader finds it whole or not at all.
+
+        Raises:
+            OSError: The disk is full, say; what was there before is untouched.
+        """
+        folder = self._directory / f"version-{version:012}"
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".shard-{shard}.partial"
+        try:
+            with partial.open("wb") as file:
+                torch.save(dict(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(folder / f"shard-{shard}.pt")
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync_directory(folder)
+        self._prune()
+
+    def latest(self) -> int | None:
+        """The newest version of which every shard has written its part; None where there is none."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def read(self, version: int, shard: int) -> dict[str, Any]:
+        """One shard's part.
+
+        Raises:
+            ConfigError: The file is damaged.
+        """
+        path = self._directory / f"version-{version:012}" / f"shard-{shard}.pt"
+        try:
+            # Plain values and tensors only: nothing in the file can run code.
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises whatever the damage leads to.
+            raise ConfigError(
+                f"the snapshot {path} cannot be read ({error}): delete its folder to use the one before"
+            ) from error
+        return state
+
+    def _complete(self) -> list[int]:
+        found = []
+        for folder in self._directory.glob("version-*"):
+            match = _FOLDER.fullmatch(folder.name)
+            if match and all((folder / f"shard-{shard}.pt").exists() for shard in range(self._count)):
+                found.append(int(match[1]))
+        return sorted(found)
+
+    def _prune(self) -> None:
+        for version in self._complete()[:-KEPT]:
+            with suppress(OSError):  # Another shard may do the same at this moment.
+                shutil.rmtree(self._directory / f"version-{version:012}")
+
+
+def _sync_directory(folder: Path) -> None:
+    """Have the new name of the file survive a power failure too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,85 @@
+"""Waiting with a timeout, and the two ways to do it: in real time, or in a time that jumps."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, final
+
+
+class Clock(Protocol):
+    """What threads wait by.
+
+    Attributes:
+        changed: Held to change what anybody waits for, and while a condition is looked at.
+    """
+
+    changed: threading.Condition
+
+    def now(self) -> float:
+        """Seconds since some beginning."""
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Whether the condition has come true within so many seconds (None: however many); `changed` is held."""
+
+
+@final
+class SystemClock:
+    """Real time."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        return self.changed.wait_for(condition, timeout)
+
+
+@final
+class FakeClock:
+    """Time that stands still while anybody works, and jumps to the next timeout once all `threads` wait.
+
+    So a timeout costs no time, and never strikes because the machine was slow. Where all wait without a timeout, they
+    wait.
+    """
+
+    def __init__(self, *, threads: int = 1) -> None:
+        self.changed = threading.Condition()
+        self._threads = threads
+        self._now = 0.0
+        self._waiting: list[tuple[Callable[[], bool], float | None]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        end = None if timeout is None else self._now + timeout
+        waiting = (condition, end)
+        self._waiting.append(waiting)
+        try:
+            while not condition():
+                if end is not None and self._now >= end:
+                    return False
+                if not self._jump():
+                    self.changed.wait()
+            return True
+        finally:
+            self._waiting.remove(waiting)
+
+    def leave(self) -> None:
+        """One thread fewer works by this clock: it has ended."""
+        with self.changed:
+            self._threads -= 1
+            self.changed.notify_all()
+
+    def _jump(self) -> bool:
+        """Whether time went on to the first timeout: if all wait, and none is about to go on."""
+        ends = [end for _, end in self._waiting if end is not None]
+        if len(self._waiting) < self._threads or not ends or min(ends) <= self._now:
+            return False
+        if any(condition() for condition, _ in self._waiting):
+            return False
+        self._now = min(ends)
+        self.changed.notify_all()
+        return True

@@ -1,0 +1,74 @@
+"""The way to a listener: its addresses are tried in turn, the best first."""
+
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from evenstep.core.errors import ConfigError
+from evenstep.transport.address import Address, is_loopback
+from evenstep.transport.base import Connection, ConnectionLostError
+from evenstep.transport.certificate import client_context
+from evenstep.transport.codec import DEFAULT_LIMITS, Limits
+from evenstep.transport.secure import Deadline, introduce, require_secret
+from evenstep.transport.stream import StreamConnection
+from evenstep.transport.wire import wire_of
+
+_CONNECT_SECONDS: Final = 10.0
+
+
+def connect(
+    addresses: Sequence[str], *, secret: bytes, timeout: float = _CONNECT_SECONDS, limits: Limits = DEFAULT_LIMITS
+) -> Connection:
+    """Connect to the listener that has these addresses, by the first that works, within `timeout` seconds.
+
+    The address of a Unix socket works on the listener's own host only, and not from another network namespace.
+
+    Raises:
+        ConfigError: An address or the secret is none.
+        ConnectionLostError: No address works; the message says why for each.
+    """
+    require_secret(secret)
+    parsed = [Address.parse(address) for address in addresses]
+    deadline = Deadline(timeout)
+    failures: list[str] = []
+    for tried, address in enumerate(parsed):
+        try:
+            share = Deadline(deadline.left() / (len(parsed) - tried))
+            sock = _introduced(address, secret, share)
+            return StreamConnection(wire_of(sock, limits.patience_seconds), limits=limits)
+        except OSError as error:
+            failures.append(f"{address}: {error.strerror or error}")
+    raise ConnectionLostError(f"no connection to the server ({'; '.join(failures) or 'it has no addresses'})")
+
+
+def _introduced(address: Address, secret: bytes, deadline: Deadline) -> socket.socket:
+    """A socket whose other end has shown that it knows the secret."""
+    sock = _reach(address, deadline)
+    try:
+        certificate = b""
+        if address.scheme == "tls":
+            sock = client_context().wrap_socket(sock)
+            certificate = sock.getpeercert(binary_form=True) or b""
+        elif address.scheme == "tcp" and not is_loopback(sock):
+            raise ConfigError(f"{address} would go over a network in the plain: use the server's tls:// address")
+        introduce(sock, secret=secret, certificate=certificate, deadline=deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _reach(address: Address, deadline: Deadline) -> socket.socket:
+    """A connected socket that keeps to the deadline."""
+    if address.scheme != "unix":
+        sock = socket.create_connection((address.name, address.port), deadline.left())
+    else:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(deadline.left())
+            sock.connect(address.abstract)
+        except BaseException:
+            sock.close()
+            raise
+    sock.settimeout(deadline.left())
+    return sock

@@ -1,0 +1,208 @@
+"""Where peers connect: on this host by a Unix socket, from anywhere by TCP, which is encrypted beyond this host.
+
+Each peer shows that it knows the secret in a thread of its own, so that none can hold up another. There are only so
+many of these threads: where more peers come at once, the one that has taken longest is dropped.
+"""
+
+import ipaddress
+import secrets
+import socket
+import ssl
+import sys
+import threading
+from collections import deque
+from typing import Final, Literal, Self, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.transport.address import Address, is_loopback
+from evenstep.transport.base import Connection, ConnectionLostError
+from evenstep.transport.certificate import Certificate
+from evenstep.transport.codec import DEFAULT_LIMITS, Limits
+from evenstep.transport.secure import Deadline, admit, require_secret
+from evenstep.transport.stream import StreamConnection
+from evenstep.transport.wire import shut, wire_of
+
+_BACKLOG: Final = 1024
+_PENDING: Final = 64
+_PAUSE_SECONDS: Final = 0.1
+_ADMIT_SECONDS: Final = 5.0
+
+
+def listen(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    secret: bytes,
+    local: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+    admit_seconds: float = _ADMIT_SECONDS,
+) -> "StreamListener":
+    """Listen on this host's address, for peers that know the secret, at least 16 random bytes.
+
+    Args:
+        host: A name or number of this host, by which the peers can reach it; beyond loopback everything is encrypted.
+        port: 0 lets the system choose one.
+        secret: What both sides know.
+        local: Listen on a Unix socket too, where the system has such without a name in the file system.
+        limits: What connections accept.
+        admit_seconds: How long a peer may take to show that it knows the secret.
+
+    Raises:
+        ConfigError: The secret is too short, no peer could connect to such a host, or encryption is not installed.
+        OSError: This host has no such address, or the port is taken.
+    """
+    require_secret(secret)
+    door, address = _tcp_door(host, port)
+    doors = {door: address}
+    try:
+        certificate = Certificate.create() if address.scheme == "tls" else None
+        if local and sys.platform == "linux":
+            door, address = _unix_door()
+            doors = {door: address, **doors}
+        return StreamListener(doors, secret=secret, certificate=certificate, limits=limits, admit_seconds=admit_seconds)
+    except BaseException:
+        for door in doors:
+            door.close()
+        raise
+
+
+@final
+class StreamListener:
+    """A `Listener` on stream sockets; `listen` makes it."""
+
+    def __init__(
+        self,
+        doors: dict[socket.socket, Address],
+        *,
+        secret: bytes,
+        certificate: Certificate | None,
+        limits: Limits,
+        admit_seconds: float,
+    ) -> None:
+        self.addresses = tuple(str(address) for address in doors.values())
+        self._secret = secret
+        self._certificate = certificate
+        self._limits = limits
+        self._admit_seconds = admit_seconds
+        self._changed = threading.Condition()
+        self._closed = False
+        self._admitted: deque[Connection] = deque()
+        self._pending: dict[socket.socket, threading.Thread] = {}
+        self._doors = doors
+        self._threads = [
+            threading.Thread(target=self._keep, args=(door, address), name=f"evenstep {address}", daemon=True)
+            for door, address in doors.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def accept(self) -> Connection:
+        with self._changed:
+            self._changed.wait_for(lambda: self._admitted or self._closed)
+            if self._closed:
+                raise ConnectionLostError("the listener was closed")
+            return self._admitted.popleft()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            pending = dict(self._pending)
+            for sock in [*self._doors, *pending]:
+                shut(sock)
+        for thread in [*self._threads, *pending.values()]:
+            thread.join()
+        for door in self._doors:
+            door.close()
+        while self._admitted:
+            self._admitted.popleft().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _keep(self, door: socket.socket, address: Address) -> None:
+        """Let peers in through one door, until the listener is closed."""
+        while not self._closed:
+            try:
+                sock, _ = door.accept()
+            except OSError:
+                # Closed; or the peer has given up, or this process has no more descriptors and may have some later.
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
+                continue
+            self._begin(sock, address)
+
+    def _begin(self, sock: socket.socket, address: Address) -> None:
+        """Let one peer show in a thread of its own that it knows the secret."""
+        try:
+            if address.scheme == "tls":
+                assert self._certificate is not None
+                sock = self._certificate.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError:  # It is gone already.
+            sock.close()
+            return
+        thread = threading.Thread(target=self._admit, args=(sock,), name="evenstep admits", daemon=True)
+        with self._changed:
+            if len(self._pending) >= _PENDING:
+                shut(next(iter(self._pending)))
+                self._changed.wait_for(lambda: self._closed or len(self._pending) < _PENDING)
+            if self._closed:
+                sock.close()
+                return
+            self._pending[sock] = thread
+            try:
+                thread.start()
+            except RuntimeError:  # The system has no thread left: this peer may try again.
+                del self._pending[sock]
+                sock.close()
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            connection = self._proven(sock)
+        except (OSError, ValueError):  # Whatever it sent instead, it is not let in, and nobody has asked for it.
+            connection = None
+        with self._changed:
+            del self._pending[sock]
+            if connection is None or self._closed:
+                sock.close()
+            else:
+                self._admitted.append(connection)
+            self._changed.notify_all()
+
+    def _proven(self, sock: socket.socket) -> Connection:
+        deadline = Deadline(self._admit_seconds)
+        certificate = b""
+        if isinstance(sock, ssl.SSLSocket):
+            assert self._certificate is not None
+            certificate = self._certificate.der
+            sock.settimeout(deadline.left())
+            sock.do_handshake()
+        admit(sock, secret=self._secret, certificate=certificate, deadline=deadline)
+        return StreamConnection(wire_of(sock, self._limits.patience_seconds), limits=self._limits)
+
+
+def _tcp_door(host: str, port: int) -> tuple[socket.socket, Address]:
+    family, _, _, _, (number, *_) = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM)[0]
+    if ipaddress.ip_address(number).is_unspecified:
+        raise ConfigError(
+            f"peers cannot connect to {host!r}: listen on the name or number by which they reach this host"
+        )
+    door = socket.create_server((str(number), port), family=family, backlog=_BACKLOG)
+    scheme: Literal["tcp", "tls"] = "tcp" if is_loopback(door) else "tls"
+    return door, Address(scheme=scheme, name=host, port=door.getsockname()[1])
+
+
+def _unix_door() -> tuple[socket.socket, Address]:
+    """A Unix socket that is known by a random name and has no file."""
+    address = Address(scheme="unix", name=f"evenstep-{secrets.token_hex(8)}")
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.bind(address.abstract)
+        door.listen(_BACKLOG)
+    except BaseException:
+        door.close()
+        raise
+    return door, address

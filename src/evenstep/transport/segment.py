@@ -1,0 +1,135 @@
+"""Memory that two processes of one host share, by an open file that has no name: nothing can be left behind."""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import tempfile
+from typing import Final, Self, final
+
+from evenstep.core.errors import ConfigError, ProtocolError
+
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@final
+class Segment:
+    """So many bytes of shared memory: `view` is their content, `descriptor` the open file to pass to the other process.
+
+    Its size is sealed, so that no peer can take pages away from under whoever reads them. It is gone with the last
+    process that has it open or mapped, however that one ends.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        try:
+            mapping = mmap.mmap(descriptor, nbytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._mapping = mapping
+        self.view = memoryview(mapping)
+        self.descriptor = descriptor
+        self.nbytes = nbytes
+
+    @classmethod
+    def create(cls, nbytes: int) -> Self:
+        """A new segment, full of zeros.
+
+        Raises:
+            ConfigError: It would have no byte.
+            OSError: There is not so much memory.
+        """
+        if nbytes < 1:
+            raise ConfigError(f"a segment of {nbytes} bytes is not possible: use at least 1")
+        return cls(_create(nbytes), nbytes)
+
+    @classmethod
+    def open(cls, descriptor: int, nbytes: int) -> Self:
+        """The segment of `nbytes` bytes whose descriptor the peer has passed; takes the descriptor over, or closes it.
+
+        Raises:
+            ProtocolError: It is not a file of this size without a name, or could still shrink.
+        """
+        try:
+            _check(descriptor, nbytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor, nbytes)
+
+    def close(self) -> None:
+        """Give the memory back: at once, or with the last array or tensor that still views it. Twice is fine."""
+        if self.descriptor < 0:
+            return
+        os.close(self.descriptor)
+        self.descriptor = -1
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._mapping.close()
+        # Whoever still views the memory keeps the mapping; nothing else may.
+        self.view = memoryview(b"")
+        del self._mapping
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _create(nbytes: int) -> int:
+    """An open file of this size that has no name, its memory reserved: to find none left later would end the process.
+
+    Raises:
+        OSError: There is not so much.
+    """
+    try:
+        descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError):  # Another system than Linux, or a sandbox that does not allow it.
+        return _create_unlinked(nbytes)
+    try:
+        _reserve(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _create_unlinked(nbytes: int) -> int:
+    with tempfile.TemporaryFile(prefix="evenstep-", buffering=0) as file:
+        _reserve(file.fileno(), nbytes)
+        return os.dup(file.fileno())
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        os.ftruncate(descriptor, nbytes)
+
+
+def _check(descriptor: int, nbytes: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != nbytes or nbytes < 1:
+        raise ProtocolError(
+            f"the peer passed a file of {status.st_size} bytes as a segment of {nbytes}: both must have the same layout"
+        )
+    if status.st_nlink:
+        raise ProtocolError("the peer passed a file that has a name as a segment")
+    # An unsealed file is taken only where this system can make no other either.
+    if _can_seal() and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
+        raise ProtocolError("the peer passed a segment that can still shrink")
+
+
+def _can_seal() -> bool:
+    try:
+        os.close(os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (AttributeError, OSError):
+        return False
+    return True

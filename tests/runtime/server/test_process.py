@@ -1,0 +1,181 @@
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from support.server_reports import LIMIT_SECONDS, Reports, stand_in
+
+from evenstep.core.errors import ConfigError
+from evenstep.runtime.server.process import ServerSettings, start_servers
+
+pytestmark = pytest.mark.multiprocess
+
+OWNER = Path(__file__).parent / "owner.py"
+
+
+@pytest.fixture
+def reports():
+    with closing(Reports()) as reports:
+        yield reports
+
+
+@pytest.fixture
+def start(reports, tmp_path):
+    """Starts stand-ins; what the servers recorded is in the queue `recorded`."""
+
+    def start(count, behaviour="good", **settings):
+        command = stand_in(reports, behaviour)
+        return start_servers(
+            ServerSettings(count=count, workers=4, snapshots=tmp_path, command=command, **settings), recorded.put
+        )
+
+    recorded = queue.Queue()
+    start.recorded = recorded
+    return start
+
+
+def test_shard_0_is_started_last_and_told_where_the_others_are(start, reports, tmp_path):
+    with start(3, allow=("Lion",)) as servers:
+        got = [reports.next() for _ in range(3)]
+        assert sorted(report.told["index"] for report in got[:2]) == [1, 2]
+        first = got[2].told
+        assert first["index"] == 0
+        assert first["shards"] == [list(addresses) for addresses in servers.addresses[1:]]
+        assert all("shards" not in report.told for report in got[:2])
+        common = {"count": 3, "workers": 4, "listen": "127.0.0.1", "port": 0, "resume": False, "allow": ["Lion"]}
+        for report in got:
+            assert report.told.items() >= common.items()
+            assert report.told["snapshots"] == str(tmp_path)
+            assert report.started["secret"] == servers.secret
+            assert servers.addresses[report.told["index"]][0] == f"unix:@stand-in-{report.pid}"
+    assert len(bytes.fromhex(servers.secret)) == 32
+
+
+def test_two_runs_have_different_secrets(start):
+    with start(1) as one, start(1) as other:
+        assert one.secret != other.secret
+        assert one.addresses != other.addresses
+
+
+def test_closing_ends_the_servers_gently_and_leaves_nothing(start, reports):
+    before = threading.active_count()
+    servers = start(2)
+    got = [reports.next() for _ in range(2)]
+    servers.close()
+    servers.close()
+    assert [event["event"] for report in got for event in report.after_listening()] == ["ended", "ended"]
+    assert not any(psutil.pid_exists(report.pid) for report in got)
+    assert threading.active_count() == before
+    assert servers.lost is None
+    assert start.recorded.empty()
+
+
+def test_a_server_that_does_not_end_is_killed_and_that_is_said(start, reports):
+    with start(1, "stubborn", end_seconds=0.2):
+        report = reports.next()
+    assert report.after_listening() == [{"event": "asked"}]
+    assert not psutil.pid_exists(report.pid)
+    event = start.recorded.get_nowait()
+    assert event["event"] == "server_failed"
+    assert event["text"] == "server 0 was killed by SIGKILL when it was to end: its last snapshot is missing"
+
+
+def test_a_server_that_ends_badly_is_told_of(start):
+    with start(1, "refuses"):
+        pass
+    assert "server 0 ended with exit code 4 when it was to end" in start.recorded.get_nowait()["text"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_one_dies_all_start_again_at_their_ports_from_the_last_snapshot(start, reports, killed):
+    with start(2) as servers:
+        one, zero = reports.next(), reports.next()
+        os.kill((zero, one)[killed].pid, signal.SIGKILL)
+        event = start.recorded.get(timeout=LIMIT_SECONDS)
+        text = f"server {killed} was killed by SIGKILL; all start again from their last snapshot (1 of 3)"
+        assert event == {"event": "servers_restarted", "server": killed, "restart": 1, "text": text}
+        again = [reports.next(), reports.next()]
+        assert [report.told["index"] for report in again] == [1, 0]
+        for report in again:
+            assert report.told["resume"] is True
+            port = report.told["port"]
+            assert servers.addresses[report.told["index"]][1] == f"tcp://127.0.0.1:{port}"
+            assert report.started["secret"] == servers.secret
+        # The others were killed: a last snapshot of theirs would be newer than what the dead one had.
+        assert one.after_listening() == zero.after_listening() == []
+        assert json.loads(again[1].file.readline()) == {"event": "listening"}
+    assert servers.lost is None
+
+
+def test_it_gives_up_after_the_restarts_that_it_has(start, reports):
+    with start(1, restarts=1) as servers:
+        os.kill(reports.next().pid, signal.SIGKILL)
+        os.kill(reports.next().pid, signal.SIGSEGV)
+        assert start.recorded.get(timeout=LIMIT_SECONDS)["event"] == "servers_restarted"
+        event = start.recorded.get(timeout=LIMIT_SECONDS)
+        assert event["event"] == "servers_lost"
+        assert event["text"] == servers.lost == "server 0 was killed by SIGSEGV; no restart is left of 1"
+
+
+def test_a_restart_that_fails_counts_as_one(start, reports):
+    with start(2, "fails-again", restarts=2) as servers:
+        os.kill(reports.next().pid, signal.SIGKILL)
+        kinds = [start.recorded.get(timeout=LIMIT_SECONDS)["event"] for _ in range(3)]
+        assert kinds == ["servers_restarted", "servers_restarted", "servers_lost"]
+        assert servers.lost == "server 1 ended with exit code 3; no restart is left of 2"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "how"),
+    [("fails", "server 0 ended with exit code 3"), ("mute", "server 0 did not listen within 0.5 s")],
+)
+def test_a_server_that_does_not_come_up_is_an_error_and_none_is_left(start, reports, behaviour, how):
+    with pytest.raises(ConfigError, match=f"^{how}, before any worker was started"):
+        start(1, behaviour, start_seconds=0.5 if behaviour == "mute" else 60.0)
+    report = reports.next()
+    report.rest()
+    assert not psutil.pid_exists(report.pid)
+
+
+def test_servers_end_by_themselves_when_whoever_started_them_is_killed(reports, tmp_path):
+    command = [sys.executable, str(OWNER), str(tmp_path), *stand_in(reports, "good")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        got = [reports.next(), reports.next()]
+        assert owner.stdout.readline() == b"started\n"
+        owner.kill()
+    for report in got:
+        assert report.after_listening() == [{"event": "ended", "by": "stdin"}]
+
+
+def test_servers_that_nobody_closed_end_gently_with_the_main_thread(reports, tmp_path):
+    program = """
+import sys; from pathlib import Path; from evenstep.runtime.server.process import ServerSettings, start_servers
+settings = ServerSettings(count=1, workers=1, snapshots=Path(sys.argv[1]), command=tuple(sys.argv[2:]))
+servers = start_servers(settings, print)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path), *stand_in(reports, "good")]
+    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_SECONDS, check=True)
+    assert ended.stdout == ended.stderr == b""
+    assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
+
+
+def test_an_interrupted_close_kills_the_servers_and_waits_for_it(reports, tmp_path):
+    command = [sys.executable, str(OWNER), str(tmp_path), *stand_in(reports, "stubborn")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+        got = [reports.next(), reports.next()]
+        assert owner.stdout.readline() == b"started\n"
+        owner.send_signal(signal.SIGINT)
+        for report in got:
+            assert [json.loads(report.file.readline())["event"] for _ in range(2)] == ["listening", "asked"]
+        owner.send_signal(signal.SIGINT)
+        assert owner.wait(LIMIT_SECONDS) != 0
+    for report in got:
+        assert report.rest() == []
+        assert not psutil.pid_exists(report.pid)

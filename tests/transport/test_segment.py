@@ -1,0 +1,115 @@
+"""Shared memory without a name: it is seen by both sides, cannot shrink, and leaves nothing behind."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.transport.segment import Segment
+
+
+def test_what_one_side_writes_the_other_reads(connected):
+    client, server = connected("unix")
+    with Segment.create(5000) as ours:
+        server.send({"nbytes": ours.nbytes}, files=[ours.descriptor])
+        message = client.receive(30.0)
+        with Segment.open(message.files[0], 5000) as theirs:
+            assert bytes(ours.view) == bytes(5000)
+            ours.view[:3] = b"abc"
+            assert theirs.view[:3] == b"abc"
+            theirs.view[-1:] = b"z"
+            assert ours.view[4999] == ord("z")
+
+
+def test_no_size_of_a_segment_can_be_changed():
+    with Segment.create(5000) as segment:
+        for size in (0, 4999, 5001):
+            with pytest.raises(PermissionError):
+                os.ftruncate(segment.descriptor, size)
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_a_segment_of_no_bytes_is_refused(nbytes):
+    with pytest.raises(ConfigError, match="use at least 1"):
+        Segment.create(nbytes)
+
+
+@pytest.mark.parametrize("nbytes", [0, 4999, 5001, 2**40])
+def test_a_segment_of_another_size_is_refused_and_its_descriptor_closed(nbytes):
+    with Segment.create(5000) as segment:
+        passed = os.dup(segment.descriptor)
+        with pytest.raises(ProtocolError, match=f"a file of 5000 bytes as a segment of {nbytes}"):
+            Segment.open(passed, nbytes)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(passed)
+
+
+@pytest.mark.parametrize("flags", [os.MFD_CLOEXEC, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING])
+def test_memory_that_could_shrink_is_refused(flags):
+    passed = os.memfd_create("test", flags)
+    os.ftruncate(passed, 5000)
+    if flags & os.MFD_ALLOW_SEALING:
+        fcntl.fcntl(passed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    with pytest.raises(ProtocolError, match="can still shrink"):
+        Segment.open(passed, 5000)
+
+
+def test_what_is_no_memory_is_refused(tmp_path):
+    path = tmp_path / "named"
+    path.write_bytes(bytes(5000))
+    reader, writer = os.pipe()
+    for passed in (os.open(path, os.O_RDWR), reader, writer):
+        with pytest.raises(ProtocolError):
+            Segment.open(passed, 5000)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(5000)
+        with pytest.raises((ProtocolError, OSError)):
+            Segment.open(os.dup(file.fileno()), 5000)
+
+
+def test_closing_leaves_the_memory_to_arrays_that_still_view_it():
+    segment = Segment.create(800)
+    array = np.frombuffer(segment.view, dtype=np.float64)
+    array[:] = 3.0
+    segment.close()
+    segment.close()
+    assert array.sum() == 300.0
+    assert len(segment.view) == 0
+
+
+def test_closing_gives_the_memory_back_at_once_where_nobody_views_it():
+    segment = Segment.create(2**20)
+    descriptor = segment.descriptor
+    segment.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    with open("/proc/self/maps") as maps:
+        assert "memfd:evenstep" not in maps.read()
+
+
+HOLDS_UNTIL_KILLED = """
+import signal
+from evenstep.transport.segment import Segment
+segment = Segment.create(2**20)
+segment.view[:5] = b"alive"
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_killed_process_leaves_no_file_behind():
+    places = ("/dev/shm", tempfile.gettempdir())
+    before = {place: set(os.listdir(place)) for place in places}
+    with subprocess.Popen([sys.executable, "-c", HOLDS_UNTIL_KILLED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    for place in places:
+        assert not [name for name in set(os.listdir(place)) - before[place] if "evenstep" in name]
