@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it is waited for
 test = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -46,4 +47,6 @@ select.select([0, read], [], [])
 # A signal's handler may run only after its sender's next deed, the end of the input, has been seen.
 ready, _, _ = select.select([read], [], [], 0)
 tell(event="ended", by="signal" if ready else "stdin")
+with Path(told["snapshots"], "ended").open("a") as file:
+    file.write(f"{told['index']} ")
 sys.exit(4 if behaviour == "refuses" else 0)

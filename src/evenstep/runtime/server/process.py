@@ -245,17 +245,22 @@ class Servers:
         self._record({"event": "servers_lost", "server": None if death is None else death.server, "text": why})
 
     def _end_all(self) -> None:
+        """End shard 0 before the others, which its last snapshot needs."""
         deadline = time.monotonic() + self._settings.end_seconds
-        for server in self._servers:
-            server.ask_to_end()
-        for server in self._servers:
-            # In short waits, so that whoever is in a hurry is heard.
-            while not server.has_ended(HURRY_SECONDS) and time.monotonic() < deadline and not self._hurry.is_set():
-                pass
-            server.kill()
-            if server.exit_code != 0:
-                text = f"server {server.index} {server.how_it_ended()} when it was to end: its last snapshot is missing"
-                self._record({"event": "server_failed", "server": server.index, "text": text})
+        for group in (self._servers[:1], self._servers[1:]):
+            for server in group:
+                server.ask_to_end()
+            for server in group:
+                self._see_ended(server, deadline)
+
+    def _see_ended(self, server: "_Server", deadline: float) -> None:
+        # In short waits, so that whoever is in a hurry is heard.
+        while not server.has_ended(HURRY_SECONDS) and time.monotonic() < deadline and not self._hurry.is_set():
+            pass
+        server.kill()
+        if server.exit_code != 0:
+            text = f"server {server.index} {server.how_it_ended()} when it was to end: its last snapshot is missing"
+            self._record({"event": "server_failed", "server": server.index, "text": text})
 
     def _kill_all(self) -> None:
         for server in self._servers:
