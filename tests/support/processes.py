@@ -11,7 +11,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # The fork server imports torch once (DDP imports the compiler too), so that a worker starts in tens of milliseconds.
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "evenstep.runtime.prepare", "support.training"])
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "evenstep.runtime.prepare", "support.training", "support.served"])
 
 
 @dataclass
@@ -23,17 +23,19 @@ class Outcome:
     exitcode: int | None = None
 
 
-def run_workers(function, workers, *arguments, limit_seconds=50.0, stopped=()):
+def run_workers(function, workers, *arguments, limit_seconds=50.0, stopped=(), environment=None):
     """Every worker's outcome of `function(*arguments)`.
 
-    Workers in `stopped` stop themselves for good (SIGSTOP): they are killed once all others have ended.
+    Workers in `stopped` stop themselves for good (SIGSTOP): they are killed once all others have ended. With an
+    `environment` they get it, and torchrun's numbers, instead of a process group.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes, ends = [], []
         for rank in range(workers):
             end, remote = CONTEXT.Pipe()
             process = CONTEXT.Process(
-                target=_worker, args=(function, rank, workers, os.path.join(folder, "store"), remote, arguments)
+                target=_worker,
+                args=(function, rank, workers, os.path.join(folder, "store"), environment, remote, arguments),
             )
             process.start()
             remote.close()
@@ -81,16 +83,19 @@ def _outcomes(processes, ends, deadline, stopped):
     return outcomes
 
 
-def _worker(function, rank, workers, store, end, arguments):
+def _worker(function, rank, workers, store, environment, end, arguments):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    grouped = workers > 1 and environment is None
+    if environment is not None:
+        os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(workers))
     try:
-        if workers > 1:
+        if grouped:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
         end.send(("value", function(*arguments)))
-        if workers > 1:
+        if grouped:
             dist.barrier()
             dist.destroy_process_group()
     except Exception as error:

@@ -1,22 +1,25 @@
 """A run in a few numbers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from evenstep.report.recorded import RecordedRun, read_run
+from evenstep.report.recorded import Iteration, RecordedRun, read_run
+from evenstep.report.served import ServedSummary, ServerRecord, summary_of_pushes
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
-    """One worker; the seconds are those of its average iteration, the samples those of the whole run.
+    """One worker; the seconds are those of its average iteration, the samples and iterations those of the whole run.
 
     `waiting_share` is the part of all its iterations that it waited for slower workers, 0 to 1.
     """
 
     worker: int
     samples: int
+    iterations: int
     first_batch_size: int
     last_batch_size: int
     iteration_seconds: float
@@ -28,7 +31,12 @@ class WorkerSummary:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run. `training_seconds` sums up the iterations: neither start-up nor what lies between epochs is in it."""
+    """A run. `training_seconds` sums up the iterations: neither start-up nor what lies between epochs is in it.
+
+    `iterations` are those that every worker has finished. On servers workers take different numbers of them: it is the
+    most that any has taken, `training_seconds` is the longest that any has spent, and `served` says the rest; it is
+    None without servers.
+    """
 
     scheme: str
     global_batch_size: int
@@ -36,11 +44,12 @@ class RunSummary:
     training_seconds: float
     samples_per_second: float
     workers: tuple[WorkerSummary, ...]
+    served: ServedSummary | None = None
 
     @property
     def iteration_seconds(self) -> float:
-        """The average iteration."""
-        return self.training_seconds / self.iterations
+        """The average iteration, of the worker whose are the longest."""
+        return max(each.iteration_seconds for each in self.workers)
 
 
 def summarise(run_dir: Path) -> RunSummary:
@@ -53,30 +62,48 @@ def summarise(run_dir: Path) -> RunSummary:
 
 
 def summary_of(run: RecordedRun) -> RunSummary:
-    """The summary of a run, over the iterations that every worker has finished."""
-    workers = tuple(_worker(run, worker) for worker in run.workers)
-    training_seconds = max(each.iteration_seconds for each in workers) * run.length
+    """The summary of a run, over the iterations that every worker has finished, or on servers over all."""
+    if run.servers is None:
+        counted = {worker: run.iterations[worker][: run.length] for worker in run.workers}
+    else:
+        counted = {worker: run.iterations[worker] for worker in run.workers}
+    training_seconds = max(_seconds(done) for done in counted.values())
     return RunSummary(
         scheme=run.scheme,
         global_batch_size=run.global_batch_size,
-        iterations=run.length,
+        iterations=max(len(done) for done in counted.values()),
         training_seconds=training_seconds,
-        samples_per_second=sum(each.samples for each in workers) / training_seconds,
-        workers=workers,
+        samples_per_second=sum(each.samples for done in counted.values() for each in done) / training_seconds,
+        workers=tuple(_worker(run, worker, done) for worker, done in counted.items()),
+        served=None if run.servers is None else _served(counted, run.servers),
     )
 
 
-def _worker(run: RecordedRun, worker: int) -> WorkerSummary:
-    done = run.iterations[worker][: run.length]
-    total = sum(each.iteration_seconds for each in done)
-    waited = sum(each.wait_seconds for each in done)
+def _seconds(done: Sequence[Iteration]) -> float:
+    return sum(each.iteration_seconds for each in done)
+
+
+def _waited(done: Sequence[Iteration]) -> float:
+    return sum(each.wait_seconds for each in done)
+
+
+def _worker(run: RecordedRun, worker: int, done: Sequence[Iteration]) -> WorkerSummary:
     return WorkerSummary(
         worker=worker,
         samples=sum(each.samples for each in done),
+        iterations=len(done),
         first_batch_size=run.plans[0][worker],
         last_batch_size=run.plans[-1][worker],
-        iteration_seconds=total / len(done),
+        iteration_seconds=_seconds(done) / len(done),
         compute_seconds=sum(each.compute_seconds for each in done) / len(done),
-        wait_seconds=waited / len(done),
-        waiting_share=waited / total,
+        wait_seconds=_waited(done) / len(done),
+        waiting_share=_waited(done) / _seconds(done),
     )
+
+
+def _served(counted: Mapping[int, Sequence[Iteration]], servers: ServerRecord) -> ServedSummary:
+    pushes = tuple(
+        summary_of_pushes(worker, [each.push for each in done if each.push is not None], _waited(done))
+        for worker, done in counted.items()
+    )
+    return ServedSummary.of(pushes, servers)

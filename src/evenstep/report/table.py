@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich import box
 from rich.table import Table
 
+from evenstep.report.served import ServedSummary
 from evenstep.report.summary import RunSummary
 
 _ROWS: tuple[tuple[str, Callable[[RunSummary], str]], ...] = (
@@ -13,6 +14,17 @@ _ROWS: tuple[tuple[str, Callable[[RunSummary], str]], ...] = (
     ("waiting share per worker", lambda run: _each(f"{each.waiting_share:.0%}" for each in run.workers)),
     ("final batch sizes", lambda run: _each(str(each.last_batch_size) for each in run.workers)),
 )
+_SERVED_ROWS: tuple[tuple[str, Callable[[ServedSummary], str]], ...] = (
+    ("held per worker", lambda run: _each(f"{each.held_seconds:.1f} s" for each in run.pushes)),
+    ("largest lead per worker", lambda run: _each(str(each.largest_lead) for each in run.pushes)),
+    ("average staleness", lambda run: _each(f"{each.mean_staleness:.1f}" for each in run.pushes)),
+    ("largest staleness", lambda run: _each(str(each.largest_staleness) for each in run.pushes)),
+    ("  in global batches", lambda run: _each(f"{each.largest_behind:.1f}" for each in run.pushes)),
+    ("commits/s", lambda run: f"{run.commits_per_second:,.0f}"),
+    ("gradients pushed", lambda run: f"{run.bytes_per_second / 1e6:,.1f} MB/s"),
+    ("workers came / went", lambda run: f"{run.joins} / {len(run.leaves)}"),
+)
+"""What is told of runs on servers."""
 
 
 def comparison_table(
@@ -31,6 +43,10 @@ def comparison_table(
         table.add_column(run.scheme, justify="right")
     for name, value in _ROWS:
         table.add_row(name, *(value(run) for run in runs))
+    if any(run.served is not None for run in runs):
+        table.add_row("iterations per worker", *(_each(str(each.iterations) for each in run.workers) for run in runs))
+        for name, served in _SERVED_ROWS:
+            table.add_row(name, *("" if run.served is None else served(run.served) for run in runs))
     for name, values in further:
         table.add_row(name, *values)
     if len(runs) > 1:

@@ -32,7 +32,8 @@ class ExpiredError(EvenstepError):
 class Shard:
     """One server as this worker sees it.
 
-    `gradients` and `weights` are a message each, uint8; on one host they are shared with the server.
+    `gradients` and `weights` are a message each, uint8; on one host they are shared with the server. `payload` is the
+    message of gradients in pieces that lie elsewhere, where it is not in `gradients`.
     """
 
     def __init__(self, index: int) -> None:
@@ -40,6 +41,7 @@ class Shard:
         self.connection: Connection | None = None
         self.segment: Segment | None = None
         self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
+        self.payload: list[memoryview] | None = None
 
     def take_place(self, message: Message, nbytes: int) -> None:
         """Use the segment that came with the answer, or memory of this process's own."""
@@ -256,7 +258,6 @@ class Link:
     def _send(self) -> Header:
         request = self._request
         assert request is not None
-        payload: list[memoryview] = []
         if request.gradients:
             for shard in self.shards[1:]:
                 self._send_to(shard, {"op": "stage", "seq": request.sequence})
@@ -266,8 +267,10 @@ class Link:
         return {}
 
     def _send_to(self, shard: Shard, header: Header, *, payload: bool = True) -> None:
-        travels = payload and shard.segment is None
-        self._line(shard).send(header, *([memory_of(shard.gradients)] if travels else []))
+        travels: list[memoryview] = []
+        if payload and shard.segment is None:
+            travels = [memory_of(shard.gradients)] if shard.payload is None else shard.payload
+        self._line(shard).send(header, *travels)
 
     def _collect(self) -> Header:
         request = self._request
@@ -300,9 +303,9 @@ class Link:
             heard = self._clock()
             if wanted(message.header):
                 return message
-            if "error" in message.header and self._request is not None:
-                if message.header.get("answer") == self._request.sequence:
-                    raise _ERRORS.get(str(message.header.get("kind")), ProtocolError)(str(message.header["error"]))
+            sequence = -1 if self._request is None else self._request.sequence
+            if "error" in message.header and message.header.get("answer") == sequence:
+                raise _ERRORS.get(str(message.header.get("kind")), ProtocolError)(str(message.header["error"]))
             if "resend" in message.header and self._request is not None:
                 self._send()
 

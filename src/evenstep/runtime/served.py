@@ -1,7 +1,9 @@
 """The server engine, on a worker: each step is a push to the parameter servers and a pull of what they have by then."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -14,7 +16,8 @@ from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.claimed import ClaimedShares
 from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.link import ExpiredError, Link
-from evenstep.runtime.server.layout import ShardLayout, gather, scatter
+from evenstep.runtime.served_parameters import ServedParameters
+from evenstep.runtime.server.layout import ShardLayout
 from evenstep.runtime.server.updates import OptimizerSpec, Options, options_to_record
 from evenstep.schemes import Served
 from evenstep.transport.base import Header
@@ -61,16 +64,13 @@ class ServedEngine:
         self.workers = balancer.workers
         self._link = link
         self._served = served
-        self._layouts = layouts
-        self._parameters = [[parameters[each.name] for each in layout.parameters] for layout in layouts]
+        self._overlaps = served.exchange == "overlapped"
+        self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
         self._watched = next(iter(parameters.values()))
         self._optimizer = optimizer
         self._spec = spec
         self._clock = clock
         self._ahead = ahead
-        self._overlaps = served.exchange == "overlapped"
-        self._views: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
-        self._viewed = -1
         self._shares: ClaimedShares | None = None
         self._pass = -1
         self._epoch = 0
@@ -115,10 +115,8 @@ class ServedEngine:
         if self._over or self.balancer.closed:
             return
         self._finish_exchange()
-        try:
+        with suppress(ExpiredError):  # Then it has gone back already.
             self._link.ask("stop")
-        except ExpiredError:
-            pass  # Then it has gone back already.
         self._over = True
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
@@ -193,10 +191,9 @@ class ServedEngine:
         """Take in an answer: weights, sizes and claims."""
         if answer.get("initialise"):
             raise _Uninitialised
-        self._view()
+        self._parameters.view()
         if answer.get("weights"):
-            for parameters, (_, weights) in zip(self._parameters, self._views, strict=True):
-                scatter(weights, parameters)
+            self._parameters.take_weights()
         self._computed_on = int(cast("int", answer["version"]))
         self._over = bool(answer["over"])
         assert self._shares is not None
@@ -210,25 +207,11 @@ class ServedEngine:
             )
         )
 
-    def _view(self) -> None:
-        """The messages as one tensor per parameter; anew where this worker has taken a new place."""
-        if self._viewed == self._link.incarnation:
-            return
-        self._views = [
-            (layout.views(shard.gradients), layout.views(shard.weights))
-            for layout, shard in zip(self._layouts, self._link.shards, strict=True)
-        ]
-        self._viewed = self._link.incarnation
-
     def _initialise(self) -> None:
         """This worker's weights are those that the run begins with."""
-        self._view()
-        for parameters, (gradients, _) in zip(self._parameters, self._views, strict=True):
-            scatter([parameter.detach() for parameter in parameters], gradients)
-        try:
+        self._parameters.put_weights()
+        with suppress(ExpiredError):
             self._link.ask("initialise", gradients=True)
-        except ExpiredError:
-            return
 
     def _more(self) -> bool:
         """Nothing is in hand: wait for claims, or for the end of the pass."""
@@ -253,11 +236,8 @@ class ServedEngine:
         self._finish_exchange()
         norm = 0.0
         if samples:
-            self._view()
-            for parameters, (gradients, _) in zip(self._parameters, self._views, strict=True):
-                gather(parameters, gradients)
-            norm = self._norm()
-            if norm != norm or norm == float("inf"):
+            norm = self._parameters.put_gradients()
+            if not math.isfinite(norm):
                 norm, samples = 0.0, self._skip(now)
         self._row = self.balancer.row(now)
         claim, self._in_hand = self._in_hand, None
@@ -307,17 +287,6 @@ class ServedEngine:
         self._shares.drop()
         self._in_hand = None
         self._begin_pass()
-
-    def _norm(self) -> float:
-        """The norm of what is about to be pushed; NaN or infinite where anything in it is."""
-        total = 0.0
-        for shard, layout in zip(self._link.shards, self._layouts, strict=True):
-            total += sum(
-                float(torch.linalg.vector_norm(flat.double() if flat.dtype.itemsize < 4 else flat)) ** 2
-                for flat in layout.flats(shard.gradients)
-                if flat.numel()
-            )
-        return float(total**0.5)
 
     def _skip(self, now: Iteration) -> int:
         if self._served.nonfinite == "refuse":

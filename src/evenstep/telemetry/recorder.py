@@ -59,16 +59,21 @@ class JsonlRecorder:
         self._finish()
 
 
-def read_events(run_dir: Path, *, kinds: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def read_events(
+    run_dir: Path, *, kinds: Collection[str] | None = None, role: Literal["worker", "server"] = "worker"
+) -> Iterator[dict[str, Any]]:
     """All events of a run directory, worker after worker, each worker's in the order in which they happened.
 
-    `kinds`: only events of these kinds; much faster where they are rare.
+    Args:
+        run_dir: The directory.
+        kinds: Only events of these kinds; much faster where they are rare.
+        role: `server`: those of the servers instead, one server after another; none where the run had no servers.
 
     Raises:
-        ConfigError: The folder holds no events, or a line is damaged (a torn last line of a killed worker is not).
+        ConfigError: The folder holds no worker's events, or a line is damaged (a torn last line of a killed one is not).
     """
-    files = sorted(run_dir.glob("worker-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
-    if not files:
+    files = sorted(run_dir.glob(f"{role}-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
+    if not files and role == "worker":
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
     for path in files:
         lines = path.read_text(encoding="utf-8").split("\n")

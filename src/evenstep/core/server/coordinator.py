@@ -143,8 +143,9 @@ class Coordinator:
         self._length = length - length % self._whole if drop_last else length
         self._workers: dict[int, _Worker] = {}
         # Kept beside the workers so that no event looks through all of them.
-        self._running = 0
         self._resting: set[int] = set()
+        self._inside: set[int] = set()
+        """Those who have begun the pass and do not know yet that it is over."""
         self._begins: dict[int, tuple[int, int]] = {}
         self._claims = Claims(0)
         self._slice: dict[int, int] = {}
@@ -186,7 +187,8 @@ class Coordinator:
     def begin(self, worker: int, number: int, epoch: int, now: float, *, ahead: int = 0) -> list[CoordinatorCommand]:
         """A worker begins the pass of that number, or waits until it can; one that is over is answered as such.
 
-        With `ahead` it is given so many claims more than it computes on, to go on with while it is held.
+        With `ahead` it is given so many claims more than it computes on, to go on with while it is held, except where
+        all go in step.
 
         Raises:
             DisagreementError: The others run that pass as another epoch.
@@ -199,7 +201,8 @@ class Coordinator:
                 " call set_epoch alike on all workers"
             )
         commands = self._stop(worker, now)
-        state.ahead = ahead
+        # A slice is shared out whole before the next one is, so whoever goes in step holds no more than one claim.
+        state.ahead = 0 if self._in_step else ahead
         self._begins[worker] = (number, epoch)
         return [*commands, *self._go_on(now)]
 
@@ -264,18 +267,15 @@ class Coordinator:
         state = self._known(worker)
         state.claims = []
         self._resting.discard(worker)
+        self._inside.discard(worker)
         self._begins.pop(worker, None)
         self._slice.pop(worker, None)
         arrived = (each.arrival for each in self._pending.values())
         self._claims.give_back(worker, keep=frozenset(each.claim for each in arrived if each.worker == worker))
         if not state.running:
             return []
-        self._runs(worker, running=False)
+        state.running = False
         return self._carried_out(self.sync.on_leave(worker, now), now)
-
-    def _runs(self, worker: int, *, running: bool) -> None:
-        self._workers[worker].running = running
-        self._running += 1 if running else -1
 
     def _go_on(self, now: float) -> list[CoordinatorCommand]:
         """Answer everyone who waits and need not any more."""
@@ -285,13 +285,14 @@ class Coordinator:
                 if number <= self.number:
                     del self._begins[worker]
                     self._resting.add(worker)
+                    self._inside.add(worker)
         if not self._resting:
             return []
         if self._claims.unclaimed:
             resting = sorted(self._resting)
             self._resting.clear()
             for worker in resting:
-                self._runs(worker, running=True)
+                self._workers[worker].running = True
             return self._carried_out([each for w in resting for each in self.sync.on_join(w, now)], now)
         if not self._claims.over:
             return []
@@ -302,7 +303,7 @@ class Coordinator:
     def _open(self) -> None:
         """Begin a new pass, where nobody is in the present one and, if all go in step, all have come."""
         number, epoch = min(self._begins.values())
-        if number <= self.number or self._running or self._resting:
+        if number <= self.number or self._inside:
             return
         if self._in_step and len(self._begins) < len(self._workers):
             return
@@ -324,7 +325,7 @@ class Coordinator:
             claims = self._take(command.worker, 1 + state.ahead - len(state.claims))
             if not state.claims:
                 # Whoever has nothing to compute holds nobody.
-                self._runs(command.worker, running=False)
+                state.running = False
                 queue.extend(self.sync.on_leave(command.worker, now))
             commands.append(self._answer(command.worker, claims, command))
         return commands
@@ -373,10 +374,13 @@ class Coordinator:
     def _answer(self, worker: int, claims: tuple[Claim, ...], release: Release | None = None) -> Answer:
         state = self._workers[worker]
         state.answered = [*state.answered[-1 - state.ahead :], (self.version, self.samples)]
+        over = not state.claims and self._claims.over
+        if over:
+            self._inside.discard(worker)
         return Answer(
             worker=worker,
             claims=claims,
-            over=not state.claims and self._claims.over,
+            over=over,
             version=self.version,
             release=release,
         )

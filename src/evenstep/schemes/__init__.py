@@ -1,0 +1,22 @@
+"""The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
+
+from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
+from evenstep.schemes.parse import DEFAULT, RECIPES, parse_scheme
+from evenstep.schemes.scheme import Scheme, Served
+from evenstep.schemes.served import asp, dssp, ssp
+
+__all__ = [
+    "DEFAULT",
+    "RECIPES",
+    "Scheme",
+    "Served",
+    "asp",
+    "bsp",
+    "dbs",
+    "dssp",
+    "lb_bsp",
+    "local_sgd",
+    "parse_scheme",
+    "ssp",
+    "static",
+]

@@ -1,0 +1,174 @@
+"""Every recipe with every parameter: its name makes the same scheme again, and its parts work."""
+
+import inspect
+from itertools import product
+
+import pytest
+
+import evenstep
+from evenstep.core.load import PREDICTORS
+from evenstep.core.load.equal import Equal
+from evenstep.core.load.predicted import Predicted
+from evenstep.core.sync import Barrier, Bounded, Dynamic, Unbounded
+from evenstep.schemes import RECIPES, Scheme, parse_scheme
+from evenstep.testing.conformance import check_load_policy
+
+SIZES = [
+    *({}, {"minimum": 2}, {"maximum": 90}, {"multiple": 8}, {"micro_batch": 4}, {"micro_batch": 4, "multiple": 8}),
+    {"minimum": 2, "maximum": 64, "multiple": 2},
+]
+LOADS = [
+    "bsp",
+    "lb-bsp",
+    "dbs",
+    "dbs:minimum=2;maximum=90",
+    "lb-bsp:predictor=ema;minimum=4",
+    "lb-bsp:tuner=pairwise;minimum=4;multiple=2",
+]
+SERVED = [
+    *({"rate": "raw"}, {"clip": 1.5}, {"clip": 1e-5}, {"clip": 2}, {"nonfinite": "refuse"}, {"exchange": "overlapped"}),
+    *({"servers": 3}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "exchange": "overlapped", "servers": 2}),
+    *({"load": load} for load in LOADS),
+    {"load": "lb-bsp:predictor=ema;minimum=4", "servers": 2, "clip": 1.0},
+]
+PARAMETERS = {
+    "bsp": [
+        *({}, {"micro_batch": 4}, {"engine": "server"}, {"engine": "server", "clip": 1.0}),
+        *({"engine": "server", "servers": 2}, {"engine": "server", "servers": 2, "load": "dbs:minimum=2;maximum=90"}),
+        *({"engine": "server", "load": load} for load in LOADS),
+    ],
+    "lb-bsp": [
+        *SIZES,
+        *({"predictor": predictor} for predictor in sorted(PREDICTORS)),
+        *({"times": times} for times in ("affine", "proportional")),
+        *({"tuner": "pairwise", **sizes} for sizes in SIZES),
+        {"exchange": "blocking", "predictor": "ema", "times": "affine"},
+    ],
+    "dbs": [{**weighting, **sizes} for weighting, sizes in product(({}, {"weighting": "mean"}), SIZES)],
+    "local-sgd": [{**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)],
+    "asp": [{}, *SERVED],
+    "ssp": [{}, {"bound": 0}, *({"bound": 5, **served} for served in SERVED)],
+    "dssp": [{}, {"lower": 0, "upper": 0}, *({"lower": 1, "bounded": False, **served} for served in SERVED)],
+}
+CASES = [pytest.param(name, given, id=f"{name}-{given}") for name, table in PARAMETERS.items() for given in table]
+LOADS_OF_SCHEMES = {
+    repr(load): load for name, table in PARAMETERS.items() for load in (RECIPES[name](**given).load for given in table)
+}
+
+STRINGS = [
+    "bsp",
+    "bsp:micro_batch=4",
+    "bsp:engine=server",
+    "bsp:engine=server,load=lb-bsp",
+    "bsp:engine=server,servers=2,load=dbs",
+    "bsp:engine=server,clip=1",
+    "lb-bsp",
+    *(f"lb-bsp:predictor={name}" for name in sorted(PREDICTORS) if name != "change"),
+    "lb-bsp:times=proportional",
+    "lb-bsp:tuner=pairwise",
+    "lb-bsp:exchange=blocking",
+    "lb-bsp:micro_batch=4",
+    "lb-bsp:micro_batch=4,multiple=8",
+    "dbs",
+    "dbs:weighting=mean",
+    "dbs:micro_batch=2,maximum=90",
+    "local-sgd",
+    "local-sgd:period=3,load=lb-bsp",
+    "local-sgd:load=dbs",
+    "local-sgd:load=lb-bsp:predictor=ema;minimum=4",
+    "asp",
+    "asp:rate=raw,clip=0.5,nonfinite=refuse,exchange=overlapped,servers=2",
+    "ssp",
+    "ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4",
+    "ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4,servers=2",
+    "dssp:lower=1,upper=4",
+    "dssp:bounded=false,load=dbs:minimum=2;maximum=90",
+]
+
+
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_the_name_of_a_scheme_makes_an_equal_scheme(name, given):
+    scheme = RECIPES[name](**given)
+    assert scheme.name.partition(":")[0] == name
+    assert parse_scheme(scheme.name) == scheme
+
+
+@pytest.mark.parametrize("load", LOADS_OF_SCHEMES.values(), ids=LOADS_OF_SCHEMES)
+def test_every_scheme_shares_out_the_batch(load):
+    check_load_policy(load.policy)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_the_table_has_every_parameter_of_a_recipe(recipe):
+    name = recipe().name
+    used = {parameter for given in PARAMETERS[name] for parameter in given}
+    assert used == set(inspect.signature(recipe).parameters)
+
+
+@pytest.mark.parametrize("text", STRINGS)
+def test_a_string_in_its_own_order_is_the_name(text):
+    assert parse_scheme(text).name == str(parse_scheme(text)) == text
+
+
+def test_every_recipe_is_public_and_named_by_itself():
+    for name, recipe in RECIPES.items():
+        assert getattr(evenstep, name.replace("-", "_")) is recipe
+        assert recipe().name == name
+
+
+def test_every_recipe_says_paper_parts_and_when():
+    for recipe in RECIPES.values():
+        for said in ("Source:", "Parts:", "When to use it:", "When not:", "Args:"):
+            assert said in " ".join(recipe.__doc__.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("LB_BSP", "lb-bsp"),
+        (" ssp : bound = 5 , servers=2 ", "ssp:bound=5,servers=2"),
+        ("ssp:bound=3", "ssp"),
+        ("ssp:load=bsp", "ssp"),
+        ("ssp:load=lb-bsp:minimum=4;predictor=ema,bound=5", "ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4"),
+        ("local-sgd:load=LB_BSP", "local-sgd:load=lb-bsp"),
+        ("dssp:bounded=False,clip=1", "dssp:bounded=false,clip=1"),
+    ],
+)
+def test_what_means_the_same_has_one_name(text, means):
+    assert parse_scheme(text) == parse_scheme(means)
+    assert parse_scheme(text).name == means
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sync"),
+    [
+        (evenstep.bsp(engine="server"), Barrier()),
+        (evenstep.asp(), Unbounded()),
+        (evenstep.ssp(bound=5), Bounded(bound=5)),
+        (evenstep.dssp(lower=2, upper=7, bounded=False), Dynamic(lower=2, upper=7, bounded=False)),
+    ],
+    ids=str,
+)
+def test_how_far_ahead_workers_of_a_served_scheme_may_run(scheme, sync):
+    assert scheme.sync == sync
+    assert scheme.served == evenstep.Served()
+    assert scheme.load == Equal()
+
+
+def test_a_barrier_on_servers_takes_the_sizes_of_another_scheme():
+    scheme = parse_scheme("bsp:engine=server,load=lb-bsp")
+    assert scheme.sync == Barrier()
+    assert scheme.served is not None
+    assert scheme.load == evenstep.lb_bsp().load == Predicted(predictor="change", times="affine")
+
+
+def test_a_scheme_in_another_is_a_string_or_what_a_recipe_made():
+    made = evenstep.ssp(bound=5, load=evenstep.lb_bsp(predictor="ema", minimum=4))
+    assert made == evenstep.ssp(bound=5, load="lb-bsp:predictor=ema,minimum=4")
+    assert made == parse_scheme("ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4")
+    assert made.load == evenstep.lb_bsp(predictor="ema", minimum=4).load
+    assert evenstep.local_sgd(period=2, load=evenstep.lb_bsp()) == parse_scheme("local-sgd:period=2,load=lb-bsp")
+
+
+def test_a_scheme_without_servers_is_behind_a_barrier_by_default():
+    assert Scheme(name="mine", load=Equal()).sync == Barrier()

@@ -1,0 +1,120 @@
+"""What does not go together is refused in one sentence that says why."""
+
+import pytest
+
+import evenstep
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.equal import Equal
+from evenstep.core.sync import Bounded
+from evenstep.schemes import Scheme, Served, parse_scheme, static
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lb-bsp:tuner=pairwise,predictor=ema", "the pairwise tuner predicts nothing"),
+        ("lb-bsp:tuner=pairs", "tuner cannot be 'pairs': use solver or pairwise"),
+        ("lb-bsp:exchange=none", "exchange cannot be 'none': use overlapped or blocking"),
+        ("dbs:weighting=median", "weighting cannot be 'median': use samples or mean"),
+        ("lb-bsp:micro_batch=4,multiple=6", "cannot be cut into micro-batches of 4"),
+        ("bsp:micro_batch=0", "a micro-batch of 0 samples is not possible"),
+        ("lb-bsp:micro_batch=0", "a micro-batch of 0 samples is not possible"),
+        ("local-sgd:period=0", "a period of 0 iterations is not possible"),
+        ("local-sgd:load=local-sgd", "takes only the sizes of 'local-sgd'"),
+        ("local-sgd:load=ssp", "local_sgd takes only the sizes of 'ssp'"),
+        ("bsp:servers=2", "bsp has no servers to give servers, clip or load to"),
+        ("bsp:clip=1", "bsp has no servers to give servers, clip or load to"),
+        ("bsp:load=lb-bsp", "bsp has no servers to give servers, clip or load to"),
+        ("bsp:engine=servers", "engine cannot be 'servers': use collective or server"),
+        ("bsp:engine=server,micro_batch=4", "take a push from every batch and its speed with it: leave out period"),
+        ("bsp:engine=server,clip=1,servers=2", "no server sees the whole of a sum of several workers' gradients"),
+        ("asp:rate=fast", "rate cannot be 'fast': use share or raw"),
+        ("asp:nonfinite=keep", "nonfinite cannot be 'keep': use skip or refuse"),
+        ("asp:exchange=none", "exchange cannot be 'none': use blocking or overlapped"),
+        ("asp:servers=0", "0 servers cannot hold the parameters"),
+        ("ssp:servers=-1", "-1 servers cannot hold the parameters"),
+        ("asp:clip=0", "cannot be clipped to 0.0"),
+        ("asp:clip=nan", "cannot be clipped to nan"),
+        ("asp:clip=inf", "cannot be clipped to inf"),
+        ("ssp:bound=-1", "cannot be bounded to a lead of -1"),
+        ("dssp:lower=-1", "cannot be bounded to a lead of -1"),
+        ("dssp:lower=4,upper=3", "leads cannot be from 4 to 3"),
+        ("ssp:load=ssp", "ssp takes only the sizes of 'ssp'"),
+        ("ssp:load=bsp:engine=server", "ssp takes only the sizes of 'bsp:engine=server'"),
+        ("ssp:load=dbs:weighting=mean", "ssp takes only the sizes of 'dbs:weighting=mean'"),
+        ("ssp:load=lb-bsp:exchange=blocking;minimum=2", "ssp takes only the sizes of 'lb-bsp:exchange=blocking"),
+        ("ssp:load=bsp:micro_batch=4", "ssp takes only the sizes of 'bsp:micro_batch=4'"),
+    ],
+)
+def test_parameters_that_do_not_go_together_say_so(text, says):
+    with pytest.raises(ConfigError) as caught:
+        parse_scheme(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sssp", "there is no scheme 'sssp': did you mean 'ssp'?"),
+        ("", "there is no scheme ''"),
+        ("dbs:predictor=ema", "the scheme 'dbs' has no parameter 'predictor'"),
+        ("ssp:bond=3", "the scheme 'ssp' has no parameter 'bond': did you mean 'bound'?"),
+        ("ssp:bound", "the parameter 'bound' of 'ssp:bound' has no value: write bound=..."),
+        ("ssp:bound=", "the parameter 'bound' of 'ssp:bound=' has no value"),
+        ("ssp:bound=3,bound=4", "the parameter 'bound' stands twice"),
+        ("ssp:bound=three", "bound of the scheme 'ssp' takes a whole number, not 'three'"),
+        ("ssp:bound=2.5", "bound of the scheme 'ssp' takes a whole number, not '2.5'"),
+        ("asp:clip=much", "clip of the scheme 'asp' takes a number, not 'much'"),
+        ("dssp:bounded=0", "bounded of the scheme 'dssp' is true or false, not '0'"),
+        ("asp:period=2", "the scheme 'asp' has no parameter 'period'"),
+        ("ssp:micro_batch=4", "the scheme 'ssp' has no parameter 'micro_batch'"),
+        ("ssp:load=lbbsp", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ("ssp:load=lb-bsp:minimum=few", "minimum of the scheme 'lb-bsp' takes a whole number"),
+        ("ssp:load=lb-bsp:predictor=ema,minimum=4", "the scheme 'ssp' has no parameter 'minimum'"),
+    ],
+)
+def test_a_string_that_cannot_be_read_says_what_to_write(text, says):
+    with pytest.raises(ConfigError) as caught:
+        parse_scheme(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def scheme(**parts):
+    return Scheme(**{"name": "mine", "load": Equal(), **parts})
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: evenstep.local_sgd(load=evenstep.dbs(weighting="mean")), "takes only the sizes of"),
+        (lambda: evenstep.local_sgd(load=evenstep.bsp(micro_batch=2)), "takes only the sizes of"),
+        (lambda: evenstep.ssp(load=static([3, 5])), "'static:3/5' is no name that makes these"),
+        (lambda: evenstep.ssp(load=scheme(name="lb-bsp")), "'lb-bsp' is no name that makes these"),
+        (lambda: evenstep.asp(load=scheme()), "'mine' is no name that makes these"),
+        (lambda: scheme(load=Equal(multiple=2), period=2, micro_batch=2), "leave out micro_batch"),
+        (lambda: scheme(period=2, exchange="blocking"), "leave out exchange"),
+        (lambda: scheme(weighting="median"), "weighting cannot be 'median'"),
+        (lambda: scheme(sync=Bounded(bound=1)), "need parameter servers: give served=Served()"),
+        (
+            lambda: scheme(served=Served(exchange="overlapped")),
+            "a barrier leaves nothing to compute on while it is waited for",
+        ),
+        (lambda: scheme(served=Served(clip=1, servers=2)), "clip with one server, or without a barrier"),
+        (lambda: scheme(served=Served(), period=2), "leave out period, micro_batch and the exchange of speeds"),
+        (lambda: scheme(served=Served(), micro_batch=1), "leave out period, micro_batch and the exchange of speeds"),
+        (lambda: scheme(served=Served(), exchange="blocking"), "leave out period, micro_batch and the exchange"),
+        (lambda: scheme(served=Served(), weighting="mean"), "weigh by samples: leave out weighting"),
+    ],
+)
+def test_nor_do_parts_in_python(make, says):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_clip_and_overlap_go_together_where_workers_go_their_own_ways():
+    served = Served(clip=1, servers=2, exchange="overlapped")
+    assert scheme(sync=Bounded(bound=1), served=served).served == served

@@ -1,0 +1,98 @@
+"""Runs a function in several real workers of a run on parameter servers, whose processes are started as the workers are.
+
+The servers run the server program itself; forked like the workers, so that one starts in tens of milliseconds.
+"""
+
+import json
+import os
+import secrets
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from support.processes import CONTEXT, run_workers
+
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.server.process import SECRET_VARIABLE
+
+LIMIT_SECONDS = 30.0
+
+
+def run_served(function, workers, *arguments, run_dir, servers=1, network=False, limit_seconds=50.0, **settings):
+    """Every worker's outcome of `function(*arguments)`; the servers end with the last worker.
+
+    `network`: over TCP only, as between hosts. `settings` are the server program's, such as `heartbeat_seconds`.
+    """
+    settings = {"snapshots": str(run_dir / "snapshots"), "count": servers, "workers": workers, **settings}
+    with serving(settings, servers) as (addresses, secret):
+        return run_workers(
+            function,
+            workers,
+            *arguments,
+            limit_seconds=limit_seconds,
+            environment=environment(addresses, secret, run_dir, network=network),
+        )
+
+
+def environment(addresses, secret, run_dir, *, network=False):
+    """What the launcher would tell the workers."""
+    if network:
+        addresses = [[each for each in shard if each.startswith("tcp:")] for shard in addresses]
+    launched = LaunchSettings(servers=tuple(map(tuple, addresses)), run_dir=str(run_dir))
+    return {**launched.to_environment(), SECRET_VARIABLE: secret}
+
+
+@contextmanager
+def serving(settings, servers):
+    """The addresses of forked servers, and their secret."""
+    secret = secrets.token_hex(32)
+    with ExitStack() as stack:
+        others = [stack.enter_context(forked({**settings, "index": i}, secret)) for i in range(1, servers)]
+        first = stack.enter_context(forked({**settings, "index": 0, "shards": others}, secret))
+        yield [first, *others], secret
+
+
+@contextmanager
+def forked(settings, secret):
+    """The addresses of one forked server."""
+    end, remote = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_serve, args=(settings, secret, remote))
+    process.start()
+    remote.close()
+    try:
+        with os.fdopen(os.dup(end.fileno()), "rb") as said:
+            yield json.loads(said.readline())["addresses"]
+        end.close()
+        process.join(LIMIT_SECONDS)
+        assert process.exitcode == 0, f"server {settings['index']} ended with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(settings, secret, end):
+    from evenstep.runtime.server import program
+
+    os.environ[SECRET_VARIABLE] = secret
+    os.dup2(end.fileno(), 1)
+    sys.stdin = os.fdopen(os.dup(end.fileno()), "rb")
+    end.close()
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    code = program.main([json.dumps(settings)])
+    # As a process that was started on its own would: threads that wait for peers are left where they are.
+    os._exit(code)
+
+
+def server_events(run_dir, kind=None):
+    """What shard 0 has written down."""
+    lines = Path(run_dir, "server-0.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    return [event for event in events if kind in (None, event["event"])]
+
+
+def leaves(run_dir):
+    """Worker -> why it left, in the order in which it did."""
+    found = {}
+    for event in server_events(run_dir, "leave"):
+        found.setdefault(event["worker"], []).append(event["why"])
+    return found
