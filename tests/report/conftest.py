@@ -1,4 +1,7 @@
+import io
+
 import pytest
+from rich.console import Console
 
 ITERATIONS = 12
 PER_EPOCH = 6
@@ -37,3 +40,15 @@ def events_of():
                 }
 
     return events
+
+
+@pytest.fixture
+def text_of():
+    """What a terminal of 100 columns shows of something."""
+
+    def text(renderable):
+        console = Console(width=100, file=io.StringIO())
+        console.print(renderable)
+        return console.file.getvalue()
+
+    return text

@@ -10,7 +10,7 @@ from evenstep.report.summary import RunSummary
 
 _ROWS: tuple[tuple[str, Callable[[RunSummary], str]], ...] = (
     ("samples/s", lambda run: f"{run.samples_per_second:,.0f}"),
-    ("average iteration", lambda run: f"{run.iteration_seconds * 1000:.0f} ms"),
+    ("average iteration", lambda run: _average_iteration(run)),
     ("waiting share per worker", lambda run: _each(f"{each.waiting_share:.0%}" for each in run.workers)),
     ("final batch sizes", lambda run: _each(str(each.last_batch_size) for each in run.workers)),
 )
@@ -53,6 +53,13 @@ def comparison_table(
         speed_ups = (run.samples_per_second / runs[0].samples_per_second for run in runs)
         table.add_row("speed-up", *(f"[bold]{speed_up:.2f}x[/bold]" for speed_up in speed_ups))
     return table
+
+
+def _average_iteration(run: RunSummary) -> str:
+    """Behind a barrier all workers have the same; on servers each has its own."""
+    if run.served is None:
+        return f"{run.iteration_seconds * 1000:.0f} ms"
+    return _each(f"{each.iteration_seconds * 1000:.0f}" for each in run.workers) + " ms"
 
 
 def _each(values: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+import numpy as np
 import torch
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError, WorkerLostError
@@ -50,7 +51,8 @@ class Shard:
             self.segment = None
         if message.files:
             self.segment = Segment.open(message.files[0], 2 * nbytes)
-            both = torch.frombuffer(self.segment.view, dtype=torch.uint8)
+            # Not torch.frombuffer, which does not keep the mapping: parameters still live in it when it is closed.
+            both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         else:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)
         self.gradients, self.weights = both[:nbytes], both[nbytes:]

@@ -179,6 +179,8 @@ class ServedEngine:
     def _begin_pass(self) -> None:
         """Ask for the first claims; a pass that the others have finished is over at once."""
         while True:
+            # Before weights come: in a new place, the message of weights first gets those that the worker has.
+            self._parameters.view()
             try:
                 self._heed(self._link.ask("begin", number=self._pass, epoch=self._epoch, ahead=self._ahead))
                 return
@@ -191,7 +193,6 @@ class ServedEngine:
         """Take in an answer: weights, sizes and claims."""
         if answer.get("initialise"):
             raise _Uninitialised
-        self._parameters.view()
         if answer.get("weights"):
             self._parameters.take_weights()
         self._computed_on = int(cast("int", answer["version"]))

@@ -83,7 +83,10 @@ class ServedParameters:
                 sent: Sequence[torch.Tensor] = views
             else:
                 sent = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            norms = torch._foreach_norm([each for each in sent if each.numel()], 2, dtype=torch.float32)
+            # No narrower than the gradients, and wide enough for those in half precision.
+            wide = max((each.dtype for each in sent), key=lambda each: each.itemsize, default=torch.float32)
+            dtype = wide if wide.itemsize > torch.float32.itemsize else torch.float32
+            norms = torch._foreach_norm([each for each in sent if each.numel()], 2, dtype=dtype)
             total += float(torch.stack(list(norms)).double().square().sum())
         return float(total**0.5)
 

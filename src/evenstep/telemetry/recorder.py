@@ -70,7 +70,7 @@ def read_events(
         role: `server`: those of the servers instead, one server after another; none where the run had no servers.
 
     Raises:
-        ConfigError: The folder holds no worker's events, or a line is damaged (a torn last line of a killed one is not).
+        ConfigError: The folder holds no worker's events, or a line is damaged (a last line torn by a kill is not).
     """
     files = sorted(run_dir.glob(f"{role}-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
     if not files and role == "worker":

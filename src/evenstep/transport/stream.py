@@ -89,6 +89,10 @@ class StreamConnection:
             f"the buffers have {room} bytes, but {unread} bytes of payload wait: give room for exactly those"
         )
 
+    def fileno(self) -> int:
+        """The socket's descriptor: readable when `receive` will not wait for a message to begin."""
+        return self._wire.fileno()
+
     def close(self) -> None:
         self._closed = True
         self._wire.shut()

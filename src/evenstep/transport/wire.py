@@ -39,6 +39,9 @@ class Wire(Protocol):
     def write(self, buffers: Sequence[memoryview], files: Sequence[int]) -> int:
         """Write at least one byte of the buffers, one after another, and how many; files go with the first byte."""
 
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait on several of them at once."""
+
     def shut(self) -> None:
         """End the stream for both sides and wake whoever reads or writes; the descriptor stays."""
 
@@ -88,6 +91,9 @@ class SocketWire:
         if files:
             return self._socket.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         return self._socket.sendmsg(buffers)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def shut(self) -> None:
         shut(self._socket)
@@ -139,6 +145,9 @@ class TlsWire:
             except ssl.SSLWantWriteError:
                 # What was begun must be repeated with the same bytes.
                 _await(self._writable, self._patience)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def shut(self) -> None:
         shut(self._socket)

@@ -1,6 +1,7 @@
 """The exactly-once ledger of an epoch that workers share without a barrier: who computes on what, and what is done."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -35,51 +36,49 @@ class Claims:
     """Hands out the positions 0 to `length` - 1 of an epoch; each is finished exactly once.
 
     A claim is open until it is finished (committed) or given back (its worker left, or left the loop); what was given
-    back is handed out again before anything new.
+    back is handed out again before anything new. No method looks at all that is open.
+
+    Attributes:
+        length: How many positions the epoch has.
+        unclaimed: How many of them can be claimed now.
+        finished: How many are done with.
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.unclaimed = length
+        self.finished = 0
         self._next = 0
         self._returned: deque[Range] = deque()
-        self._open: dict[int, dict[int, Claim]] = {}
+        self._open: dict[tuple[int, int], Claim] = {}
+        """By worker and number."""
         self._number = 0
-        self._finished = 0
-
-    @property
-    def unclaimed(self) -> int:
-        """How many positions can be claimed now."""
-        return self.length - self._next + sum(stop - start for start, stop in self._returned)
-
-    @property
-    def finished(self) -> int:
-        """How many positions are done with."""
-        return self._finished
 
     @property
     def over(self) -> bool:
         """Whether every position is finished."""
-        return self._finished == self.length
+        return self.finished == self.length
 
     def take(self, worker: int, size: int) -> Claim | None:
         """Claim up to `size` positions; None where none is left to claim."""
         ranges: list[Range] = []
-        while size > 0 and self._returned:
+        wanted = size = min(size, self.unclaimed)
+        while wanted and self._returned:
             start, stop = self._returned.popleft()
-            cut = min(stop, start + size)
+            cut = min(stop, start + wanted)
             if cut < stop:
                 self._returned.appendleft((cut, stop))
-            ranges.append((start, cut))
-            size -= cut - start
-        cut = min(self.length, self._next + size)
-        if cut > self._next:
-            ranges.append((self._next, cut))
-            self._next = cut
+            _append(ranges, (start, cut))
+            wanted -= cut - start
+        if wanted:
+            _append(ranges, (self._next, self._next + wanted))
+            self._next += wanted
         if not ranges:
             return None
         claim = Claim(number=self._number, ranges=tuple(ranges))
         self._number += 1
-        self._open.setdefault(worker, {})[claim.number] = claim
+        self._open[worker, claim.number] = claim
+        self.unclaimed -= size
         return claim
 
     def finish(self, worker: int, number: int) -> None:
@@ -88,35 +87,48 @@ class Claims:
         Raises:
             ProtocolError: The worker holds no such claim.
         """
-        claim = self._open.get(worker, {}).pop(number, None)
+        self.finished += self._close(worker, number).samples
+
+    def give_back(self, worker: int, numbers: Iterable[int]) -> None:
+        """Return these open claims of the worker's.
+
+        Raises:
+            ProtocolError: The worker holds no such claim.
+        """
+        for number in numbers:
+            claim = self._close(worker, number)
+            self._returned.extend(claim.ranges)
+            self.unclaimed += claim.samples
+
+    def _close(self, worker: int, number: int) -> Claim:
+        claim = self._open.pop((worker, number), None)
         if claim is None:
-            raise ProtocolError(f"worker {worker} finished the claim {number}, which it does not hold")
-        self._finished += claim.samples
-
-    def holds(self, worker: int, number: int) -> bool:
-        """Whether this claim is open and the worker's."""
-        return number in self._open.get(worker, {})
-
-    def give_back(self, worker: int, *, keep: frozenset[int] = frozenset()) -> int:
-        """Return the worker's open claims, except those of these numbers; how many positions came back."""
-        claims = self._open.pop(worker, {})
-        kept = {number: claim for number, claim in claims.items() if number in keep}
-        if kept:
-            self._open[worker] = kept
-        returned = [claim for number, claim in claims.items() if number not in keep]
-        self._returned.extend(piece for claim in returned for piece in claim.ranges)
-        return sum(claim.samples for claim in returned)
+            raise ProtocolError(f"worker {worker} is done with the claim {number}, which it does not hold")
+        return claim
 
     def state_dict(self) -> State:
         """What is not finished; open claims count as given back, since nobody will hold them after a restart."""
-        opened = [claim for claims in self._open.values() for claim in claims.values()]
-        pieces = [*self._returned, *(piece for claim in opened for piece in claim.ranges)]
-        return {"length": self.length, "next": self._next, "returned": [list(piece) for piece in sorted(pieces)]}
+        pieces = [*self._returned, *(piece for claim in self._open.values() for piece in claim.ranges)]
+        return {
+            "length": self.length,
+            "next": self._next,
+            "number": self._number,
+            "returned": [list(piece) for piece in sorted(pieces)],
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Go on where the given state was taken."""
         self.length = cast("int", state["length"])
         self._next = cast("int", state["next"])
+        self._number = cast("int", state["number"])
         self._returned = deque((start, stop) for start, stop in cast("Any", state["returned"]))
         self._open = {}
-        self._finished = self.length - self.unclaimed
+        self.unclaimed = self.length - self._next + sum(stop - start for start, stop in self._returned)
+        self.finished = self.length - self.unclaimed
+
+
+def _append(ranges: list[Range], piece: Range) -> None:
+    """Add the piece, as one with the last where it goes on there, so that pieces do not become ever smaller."""
+    if ranges and ranges[-1][1] == piece[0]:
+        piece = (ranges.pop()[0], piece[1])
+    ranges.append(piece)

@@ -1,14 +1,7 @@
 """What parameter servers decide: one coordinator over *how far ahead*, the samples, the sizes and the epochs."""
 
-from evenstep.core.server.coordinator import (
-    Answer,
-    Arrival,
-    Coordinator,
-    CoordinatorCommand,
-    Discard,
-    PushKey,
-    Update,
-)
+from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
+from evenstep.core.server.coordinator import Coordinator
 from evenstep.core.server.heartbeats import Heartbeats
 from evenstep.core.server.sizes import Sizes
 

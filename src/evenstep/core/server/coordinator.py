@@ -1,111 +1,53 @@
 """What the servers do next: joins the policy of *how far ahead* with the samples, the sizes and the epochs.
 
 Events in, commands out; whoever drives it (the server process, the simulator) carries the commands out in their order
-before the next event. It knows workers by rank and nothing of processes, connections or tensors.
+before the next event. It knows workers by rank and nothing of processes, connections or tensors. No event looks at all
+workers, but for those that concern them all: a pass that begins or ends, a whole barrier.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast, final
+from typing import cast, final
 
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.load.base import Load
 from evenstep.core.samples.claims import Claim, Claims
+from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, Update
 from evenstep.core.server.sizes import Sizes
 from evenstep.core.sync.base import Command, Commit, Push, Release, Sync
 from evenstep.core.values import Problem, State
-
-PushKey: TypeAlias = tuple[int, int, int]
-"""Names a push for ever: worker, incarnation, sequence."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A worker's push, staged whole.
-
-    `claim` is what it was computed on, on the weights of `version`; `row` is its row of `Reports`. `samples` is 0 where
-    nothing of it is to be committed (a skipped step); the claim is then done with all the same.
-    """
-
-    key: PushKey
-    claim: int
-    version: int
-    samples: int
-    units: int
-    row: tuple[int, ...]
-
-    @property
-    def worker(self) -> int:
-        """Whose it is."""
-        return self.key[0]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """Fold these staged pushes into the parameters, as one commit.
-
-    `pushes` has what each counts, summing to 1. `share` is the part of a global batch that the commit stands for;
-    `staleness` is the most versions that any of the pushes had missed, and `behind` the same in global batches.
-    `version` is the parameters' version afterwards.
-    """
-
-    pushes: tuple[tuple[PushKey, float], ...]
-    share: float
-    staleness: int
-    behind: float
-    version: int
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discard:
-    """Forget this staged push: it was empty."""
-
-    key: PushKey
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Answer this worker, with the weights as they are now.
-
-    `claims` are what to compute on next, one after another, beside what it holds. None: nothing is left for it, and
-    `over` says whether the pass has ended, or whether it may ask again, with empty hands, and wait. `release` tells how
-    long it was held, where it was.
-    """
-
-    worker: int
-    claims: tuple[Claim, ...]
-    over: bool
-    version: int
-    release: Release | None = None
-
-
-CoordinatorCommand: TypeAlias = Update | Discard | Answer
 
 
 @dataclass(slots=True)
 class _Worker:
     """One that is here.
 
+    begun: the pass that it is in or waits for; None once it knows that it is over, or has left its loop.
     running: the sync policy has it, computing or held. ahead: how many claims it wants beside the one in hand.
     claims: what it holds, the first one in hand. answered: versions and samples committed when it was answered, the
     latest last; it computes on no others.
     """
 
+    iteration: int
+    begun: int | None = None
     running: bool = False
     ahead: int = 0
     claims: list[int] = field(default_factory=list)
-    iteration: int = 0
     answered: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """Those who wait for a pass to begin."""
+
+    epoch: int
+    workers: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A push that has arrived and is not committed: whose weights it was computed on."""
+    """A push that has arrived and is not committed; `samples` had been committed on the weights it was computed on."""
 
     arrival: Arrival
     samples: int
@@ -117,11 +59,16 @@ class Coordinator:
 
     A *pass* is one loop over the prepared loader, counted from 0; its `epoch` is the number that the script gave it,
     on which the order of its samples depends. All workers share the samples of a pass, and it ends for all together.
+    A worker that has begun the pass is *running* where the sync policy has it, *resting* where it waits for samples
+    that others may give back, or about to rest.
+
+    Where all go in step, nothing begins before each worker of the problem has begun or has left: the samples of an
+    iteration are one slice of the epoch, which all share.
 
     Args:
         sync: How far ahead workers may run.
         load: How much each computes.
-        problem: What the sizes must satisfy, by rank.
+        problem: What the sizes must satisfy, by rank; everybody's minimum is at least 1.
         length: Positions in an epoch.
         drop_last: Leave out what does not fill a last global batch.
 
@@ -141,16 +88,16 @@ class Coordinator:
         self._in_step = sync.in_step
         self._whole = problem.global_batch_size
         self._length = length - length % self._whole if drop_last else length
-        self._workers: dict[int, _Worker] = {}
-        # Kept beside the workers so that no event looks through all of them.
-        self._resting: set[int] = set()
-        self._inside: set[int] = set()
-        """Those who have begun the pass and do not know yet that it is over."""
-        self._begins: dict[int, tuple[int, int]] = {}
         self._claims = Claims(0)
-        self._slice: dict[int, int] = {}
+        self._workers: dict[int, _Worker] = {}
         self._iterations: dict[int, int] = {}
+        """Of those who have left."""
         self._pending: dict[tuple[int, int], _Pending] = {}
+        # Where the workers are, kept beside them so that no event looks through all of them.
+        self._awaited = set(range(problem.workers))
+        self._gatherings: dict[int, _Gathering] = {}
+        self._inside = 0
+        self._resting: OrderedDict[int, None] = OrderedDict()
 
     @property
     def finished(self) -> int:
@@ -172,14 +119,24 @@ class Coordinator:
         """
         if worker in self._workers:
             raise ProtocolError(f"worker {worker} joined although it is here")
-        self._workers[worker] = _Worker(iteration=self._iterations.get(worker, 0))
-        self.sizes.set_members(tuple(sorted(self._workers)))
+        self._workers[worker] = _Worker(iteration=self._iterations.pop(worker, 0))
+        self.sizes.join(worker)
 
     def leave(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """A worker is gone, dead or done: its open claims go back, and nobody waits for it."""
-        commands = self._stop(worker, now)
+        """A worker is gone, dead or done, or never came: its open claims go back, and nobody waits for it.
+
+        Raises:
+            ProtocolError: It has not joined, and nobody waits for it.
+        """
+        if worker in self._awaited and worker not in self._workers:
+            self._awaited.discard(worker)
+            return self._go_on(now)
+        self._known(worker)
+        self._awaited.discard(worker)
+        running = self._take_out(worker)
         self._iterations[worker] = self._workers.pop(worker).iteration
-        self.sizes.set_members(tuple(sorted(self._workers)))
+        self.sizes.leave(worker)
+        commands = self._carried_out(self.sync.on_leave(worker, now), now) if running else []
         return [*commands, *self._go_on(now)]
 
     # A pass.
@@ -187,40 +144,53 @@ class Coordinator:
     def begin(self, worker: int, number: int, epoch: int, now: float, *, ahead: int = 0) -> list[CoordinatorCommand]:
         """A worker begins the pass of that number, or waits until it can; one that is over is answered as such.
 
-        With `ahead` it is given so many claims more than it computes on, to go on with while it is held, except where
-        all go in step.
+        With `ahead` it is given so many claims more than it computes on, to go on with while it is held.
 
         Raises:
+            ProtocolError: The worker is not known.
             DisagreementError: The others run that pass as another epoch.
         """
         state = self._known(worker)
-        begun = {self.number: self.epoch, **dict(self._begins.values())}
-        if begun.get(number, epoch) != epoch:
-            raise DisagreementError(
-                f"worker {worker} runs its loop {number} as epoch {epoch} where the others run epoch {begun[number]}:"
-                " call set_epoch alike on all workers"
-            )
-        commands = self._stop(worker, now)
-        # A slice is shared out whole before the next one is, so whoever goes in step holds no more than one claim.
-        state.ahead = 0 if self._in_step else ahead
-        self._begins[worker] = (number, epoch)
+        self._check_epoch(worker, number, epoch)
+        commands = self._stopped(worker, now)
+        self._awaited.discard(worker)
+        state.ahead = ahead
+        if number < self.number:
+            commands.append(self._answer(worker, over=True))
+            return [*commands, *self._go_on(now)]
+        state.begun = number
+        if number == self.number:
+            self._inside += 1
+            self._resting[worker] = None
+        else:
+            self._gatherings.setdefault(number, _Gathering(epoch)).workers.add(worker)
         return [*commands, *self._go_on(now)]
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
         """A running worker's gradients are staged on every shard.
 
         Raises:
-            ProtocolError: The worker does not run, or on another claim.
+            ProtocolError: The worker does not run, or on another claim, or on weights that it was not given last.
         """
         worker = arrival.worker
         state = self._known(worker)
-        if not state.running or state.claims[:1] != [arrival.claim]:
+        if state.claims[:1] != [arrival.claim]:
             raise ProtocolError(f"worker {worker} pushed the claim {arrival.claim}, but holds {state.claims}")
         seen = dict(state.answered)
         if arrival.version not in seen:
             raise ProtocolError(f"worker {worker} pushed on version {arrival.version}, but was given {sorted(seen)}")
-        state.claims.pop(0)
+        push = Push(
+            worker=worker,
+            iteration=state.iteration + 1,
+            samples=arrival.samples,
+            units=arrival.units,
+            share=arrival.samples / self._whole,
+            version=arrival.version,
+        )
+        # First of all, since it refuses a push by a worker that it holds.
+        decided = self.sync.on_push(push, now)
         state.iteration += 1
+        state.claims.pop(0)
         self.sizes.observe(worker, list(arrival.row))
         commands: list[CoordinatorCommand] = []
         if arrival.samples:
@@ -228,32 +198,30 @@ class Coordinator:
         else:
             commands.append(Discard(key=arrival.key))
             self._claims.finish(worker, arrival.claim)
-        push = Push(
-            worker=worker,
-            iteration=state.iteration,
-            samples=arrival.samples,
-            units=arrival.units,
-            share=arrival.samples / self._whole,
-            version=arrival.version,
-        )
-        commands += self._carried_out(self.sync.on_push(push, now), now)
-        return [*commands, *self._go_on(now)]
+        return [*commands, *self._carried_out(decided, now), *self._go_on(now)]
 
     def rest(self, worker: int, now: float) -> list[CoordinatorCommand]:
         """A worker for which nothing was left asks for more, and waits for it or for the end of the pass.
 
         Raises:
-            ProtocolError: The worker is not known, or computes.
+            ProtocolError: The worker is not known, or is not in the pass, or runs.
         """
         state = self._known(worker)
+        if state.begun is None or state.begun != self.number:
+            raise ProtocolError(f"worker {worker} asked for more samples, but is not in the pass {self.number}")
         if state.running:
-            raise ProtocolError(f"worker {worker} asked for more samples while it holds the claims {state.claims}")
-        self._resting.add(worker)
+            raise ProtocolError(f"worker {worker} asked for more samples while it runs, with the claims {state.claims}")
+        self._resting[worker] = None
         return self._go_on(now)
 
     def stop(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """A worker has left its loop before the end: what it claimed and did not push goes back."""
-        return [*self._stop(worker, now), *self._go_on(now)]
+        """A worker has left its loop before the end: what it claimed and did not push goes back.
+
+        Raises:
+            ProtocolError: The worker is not known.
+        """
+        self._known(worker)
+        return [*self._stopped(worker, now), *self._go_on(now)]
 
     # In between.
 
@@ -262,72 +230,98 @@ class Coordinator:
             raise ProtocolError(f"worker {worker} has not joined, or was given up for dead")
         return self._workers[worker]
 
-    def _stop(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """Take the worker out of the pass; a push of its that has arrived is still committed."""
-        state = self._known(worker)
+    def _check_epoch(self, worker: int, number: int, epoch: int) -> None:
+        gathering = self._gatherings.get(number)
+        theirs = self.epoch if number == self.number else gathering.epoch if gathering is not None else epoch
+        if theirs != epoch:
+            raise DisagreementError(
+                f"worker {worker} runs its loop {number} as epoch {epoch} where the others run epoch {theirs}:"
+                " call set_epoch alike on all workers"
+            )
+
+    def _stopped(self, worker: int, now: float) -> list[CoordinatorCommand]:
+        return self._carried_out(self.sync.on_leave(worker, now), now) if self._take_out(worker) else []
+
+    def _take_out(self, worker: int) -> bool:
+        """Take the worker out of its pass, but for a push that has arrived; whether the sync policy still has it."""
+        state = self._workers[worker]
+        if state.begun == self.number:
+            self._inside -= 1
+        elif state.begun is not None:
+            gathering = self._gatherings[state.begun]
+            gathering.workers.discard(worker)
+            if not gathering.workers:
+                del self._gatherings[state.begun]
+        state.begun = None
+        self._resting.pop(worker, None)
+        self._claims.give_back(worker, state.claims)
         state.claims = []
-        self._resting.discard(worker)
-        self._inside.discard(worker)
-        self._begins.pop(worker, None)
-        self._slice.pop(worker, None)
-        arrived = (each.arrival for each in self._pending.values())
-        self._claims.give_back(worker, keep=frozenset(each.claim for each in arrived if each.worker == worker))
-        if not state.running:
-            return []
-        state.running = False
-        return self._carried_out(self.sync.on_leave(worker, now), now)
+        running, state.running = state.running, False
+        return running
 
     def _go_on(self, now: float) -> list[CoordinatorCommand]:
         """Answer everyone who waits and need not any more."""
-        if self._begins:
-            self._open()
-            for worker, (number, _) in list(self._begins.items()):
-                if number <= self.number:
-                    del self._begins[worker]
-                    self._resting.add(worker)
-                    self._inside.add(worker)
-        if not self._resting:
-            return []
-        if self._claims.unclaimed:
-            resting = sorted(self._resting)
-            self._resting.clear()
-            for worker in resting:
+        commands = self._serve_resting(now)
+        while self._open():
+            commands += self._serve_resting(now)
+        return commands
+
+    @property
+    def _may_run(self) -> bool:
+        return not (self._in_step and self._awaited)
+
+    def _serve_resting(self, now: float) -> list[CoordinatorCommand]:
+        """Those who rest run where there is something for them, and leave the pass where it is over."""
+        commands: list[CoordinatorCommand] = []
+        while self._resting and self._claims.unclaimed and self._may_run:
+            # No more of them than there is work for, except that a slice is for all.
+            waking = sorted(self._resting) if self._in_step else [next(iter(self._resting))]
+            decided: list[Command] = []
+            for worker in waking:
+                del self._resting[worker]
                 self._workers[worker].running = True
-            return self._carried_out([each for w in resting for each in self.sync.on_join(w, now)], now)
-        if not self._claims.over:
-            return []
-        resting = sorted(self._resting)
-        self._resting.clear()
-        return [self._answer(worker, ()) for worker in resting]
+                decided += self.sync.on_join(worker, now)
+            commands += self._carried_out(decided, now)
+        if self._claims.over:
+            commands += [self._answer(worker, over=True) for worker in sorted(self._resting)]
+            self._resting.clear()
+        return commands
 
-    def _open(self) -> None:
-        """Begin a new pass, where nobody is in the present one and, if all go in step, all have come."""
-        number, epoch = min(self._begins.values())
-        if number <= self.number or self._inside:
-            return
-        if self._in_step and len(self._begins) < len(self._workers):
-            return
-        self.number, self.epoch = number, epoch
+    def _open(self) -> bool:
+        """Begin the next pass, if nobody is in the present one and, where all go in step, all have come."""
+        if self._inside or not self._gatherings or not self._may_run:
+            return False
+        waiting = sum(len(gathering.workers) for gathering in self._gatherings.values())
+        if self._in_step and waiting < len(self._workers):
+            return False
+        self.number = min(self._gatherings)
+        gathering = self._gatherings.pop(self.number)
+        self.epoch = gathering.epoch
+        self._inside = len(gathering.workers)
+        self._resting.update(dict.fromkeys(sorted(gathering.workers)))
         self._claims = Claims(self._length)
-        self._slice = {}
-        self.sizes.begin_epoch(epoch)
+        self.sizes.begin_epoch(self.epoch)
+        return True
 
-    def _carried_out(self, decided: Iterable[Command], now: float) -> list[CoordinatorCommand]:
+    def _carried_out(self, decided: Sequence[Command], now: float) -> list[CoordinatorCommand]:
         """What the sync policy has decided, with the samples and the sizes put in."""
         commands: list[CoordinatorCommand] = []
-        queue = deque(decided)
-        while queue:
-            command = queue.popleft()
-            if isinstance(command, Commit):
-                commands.append(self._update(command))
-                continue
-            state = self._workers[command.worker]
-            claims = self._take(command.worker, 1 + state.ahead - len(state.claims))
-            if not state.claims:
-                # Whoever has nothing to compute holds nobody.
-                state.running = False
-                queue.extend(self.sync.on_leave(command.worker, now))
-            commands.append(self._answer(command.worker, claims, command))
+        while decided:
+            claims = self._hand_out([each.worker for each in decided if isinstance(each, Release)])
+            further: list[Command] = []
+            for command in decided:
+                if isinstance(command, Commit):
+                    commands.append(self._update(command))
+                    continue
+                worker = command.worker
+                state = self._workers[worker]
+                if not state.claims:
+                    # Whoever has nothing to compute holds nobody.
+                    state.running = False
+                    further += self.sync.on_leave(worker, now)
+                over = not state.claims and self._claims.over
+                commands.append(self._answer(worker, tuple(claims[worker]), over=over, release=command))
+            decided = further
         return commands
 
     def _update(self, commit: Commit) -> Update:
@@ -350,40 +344,33 @@ class Coordinator:
         self.version += 1
         return update
 
-    def _take(self, worker: int, count: int) -> tuple[Claim, ...]:
-        """Up to so many claims for this worker, as far as anything is left."""
-        claims: list[Claim] = []
-        while len(claims) < count:
-            size = self._size(worker)
-            claim = self._claims.take(worker, size) if size else None
-            if claim is None:
-                break
-            claims.append(claim)
-        self._workers[worker].claims += [claim.number for claim in claims]
-        return tuple(claims)
+    def _hand_out(self, workers: Iterable[int]) -> dict[int, list[Claim]]:
+        """Give each of these as many claims as it wants, as far as anything is left: one round after another.
 
-    def _size(self, worker: int) -> int:
-        unclaimed = self._claims.unclaimed
-        if not self._in_step:
-            return self.sizes.next_of(worker, unclaimed)
-        if worker not in self._slice:
-            running = tuple(sorted(each for each, state in self._workers.items() if state.running))
-            self._slice = self.sizes.slice_of(running, unclaimed)
-        return self._slice.pop(worker)
+        In step, a round is a slice that they share.
+        """
+        claims: dict[int, list[Claim]] = {worker: [] for worker in workers}
+        wanting = list(claims)
+        while wanting and (unclaimed := self._claims.unclaimed):
+            planned = self.sizes.slice_of(tuple(wanting), unclaimed) if self._in_step else {}
+            for worker in wanting:
+                size = planned[worker] if self._in_step else self.sizes.next_of(worker, self._claims.unclaimed)
+                claim = self._claims.take(worker, size)
+                if claim is not None:
+                    claims[worker].append(claim)
+                    self._workers[worker].claims.append(claim.number)
+            wanting = [worker for worker in wanting if len(self._workers[worker].claims) <= self._workers[worker].ahead]
+        return claims
 
-    def _answer(self, worker: int, claims: tuple[Claim, ...], release: Release | None = None) -> Answer:
+    def _answer(
+        self, worker: int, claims: tuple[Claim, ...] = (), *, over: bool, release: Release | None = None
+    ) -> Answer:
         state = self._workers[worker]
-        state.answered = [*state.answered[-1 - state.ahead :], (self.version, self.samples)]
-        over = not state.claims and self._claims.over
-        if over:
-            self._inside.discard(worker)
-        return Answer(
-            worker=worker,
-            claims=claims,
-            over=over,
-            version=self.version,
-            release=release,
-        )
+        state.answered = [*state.answered, (self.version, self.samples)][-1 - state.ahead :]
+        if over and state.begun is not None:
+            state.begun = None
+            self._inside -= 1
+        return Answer(worker=worker, claims=claims, over=over, version=self.version, release=release)
 
     # A checkpoint.
 

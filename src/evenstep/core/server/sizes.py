@@ -1,16 +1,17 @@
 """How much each worker claims while workers come and go: a load policy over those that are there."""
 
 from dataclasses import replace
-from typing import cast, final
+from typing import Final, cast, final
 
 import numpy as np
 
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.memory import limited
+from evenstep.core.load.static import Static
 from evenstep.core.samples.assignment import short_slice_sizes
 from evenstep.core.values import Problem, Reports, State
 
-SMALLEST_TAIL = 4
+SMALLEST_TAIL: Final = 4
 """A claim never shrinks below this part (a quarter) of its worker's size, so that fixed costs stay small."""
 
 
@@ -20,8 +21,8 @@ class Sizes:
 
     Without a barrier there is no iteration that all report on. The policy is fed whenever everyone has pushed since it
     was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work. When a
-    worker joins or leaves, a new policy begins for those that are there; speeds are the workers' own estimates and
-    come with their next rows.
+    worker joins or leaves, a new policy begins for those that are there, once somebody asks; speeds are the workers'
+    own estimates and come with their next rows. The user's own sizes stay with their ranks.
 
     Args:
         load: The scheme's answer to *how much*.
@@ -31,39 +32,31 @@ class Sizes:
     def __init__(self, load: Load, problem: Problem) -> None:
         self._load = load
         self._whole = problem
-        self._limits = problem.maximum
+        self._minimum = int(problem.minimum.max())
+        self._present: set[int] = set()
+        self._changed = False
         self._members: tuple[int, ...] = ()
         self._policy: LoadPolicy = load.policy(problem.workers)
         self._problem = problem
         self._rows: dict[int, list[int]] = {}
         self._sizes: dict[int, int] | None = None
+        self._saved: State | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks of those who share the batch, ascending."""
+        self._settle()
         return self._members
 
-    def set_members(self, members: tuple[int, ...]) -> None:
-        """These share the global batch from now on."""
-        if members == self._members:
-            return
-        self._members = members
-        self._rows = {}
-        self._sizes = None
-        if not members:
-            return
-        chosen = np.array(members)
-        maximum = self._limits[chosen]
-        room = int((maximum // self._whole.multiple * self._whole.multiple).sum())
-        self._problem = replace(
-            self._whole,
-            # Who is left may not hold all of it.
-            global_batch_size=min(self._whole.global_batch_size, room),
-            minimum=self._whole.minimum[chosen],
-            maximum=maximum,
-            epoch=self._problem.epoch,
-        )
-        self._policy = self._load.policy(len(members))
+    def join(self, worker: int) -> None:
+        """This worker shares the global batch from now on."""
+        self._present.add(worker)
+        self._changed = True
+
+    def leave(self, worker: int) -> None:
+        """This worker does not share the global batch any more."""
+        self._present.discard(worker)
+        self._changed = True
 
     def begin_epoch(self, epoch: int) -> None:
         """Sizes are for this epoch from now on."""
@@ -72,8 +65,9 @@ class Sizes:
 
     def observe(self, worker: int, row: list[int]) -> None:
         """A worker's row of `Reports` for its latest iteration."""
-        if worker not in self._members:
+        if worker not in self._present:
             return
+        self._settle()
         self._rows[worker] = row
         if len(self._rows) < len(self._members):
             return
@@ -81,38 +75,75 @@ class Sizes:
         self._rows = {}
         reports = Reports.from_table(table)
         self._policy.observe(reports)
-        self._problem = limited(self._problem, np.minimum(self._limits[list(self._members)], reports.largest_size))
+        limits = self._whole.maximum[list(self._members)]
+        self._problem = limited(self._problem, np.minimum(limits, reports.largest_size))
         self._sizes = None
 
     def all(self) -> dict[int, int]:
-        """Every member's planned size, by rank; they sum to the global batch."""
+        """Every member's planned size, by rank; they sum to the global batch, as far as the members may hold it."""
+        self._settle()
         if self._sizes is None:
-            sizes = self._policy.allocate(self._problem).sizes.tolist()
+            sizes = self._policy.allocate(self._problem).sizes.tolist() if self._members else []
             self._sizes = dict(zip(self._members, sizes, strict=True))
         return self._sizes
 
     def slice_of(self, workers: tuple[int, ...], unclaimed: int) -> dict[int, int]:
-        """The sizes of these workers in one iteration that they take together, which ends with the epoch at latest."""
+        """The sizes of these members in one iteration that they take together, which ends with the epoch at latest."""
         planned = self.all()
-        sizes = np.array([planned.get(worker, 0) for worker in workers], dtype=np.int64)
+        sizes = np.array([planned[worker] for worker in workers], dtype=np.int64)
         if unclaimed < int(sizes.sum()):
-            sizes = short_slice_sizes(sizes, unclaimed, int(self._problem.minimum.max()))
+            sizes = short_slice_sizes(sizes, unclaimed, self._minimum)
         return dict(zip(workers, sizes.tolist(), strict=True))
 
     def next_of(self, worker: int, unclaimed: int) -> int:
-        """How much a worker claims next, alone; towards the end of an epoch less, so that all finish at about once."""
-        size = self.all().get(worker, 0)
-        whole = self._problem.global_batch_size
-        if unclaimed >= whole:
-            return size
-        minimum = int(self._problem.minimum.max())
-        smallest = max(minimum, -(-size // SMALLEST_TAIL))
-        size = min(size, max(smallest, -(-unclaimed * size // whole)))
-        # Leave nobody with less than can be computed on.
-        return unclaimed if 0 < unclaimed - size < minimum else size
+        """How much of what is unclaimed (1 or more) a member claims next, alone.
+
+        Towards the end of an epoch it is less, so that all finish at about once; and nobody is left with less than can
+        be computed on, where that can be helped.
+        """
+        planned = size = self.all()[worker]
+        batch, minimum = self._problem.global_batch_size, self._minimum
+        if unclaimed < batch:
+            size = min(planned, max(minimum, -(-planned // SMALLEST_TAIL), -(-unclaimed * planned // batch)))
+        if not 0 < unclaimed - size < minimum:
+            return min(size, unclaimed)
+        together = planned if unclaimed >= 2 * minimum else int(self._whole.maximum[worker])
+        return unclaimed if unclaimed <= together else max(minimum, unclaimed - minimum)
+
+    def _settle(self) -> None:
+        """Make a policy for those that are there, if they have changed."""
+        if not self._changed:
+            return
+        self._changed = False
+        members = tuple(sorted(self._present))
+        if members == self._members:
+            return
+        self._members = members
+        self._rows = {}
+        self._sizes = None
+        if not members:
+            return
+        chosen = list(members)
+        maximum = self._whole.maximum[chosen]
+        room = int((maximum // self._whole.multiple * self._whole.multiple).sum())
+        load = self._load
+        if isinstance(load, Static):
+            load = replace(load, sizes=tuple(load.sizes[member] for member in members))
+            room = min(room, sum(load.sizes))
+        self._problem = replace(
+            self._whole,
+            # Who is left may not hold all of it.
+            global_batch_size=min(self._whole.global_batch_size, room),
+            minimum=self._whole.minimum[chosen],
+            maximum=maximum,
+            epoch=self._problem.epoch,
+        )
+        self._policy = load.policy(len(members))
+        self._restore()
 
     def state_dict(self) -> State:
         """The policy's memory and whose it is."""
+        self._settle()
         return {
             "members": list(self._members),
             "epoch": self._problem.epoch,
@@ -121,10 +152,16 @@ class Sizes:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with what was known, where the same workers come back."""
-        self.set_members(tuple(cast("list[int]", state["members"])))
-        if not self._members:
-            return
+        """Go on with what was known, once the same workers have come back, and no others."""
+        self._saved = state
         self.begin_epoch(cast("int", state["epoch"]))
-        self._problem = limited(self._problem, np.array(state["maximum"], dtype=np.int64))
-        self._policy.load_state_dict(cast("State", state["policy"]))
+        self._restore()
+
+    def _restore(self) -> None:
+        saved = self._saved
+        if saved is None or not self._members or saved["members"] != list(self._members):
+            return
+        self._saved = None
+        self._sizes = None
+        self._problem = limited(self._problem, np.array(saved["maximum"], dtype=np.int64))
+        self._policy.load_state_dict(cast("State", saved["policy"]))

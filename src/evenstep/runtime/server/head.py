@@ -118,7 +118,8 @@ class Head:
         )
         version = self._snapshots.latest() if self._resume else None
         if version is not None:
-            state = self.replica.restore(version)
+            self._tell({"op": "restore", "version": version})
+            state = self.replica.restore(version, self.workers)
             coordinator.load_state_dict(cast("State", state["coordinator"]))
             self._incarnation = cast("int", state["incarnation"])
             self._record("restored", None, version=version)
@@ -149,7 +150,11 @@ class Head:
         """Time has passed: give up those who are silent, and write down and save what is due."""
         now = self._clock()
         for worker in self._heartbeats.silent(now):
-            self.lose(worker, self.replica.seats[worker].incarnation, "was silent for too long")
+            seat = self.replica.seats.get(worker)
+            if seat is None:  # It was heard of at the moment when it left.
+                self._heartbeats.forget(worker)
+            else:
+                self.lose(worker, seat.incarnation, "was silent for too long")
         saved, version = self._saved
         if now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version):
             self.snapshot()
@@ -300,6 +305,11 @@ class Head:
             follower.send(command)
 
     # What is kept.
+
+    def finish(self) -> None:
+        """The servers end: write down and save the last of it."""
+        self._write_tally(self._clock())
+        self.snapshot()
 
     def snapshot(self) -> None:
         """Write a snapshot, on every shard."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Self, final
 import torch
 
 from evenstep.core.errors import EvenstepError
+from evenstep.runtime.server.desk import Desk
 from evenstep.runtime.server.head import Head
 from evenstep.runtime.server.meeting import Meeting
 from evenstep.runtime.server.replica import Replica
@@ -26,6 +27,7 @@ from evenstep.telemetry import JsonlRecorder
 from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
+from evenstep.transport.stream import StreamConnection
 
 SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
 
@@ -97,12 +99,13 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
             clock=time.monotonic,
         )
     lock = threading.Lock()
+    desk = Desk()
     meeting = Meeting(settings.workers)
     with listen(settings.listen, settings.port, secret=secret) as listener:
         print(json.dumps({"addresses": listener.addresses}), flush=True)
 
-        def serve_one(connection: Connection) -> None:
-            Session(
+        def session(connection: Connection) -> Session:
+            return Session(
                 connection,
                 replica=replica,
                 head=head,
@@ -110,7 +113,7 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
                 lock=lock,
                 workers=settings.workers,
                 heartbeat_seconds=settings.heartbeat_seconds,
-            ).serve()
+            )
 
         def let_in() -> None:
             while True:
@@ -118,7 +121,11 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
                     connection = listener.accept()
                 except ConnectionLostError:
                     return
-                threading.Thread(target=serve_one, args=(connection,), name="evenstep-session", daemon=True).start()
+                if isinstance(connection, StreamConnection) and connection.local:
+                    desk.open(connection, session(connection))
+                else:
+                    serve = session(connection).serve
+                    threading.Thread(target=serve, name="evenstep-session", daemon=True).start()
 
         def watch_input() -> None:
             # Whoever started this server holds the other end: when it closes, nobody needs the server any more.
@@ -128,16 +135,23 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
 
         threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
         threading.Thread(target=watch_input, name="evenstep-input", daemon=True).start()
-        while not ended.wait(LOOK_SECONDS):
+        threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
+        while not ended.is_set():
+            desk.serve(LOOK_SECONDS)
             if head is not None:
                 with lock:
                     head.look()
         if head is not None:
             with lock:
-                head.snapshot()
+                head.finish()
     recorder.close()
     # Threads that still wait for peers hold nothing that must be put away.
     sys.stdout.flush()
+
+
+def _warm_up() -> None:
+    """What torch imports with the first optimizer takes a second or two, which workers need to come up as well."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,12 @@ class Replica:
         self.shard.initialise(self.seats[worker].gradients)
         self.version = version
 
-    def restore(self, version: int) -> dict[str, object]:
+    def restore(self, version: int, workers: int) -> dict[str, object]:
         """Go back to a snapshot; what shard 0 wrote beside the parameters is returned."""
         state = self._snapshots.read(version, self.index)
+        if self.spec is None:
+            # Shard 0's word may come before the first worker: the run is the one that the snapshot is of.
+            self.define(str(state["run"]).encode(), workers)
         if state["run"] != self._encoded.decode():
             raise ConfigError(
                 "the snapshot is of another run: resume with the script, the scheme and the workers it was made with"

@@ -7,8 +7,9 @@ from typing import final
 
 import torch
 
+from evenstep.runtime.server.updates import Options
 from evenstep.runtime.tensor_memory import memory_of
-from evenstep.transport.base import Connection, ConnectionLostError, Header
+from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
 
 
@@ -37,7 +38,8 @@ class Seat:
         else:
             both = torch.frombuffer(self.segment.view, dtype=torch.uint8)
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
-        self.options: Header | None = None
+        self.options: tuple[Options, ...] | None = None
+        """Those of its optimizer, which it sends when they have changed."""
         self._answer: tuple[Mapping[str, object], bool] | None = None
         self._outbox: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None

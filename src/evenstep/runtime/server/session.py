@@ -58,7 +58,7 @@ class Session:
         self._workers = workers
         self._heartbeat_seconds = heartbeat_seconds
         self._seat: Seat | None = None
-        self._options: tuple[Options, ...] | None = None
+        self._follows = False
         self._requests: dict[str, Callable[[Fields, Message], None]] = {
             "ping": self._ping,
             "meet": self._meet,
@@ -72,6 +72,7 @@ class Session:
             "stop": self._stop,
             "bye": self._bye,
             "farewell": self._farewell,
+            "follow": self._follow,
         }
         self._commands: dict[str, Callable[[Fields], None]] = {
             "answer": self._follow_answer,
@@ -79,41 +80,45 @@ class Session:
             "discard": lambda fields: replica.discard(_key(fields.wholes("key", 3))),
             "leave": self._follow_leave,
             "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
+            "restore": lambda fields: replica.restore(fields.whole("version"), workers),
             "snapshot": lambda fields: replica.snapshot(),
         }
 
     def serve(self) -> None:
         """Until the connection ends."""
-        try:
-            while True:
-                message = self._connection.receive()
-                fields = Fields(message.header)
-                try:
-                    self._request(fields, message)
-                except ConnectionLostError:
-                    raise
-                except Exception as error:
-                    # The worker must hear of it, whatever it is, instead of asking again for ever.
-                    if not isinstance(error, EvenstepError):
-                        traceback.print_exc()
-                    refusal = {"error": str(error) or repr(error), "kind": type(error).__name__}
-                    self._connection.send({**refusal, "answer": message.header.get("seq", 0)})
-        except ConnectionLostError:
+        while self.serve_one():
             pass
-        finally:
+
+    def serve_one(self) -> bool:
+        """Wait for a message and do what it asks for; False where the connection has ended, and is done with."""
+        try:
+            message = self._connection.receive()
+            try:
+                self._request(Fields(message.header), message)
+            except ConnectionLostError:
+                raise
+            except Exception as error:
+                # The worker must hear of it, whatever it is, instead of asking again for ever.
+                if not isinstance(error, EvenstepError):
+                    traceback.print_exc()
+                refusal = {"error": str(error) or repr(error), "kind": type(error).__name__}
+                self._connection.send({**refusal, "answer": message.header.get("seq", 0)})
+        except ConnectionLostError:
             self._connection.close()
             self._lost()
+            return False
+        return True
 
     def _request(self, fields: Fields, message: Message) -> None:
         operation = fields.text("op")
-        if operation == "follow":
-            self._follow()
+        if self._follows:
+            with self._lock:
+                self._commands[operation](fields)
             return
         if operation not in self._requests:
             raise ProtocolError(f"a message asked for {operation[:40]!r}, which no server does")
         if self._seat is not None and self._head is not None:
-            with self._lock:
-                self._head.heard(self._seat.worker)
+            self._head.heard(self._seat.worker)
         self._requests[operation](fields, message)
 
     def _lost(self) -> None:
@@ -260,10 +265,10 @@ class Session:
         if fields.has("options"):
             options = options_from_record(fields.items("options"))
             self._replica.check_options(options)
-            self._options = options
-        if self._options is None:
+            seat.options = options
+        if seat.options is None:
             raise ProtocolError("a worker's first push had no options")
-        return self._options
+        return seat.options
 
     def _take_in(self, seat: Seat, fields: Fields) -> None:
         seat.take_in(fields.whole("seq", least=1))
@@ -273,13 +278,16 @@ class Session:
     def _stage(self, fields: Fields, message: Message) -> None:
         """On the other shards: the gradients are here, and nothing is decided."""
         seat = self._place()
-        if not self._is_new(seat, fields):
-            return
-        self._receive_gradients(seat, message)
+        sequence = fields.whole("seq", least=1)
+        if sequence > seat.sequence:
+            self._receive_gradients(seat, message)
+            with self._lock:
+                seat.take_in(sequence)
+                self._replica.stage((seat.worker, seat.incarnation, sequence))
         with self._lock:
-            seat.take_in(fields.whole("seq"))
-            self._replica.stage((seat.worker, seat.incarnation, seat.sequence))
-            self._connection.send({"staged": seat.sequence})
+            self._connection.send({"staged": sequence})
+            if sequence == seat.sequence:
+                seat.resend()  # Where it came again, it may have been answered.
 
     def _again(self, fields: Fields, message: Message) -> None:
         """The worker misses an answer: give it once more, or ask for a request that never came."""
@@ -318,15 +326,16 @@ class Session:
 
     # The commands of shard 0, on the others.
 
-    def _follow(self) -> None:
-        """This connection is shard 0's: do what it says, in its order, until it ends."""
-        while True:
-            fields = Fields(self._connection.receive().header)
-            with self._lock:
-                self._commands[fields.text("op")](fields)
+    def _follow(self, fields: Fields, message: Message) -> None:
+        """This connection is shard 0's: do what it says, in its order."""
+        self._follows = True
 
     def _follow_answer(self, fields: Fields) -> None:
-        self._replica.answer(fields.whole("worker"), {"answer": fields.whole("answer")})
+        worker, sequence = fields.whole("worker"), fields.whole("answer")
+        seat = self._replica.seats.get(worker)
+        if seat is not None and sequence > seat.sequence:
+            seat.take_in(sequence)  # A request without gradients came to shard 0 alone.
+        self._replica.answer(worker, {"answer": sequence})
 
     def _follow_commit(self, fields: Fields) -> None:
         pushes = [(_key(key), weight) for key, weight in fields.pairs("pushes")]

@@ -1,0 +1,58 @@
+"""Serves all workers of the server's own host in one thread, whichever of them has asked.
+
+Their requests are small, since gradients and weights lie in shared memory, and are dealt with one at a time anyway. A
+thread for each would spend longer in being woken than a small model's update takes.
+"""
+
+import os
+import selectors
+import threading
+import time
+from typing import Final, final
+
+from evenstep.runtime.server.session import Session
+from evenstep.transport.stream import StreamConnection
+
+_AT_ONCE: Final = 64
+
+
+@final
+class Desk:
+    """Sessions over connections of this host; `open` may be called from any thread, `serve` from one."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = os.pipe()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._arrived: list[tuple[StreamConnection, Session]] = []
+        self._changed = threading.Lock()
+
+    def open(self, connection: StreamConnection, session: Session) -> None:
+        """Serve this connection too, until it ends."""
+        with self._changed:
+            self._arrived.append((connection, session))
+        os.write(self._waker, b"x")
+
+    def serve(self, seconds: float) -> None:
+        """Serve whoever asks, for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                if key.data is None:
+                    os.read(self._wake, _AT_ONCE)
+                    self._let_in()
+                elif not key.data.serve_one():
+                    self._forget(key.fd)
+
+    def _let_in(self) -> None:
+        with self._changed:
+            arrived, self._arrived = self._arrived, []
+        for connection, session in arrived:
+            descriptor = connection.fileno()
+            # One that was closed elsewhere has left its number to this one.
+            self._forget(descriptor)
+            self._selector.register(descriptor, selectors.EVENT_READ, session)
+
+    def _forget(self, descriptor: int) -> None:
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)

@@ -1,0 +1,354 @@
+import copy
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from evenstep.core.errors import DisagreementError, ProtocolError
+from evenstep.core.load import Equal, PerEpoch, Predicted, Static
+from evenstep.core.server import Arrival, Coordinator, Discard, Update
+from evenstep.core.sync import Barrier, Bounded, Dynamic, SyncPolicy, Unbounded
+from evenstep.core.values import UNLIMITED, Problem
+from evenstep.testing.watched import Watched
+
+SYNCS = [
+    Barrier(),
+    Bounded(bound=0),
+    Bounded(bound=2),
+    Dynamic(lower=0, upper=3),
+    Dynamic(lower=1, upper=4, bounded=False),
+    Unbounded(),
+]
+
+
+@dataclass(frozen=True)
+class WatchedSync:
+    """A part whose policy's every command is checked."""
+
+    part: object
+
+    @property
+    def in_step(self) -> bool:
+        return self.part.in_step
+
+    def policy(self) -> SyncPolicy:
+        return Watched(self.part.policy())
+
+
+@dataclass
+class Worker:
+    """One that is here, as whoever talks to it sees it; `asks` is the request that it waits to be answered."""
+
+    incarnation: int
+    ahead: int = 0
+    asks: str | None = None
+    begun: int | None = None
+    late: bool = False
+    claims: list = field(default_factory=list)
+    versions: list = field(default_factory=list)
+
+    @property
+    def computes(self):
+        return self.asks is None and bool(self.claims)
+
+    @property
+    def idle(self):
+        """Was told that nothing is left for it, and has not asked again."""
+        return self.asks is None and self.begun is not None and not self.claims
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Workers come, go, die, loop, break and return in any order; a plain book of all positions and pushes is kept."""
+
+    part = None
+
+    @initialize(data=st.data())
+    def start(self, data):
+        draw = data.draw
+        self.count = draw(st.integers(1, 5))
+        minimum = draw(st.sampled_from([1, 1, 2]))
+        self.minimum = minimum
+        batch = draw(st.integers(minimum * self.count, 6 * self.count))
+        multiple = draw(st.sampled_from([1, 1, 2])) if batch % 2 == 0 and self.count * 2 <= batch else 1
+        fair = -(-batch // self.count) + 1
+        maximum = draw(st.sampled_from([UNLIMITED, fair + 1, fair]))
+        self.problem = Problem(
+            global_batch_size=batch,
+            minimum=np.full(self.count, minimum),
+            maximum=np.full(self.count, maximum),
+            multiple=multiple,
+        )
+        loads = [Equal(), Predicted(predictor="ema"), PerEpoch()]
+        if multiple == 1:
+            sizes = [batch // self.count + (worker < batch % self.count) for worker in range(self.count)]
+            loads.append(Static(sizes=tuple(sizes)))
+        self.load = draw(st.sampled_from(loads))
+        self.length = draw(st.integers(1, 40))
+        self.drop_last = draw(st.booleans())
+        self.used = self.length - self.length % batch if self.drop_last else self.length
+        self.coordinator, self.again = self.new(), self.new()
+        self.now = 0.0
+        self.version = 0
+        self.committed_at = [0]
+        self.workers = {}
+        self.awaited = set(range(self.count))
+        self.incarnation = 0
+        self.sequence = 0
+        self.next_pass = dict.fromkeys(range(self.count), 0)
+        self.open = {}
+        self.done = {}
+        self.arrived = {}
+
+    def new(self):
+        return Coordinator(
+            sync=WatchedSync(self.part),
+            load=self.load,
+            problem=self.problem,
+            length=self.length,
+            drop_last=self.drop_last,
+        )
+
+    # What is looked at.
+
+    def send(self, event):
+        number = self.coordinator.number
+        commands = event(self.coordinator)
+        assert event(self.again) == commands
+        for command in commands or []:
+            if isinstance(command, Update):
+                self.update(command)
+            elif isinstance(command, Discard):
+                claim, _, _, samples = self.arrived.pop(command.key)
+                assert samples == 0
+                self.finish(claim)
+            else:
+                self.answer(command)
+        self.look(number)
+
+    def update(self, update):
+        pushes = [self.arrived.pop(key) for key, _ in update.pushes]
+        total = sum(units for _, _, units, _ in pushes)
+        for (_, weight), (_, _, units, samples) in zip(update.pushes, pushes, strict=True):
+            assert samples
+            assert weight == pytest.approx(units / total)
+        assert update.staleness == max(self.version - version for _, version, _, _ in pushes)
+        missed = max(self.committed_at[-1] - self.committed_at[version] for _, version, _, _ in pushes)
+        assert update.behind == missed / self.problem.global_batch_size
+        samples = sum(samples for *_, samples in pushes)
+        assert update.share == (1.0 if self.part.in_step else samples / self.problem.global_batch_size)
+        self.version += 1
+        self.committed_at.append(self.committed_at[-1] + samples)
+        assert update.version == self.version
+        for claim, *_ in pushes:
+            self.finish(claim)
+
+    def finish(self, name):
+        number, claim = name
+        positions = set(claim.positions)
+        assert self.open[number].pop(claim.number) == positions
+        assert not positions & self.done.setdefault(number, set())
+        self.done[number] |= positions
+
+    def answer(self, answer):
+        worker = self.workers[answer.worker]
+        assert worker.asks is not None, f"{answer} to nothing that was asked"
+        worker.asks = None
+        assert answer.version == self.version
+        worker.versions = [*worker.versions, answer.version][-1 - worker.ahead :]
+        for claim in answer.claims:
+            positions = set(claim.positions)
+            taken = self.open.setdefault(worker.begun, {})
+            assert positions and len(positions) == len(claim.positions)
+            assert positions <= set(range(self.used))
+            assert not any(positions & others for others in [*taken.values(), self.done.get(worker.begun, set())])
+            assert len(positions) <= self.problem.maximum[answer.worker]
+            assert claim.number not in taken
+            taken[claim.number] = positions
+            worker.claims.append((worker.begun, claim))
+        assert len(worker.claims) <= 1 + worker.ahead
+        if answer.over:
+            assert not worker.claims
+            assert worker.late or len(self.done.get(worker.begun, ())) == self.used
+            worker.begun = None
+
+    def look(self, before):
+        number = self.coordinator.number
+        everyone = self.workers.values()
+        inside = [worker for worker in everyone if worker.begun is not None and worker.begun <= number]
+        assert all(worker.begun == number for worker in inside)
+        if number > before:
+            assert not any(self.open.get(before, {}).values())
+        assert self.coordinator.version == self.version
+        assert self.coordinator.samples == self.committed_at[-1]
+        assert self.coordinator.finished == len(self.done.get(number, ()))
+        # Whoever waits does so for somebody who can act.
+        busy = any(worker.computes for worker in everyone)
+        if any(worker.asks and worker.begun == number for worker in inside):
+            assert busy or self.gathers
+        if any(worker.asks == "rest" for worker in inside) and not self.gathers:
+            opened = sum(len(positions) for positions in self.open.get(number, {}).values())
+            assert opened + len(self.done.get(number, ())) == self.used
+        if any(worker.begun is not None and worker.begun > number for worker in everyone):
+            elsewhere = any(worker.begun is None for worker in everyone)
+            assert inside or (self.part.in_step and elsewhere) or self.gathers
+
+    @property
+    def gathers(self):
+        """Whether nobody may run before somebody has come who is still awaited."""
+        return self.part.in_step and bool(self.awaited)
+
+    # What happens.
+
+    def some(self, data, wanted):
+        return data.draw(st.sampled_from(sorted(rank for rank, worker in self.workers.items() if wanted(worker))))
+
+    def any_(self, wanted):
+        return any(wanted(worker) for worker in self.workers.values())
+
+    @rule(seconds=st.integers(0, 5))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @precondition(lambda self: len(self.workers) < self.count)
+    @rule(data=st.data(), everyone=st.booleans())
+    def join(self, data, everyone):
+        absent = sorted({*range(self.count)} - {*self.workers})
+        for rank in absent if everyone else [data.draw(st.sampled_from(absent))]:
+            self.incarnation += 1
+            self.workers[rank] = Worker(incarnation=self.incarnation)
+            self.send(lambda coordinator, rank=rank: coordinator.join(rank))
+
+    @precondition(lambda self: self.awaited - {*self.workers})
+    @rule(data=st.data())
+    def never_come(self, data):
+        rank = data.draw(st.sampled_from(sorted(self.awaited - {*self.workers})))
+        self.awaited.discard(rank)
+        self.send(lambda coordinator: coordinator.leave(rank, self.now))
+
+    @precondition(lambda self: self.any_(lambda worker: worker.asks is None and worker.begun is None))
+    @rule(data=st.data(), ahead=st.integers(0, 1), everyone=st.booleans())
+    def begin(self, data, ahead, everyone):
+        ready = [rank for rank, worker in self.workers.items() if worker.asks is None and worker.begun is None]
+        for rank in ready if everyone else [data.draw(st.sampled_from(ready))]:
+            worker = self.workers[rank]
+            number = self.next_pass[rank]
+            self.next_pass[rank] += 1
+            if number in {self.coordinator.number, *(each.begun for each in self.workers.values())}:
+                with pytest.raises(DisagreementError):
+                    self.coordinator.begin(rank, number, number + 7, self.now)
+            self.awaited.discard(rank)
+            worker.asks, worker.begun, worker.ahead = "begin", number, ahead
+            worker.late = number < self.coordinator.number
+            self.send(
+                lambda coordinator, rank=rank, number=number: coordinator.begin(
+                    rank, number, number + 3, self.now, ahead=ahead
+                )
+            )
+
+    @precondition(lambda self: self.any_(lambda worker: worker.computes))
+    @rule(
+        data=st.data(),
+        times=st.integers(1, 4),
+        empty=st.integers(0, 6),
+        late=st.booleans(),
+        units=st.integers(1, 50),
+        speed=st.sampled_from([0, 1000, 3000]),
+        largest=st.sampled_from([1, 8, UNLIMITED]),
+    )
+    def push(self, data, times, empty, late, units, speed, largest):
+        rank = self.some(data, lambda worker: worker.computes)
+        worker = self.workers[rank]
+        for _ in range(times):
+            if not worker.computes:
+                return
+            self.sequence += 1
+            (_, claim), *worker.claims = worker.claims
+            samples = claim.samples if empty else 0
+            arrival = Arrival(
+                key=(rank, worker.incarnation, self.sequence),
+                claim=claim.number,
+                version=worker.versions[0 if late else -1],
+                samples=samples,
+                units=units,
+                row=(claim.samples, claim.samples * 1000, speed, 0, 0, 0, largest),
+            )
+            self.refused(rank, arrival)
+            self.arrived[arrival.key] = ((worker.begun, claim), arrival.version, units, samples)
+            worker.asks = "push"
+            self.send(lambda coordinator, arrival=arrival: coordinator.push(arrival, self.now))
+
+    def refused(self, rank, arrival):
+        """What cannot be is refused, and changes nothing."""
+        wrong = {"claim": arrival.claim + 1}, {"version": self.version + 1}, {"key": (self.count, 0, 0)}
+        for change in wrong:
+            fields = {name: getattr(arrival, name) for name in Arrival.__dataclass_fields__}
+            with pytest.raises(ProtocolError):
+                self.coordinator.push(Arrival(**(fields | change)), self.now)
+        with pytest.raises(ProtocolError):
+            self.coordinator.rest(rank, self.now)
+        with pytest.raises(ProtocolError):
+            self.coordinator.join(rank)
+
+    @precondition(lambda self: self.any_(lambda worker: worker.idle))
+    @rule(data=st.data())
+    def rest(self, data):
+        rank = self.some(data, lambda worker: worker.idle)
+        self.workers[rank].asks = "rest"
+        self.send(lambda coordinator: coordinator.rest(rank, self.now))
+
+    @precondition(lambda self: self.any_(lambda worker: worker.asks is None and worker.begun is not None))
+    @rule(data=st.data())
+    def stop(self, data):
+        rank = self.some(data, lambda worker: worker.asks is None and worker.begun is not None)
+        self.give_back(self.workers[rank])
+        self.send(lambda coordinator: coordinator.stop(rank, self.now))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def leave(self, data):
+        rank = self.some(data, lambda worker: True)
+        self.give_back(self.workers.pop(rank))
+        self.awaited.discard(rank)
+        self.send(lambda coordinator: coordinator.leave(rank, self.now))
+
+    def give_back(self, worker):
+        for number, claim in worker.claims:
+            del self.open[number][claim.number]
+        worker.claims, worker.begun = [], None
+
+    @precondition(lambda self: self.workers)
+    @rule(seldom=st.integers(0, 3))
+    def start_from_a_snapshot(self, seldom):
+        if seldom:
+            return
+        state = json.loads(json.dumps(self.coordinator.state_dict()))
+        self.coordinator, self.again = self.new(), self.new()
+        for coordinator in (self.coordinator, self.again):
+            coordinator.load_state_dict(copy.deepcopy(state))
+        for rank, worker in self.workers.items():
+            if worker.begun is not None:
+                self.next_pass[rank] = worker.begun
+        self.workers.clear()
+        self.open.clear()
+        self.arrived.clear()
+        self.awaited = set(range(self.count))
+
+    def teardown(self):
+        if not hasattr(self, "workers"):
+            return
+        self.coordinator.sync.statistics()
+        for rank in list(self.workers):
+            self.give_back(self.workers.pop(rank))
+            self.awaited.discard(rank)
+            self.send(lambda coordinator, rank=rank: coordinator.leave(rank, self.now))
+        assert not self.arrived
+
+
+@pytest.mark.parametrize("part", SYNCS, ids=repr)
+def test_promises_hold_in_any_order_of_events(part):
+    machine = type("AnyOrder", (AnyOrder,), {"part": part})
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=60))

@@ -1,0 +1,216 @@
+"""Reports of runs on servers, from small logs made by hand and from a real run."""
+
+import json
+
+import pytest
+
+from evenstep.cli.main import main
+from evenstep.core.errors import ConfigError
+from evenstep.report.recorded import read_run, recorded_run
+from evenstep.report.served import Leave, PushSummary
+from evenstep.report.summary import summarise, summary_of
+from evenstep.report.table import comparison_table
+from evenstep.telemetry import read_events
+
+COMPUTE, HELD = (0.010, 0.040), (0.030, 0.0)
+ITERATIONS = (8, 4)
+"""Worker 0 is four times as fast, and took twice as many iterations, since it was held for some time."""
+
+SERVER_EVENTS = [
+    {"server": 0, "event": "join", "at": 10.0, "version": -1, "worker": 0, "incarnation": 1},
+    {"server": 0, "event": "join", "at": 10.5, "version": -1, "worker": 1, "incarnation": 2},
+    {"event": "tally", "at": 11.0, "version": 8, "seconds": 1.0, "commits": 8, "bytes": 8000, "samples": 80},
+    {"server": 0, "event": "snapshot", "at": 11.0, "version": 8},
+    {"server": 0, "event": "leave", "at": 11.5, "version": 10, "worker": 1, "why": "was silent for too long"},
+    {"event": "tally", "at": 12.0, "version": 12, "seconds": 1.5, "commits": 4, "bytes": 4000, "samples": 120},
+    {"server": 0, "event": "leave", "at": 12.5, "version": 12, "worker": 0, "why": "is done"},
+]
+
+
+def started(worker, **more):
+    about = {"event": "run", "worker": worker, "scheme": "ssp", "engine": "server"}
+    return {**about, "global_batch_size": 20, "iterations_per_epoch": 6, **more}
+
+
+def iteration(worker, number, **told):
+    return {
+        "event": "iteration",
+        "worker": worker,
+        "iteration": number,
+        "samples": 10,
+        "iteration_seconds": COMPUTE[worker] + HELD[worker] + 0.002,
+        "input_seconds": 0.001,
+        "compute_seconds": COMPUTE[worker],
+        "wait_seconds": HELD[worker],
+        "comm_seconds": 0.001,
+        **told,
+    }
+
+
+def events():
+    for worker, iterations in enumerate(ITERATIONS):
+        yield started(worker)
+        yield {"event": "plan", "worker": worker, "batch_sizes": [10, 10]}
+        for number in range(iterations):
+            yield iteration(worker, number, staleness=number, behind=number / 2, lead=4 if worker == 0 else 0)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    for worker in range(2):
+        write(tmp_path / f"worker-{worker}.jsonl", [event for event in events() if event["worker"] == worker])
+    write(tmp_path / "server-0.jsonl", SERVER_EVENTS)
+    write(tmp_path / "server-1.jsonl", [])
+    return tmp_path
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def test_all_iterations_of_all_workers_count(run_dir):
+    summary = summarise(run_dir)
+    fast, slow = summary.workers
+    assert [(each.iterations, each.samples) for each in (fast, slow)] == [(8, 80), (4, 40)]
+    assert summary.iterations == 8
+    assert summary.training_seconds == pytest.approx(8 * 0.042)
+    assert summary.samples_per_second == pytest.approx(120 / (8 * 0.042))
+    assert (fast.compute_seconds, slow.compute_seconds) == pytest.approx((0.010, 0.040))
+    assert (fast.wait_seconds, slow.wait_seconds) == pytest.approx((0.030, 0.0))
+    assert (fast.waiting_share, slow.waiting_share) == pytest.approx((30 / 42, 0.0))
+
+
+def test_staleness_lead_and_time_held_of_each_worker(run_dir):
+    fast, slow = summarise(run_dir).served.pushes
+    assert fast == PushSummary(
+        worker=0,
+        committed=8,
+        mean_staleness=3.5,
+        largest_staleness=7,
+        mean_behind=1.75,
+        largest_behind=3.5,
+        largest_lead=4,
+        held_seconds=pytest.approx(0.24),
+    )
+    assert (slow.worker, slow.largest_staleness, slow.largest_lead, slow.held_seconds) == (1, 3, 0, 0)
+
+
+def test_what_the_servers_did(run_dir):
+    served = summarise(run_dir).served
+    assert (served.commits, served.samples_committed, served.joins) == (12, 120, 2)
+    assert served.commits_per_second == pytest.approx(12 / 2.5)
+    assert served.bytes_per_second == pytest.approx(12000 / 2.5)
+    assert served.leaves == (Leave(worker=1, why="was silent for too long"), Leave(worker=0, why="is done"))
+
+
+def test_a_push_of_which_nothing_was_committed_has_no_staleness():
+    skipped = iteration(0, 1, lead=1, bound=3)
+    run = recorded_run([*events(), started(0), skipped])
+    (fast, _) = summary_of(run).served.pushes
+    assert (len(run.iterations[0]), fast.committed, fast.largest_lead) == (9, 8, 4)
+
+
+def test_only_skipped_pushes_are_summed_up_too():
+    (pushes,) = summary_of(
+        recorded_run([started(0), {"event": "plan", "batch_sizes": [10]}, iteration(0, 0)])
+    ).served.pushes
+    assert (pushes.committed, pushes.mean_staleness, pushes.largest_lead) == (0, 0, 0)
+
+
+def test_a_worker_that_was_started_again_goes_on_with_the_same_run():
+    again = [started(1), iteration(1, 0, staleness=1, behind=0.5, lead=0)]
+    assert summary_of(recorded_run([*events(), *again])).workers[1].iterations == 5
+
+
+def test_a_worker_that_died_before_it_was_told_sizes_is_left_out():
+    run = recorded_run([started(0), *(event for event in events() if event["worker"] == 1)])
+    assert [each.worker for each in summary_of(run).workers] == [1]
+
+
+def test_a_run_without_the_servers_events_is_summed_up_all_the_same(run_dir):
+    (run_dir / "server-0.jsonl").unlink()
+    served = summarise(run_dir).served
+    assert (served.commits, served.commits_per_second, served.joins, served.leaves) == (0, 0, 0, ())
+    assert served.pushes[0].largest_staleness == 7
+
+
+def test_a_run_without_servers_has_no_such_summary(events_of):
+    run = recorded_run(events_of("bsp", (12, 12, 12)), SERVER_EVENTS)
+    assert run.servers is None
+    assert summary_of(run).served is None
+
+
+def test_events_of_servers_are_read_by_their_role(run_dir):
+    assert [event["event"] for event in read_events(run_dir, role="server", kinds=("leave",))] == ["leave", "leave"]
+    assert len(list(read_events(run_dir, role="server"))) == len(SERVER_EVENTS)
+    assert {event["event"] for event in read_events(run_dir)} == {"run", "plan", "iteration"}
+
+
+def test_where_no_server_wrote_there_are_none(tmp_path):
+    (tmp_path / "worker-0.jsonl").write_text("")
+    assert list(read_events(tmp_path, role="server")) == []
+
+
+def test_a_damaged_line_of_a_server_is_named(run_dir):
+    (run_dir / "server-0.jsonl").write_text("{\n")
+    with pytest.raises(ConfigError, match=r"server-0\.jsonl line 1 is not JSON"):
+        read_run(run_dir)
+
+
+def test_an_event_of_another_version_is_named(run_dir):
+    (run_dir / "server-0.jsonl").write_text('{"event":"tally"}\n')
+    with pytest.raises(ConfigError, match="has no 'commits': it was written by another version"):
+        read_run(run_dir)
+
+
+def test_the_table_has_further_rows_where_a_run_had_servers(run_dir, events_of, text_of):
+    with_servers = summarise(run_dir)
+    without = summary_of(recorded_run(events_of("bsp", (12, 12, 12))))
+    lines = text_of(comparison_table([without, with_servers])).splitlines()
+    rows = {line[:27].strip(): line[27:].split() for line in lines if line.strip()}
+    assert rows["average iteration"] == ["54", "ms", "42", "42", "ms"]
+    assert rows["iterations per worker"] == ["12", "12", "12", "8", "4"]
+    assert rows["held per worker"] == ["0.2", "s", "0.0", "s"]
+    assert rows["largest lead per worker"] == ["4", "0"]
+    assert rows["average staleness"] == ["3.5", "1.5"]
+    assert rows["largest staleness"] == ["7", "3"]
+    assert rows["in global batches"] == ["3.5", "1.5"]
+    assert rows["commits/s"] == ["5"]
+    assert rows["workers came / went"] == ["2", "/", "2"]
+    assert "commits/s" not in text_of(comparison_table([without]))
+
+
+@pytest.mark.multiprocess
+def test_a_real_run_is_summed_up_as_json(tmp_path, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    arguments = ["--workers", "2", "--scheme", "ssp:bound=1", "--run-dir", str(tmp_path / "run"), "--json"]
+    assert main(["run", *arguments, str(script)]) == 0
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert summary["scheme"] == "ssp:bound=1"
+    assert sum(worker["samples"] for worker in summary["workers"]) == 2 * 96
+    served = summary["served"]
+    assert served["samples_committed"] == 2 * 96
+    assert served["commits"] == sum(worker["iterations"] for worker in summary["workers"])
+    assert served["joins"] == len(served["leaves"]) == 2
+    assert all(pushes["largest_lead"] <= 2 for pushes in served["pushes"])
+    assert served["bytes_per_second"] > 0
+
+
+SCRIPT = """
+import torch
+import evenstep
+
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
+for epoch in range(2):
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""

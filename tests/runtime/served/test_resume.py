@@ -1,0 +1,49 @@
+"""A server that dies is started again from the last snapshot, and the workers go on from there."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import served_faults, served_training
+from support.processes import results, run_workers
+from support.served import environment, server_events
+from support.training import Run
+
+from evenstep.runtime.server.process import ServerSettings, start_servers
+
+pytestmark = pytest.mark.multiprocess
+
+DYING = Path(served_faults.__file__).parent / "dying_server.py"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "servers", "dies", "number", "network"),
+    [
+        # 6 commits an epoch under the barrier, and 16 or more without.
+        ("bsp:engine=server", 1, 0, 9, False),
+        ("bsp:engine=server,servers=2", 2, 1, 9, True),
+        ("ssp:bound=2,servers=2", 2, 0, 25, False),
+    ],
+)
+def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path, scheme, servers, dies, number, network):
+    run = Run(scheme=scheme, samples=77, epochs=3)
+    events = []
+    settings = ServerSettings(
+        count=servers,
+        workers=3,
+        snapshots=tmp_path / "snapshots",
+        command=(sys.executable, str(DYING), str(dies), str(number)),
+    )
+    with start_servers(settings, events.append) as started:
+        told = environment(started.addresses, started.secret, tmp_path, network=network)
+        values = results(run_workers(served_faults.train, 3, run, tmp_path, -1, {}, environment=told))
+    assert [event["event"] for event in events] == ["servers_restarted"]
+    assert events[0]["server"] == dies
+    (restored,) = server_events(tmp_path, "restored")
+    # What counts of the second epoch was pushed to the servers that were started again.
+    assert served_faults.pushed(tmp_path, since={1: 3}) == {epoch: list(range(77)) for epoch in range(3)}
+    assert values[0]["ended"] == values[1]["ended"] == values[2]["ended"]
+    if scheme.startswith("bsp"):
+        assert restored["version"] == 6
+        np.testing.assert_allclose(values[0]["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10)

@@ -1,0 +1,205 @@
+"""What befalls a worker of a run on servers, by worker and iteration: it dies, stops, or loses its connection.
+
+Each function returns plain values; what a worker pushed is written to a file too, since one that is killed returns none.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+from support import served_training
+from support.training import weights
+
+from evenstep.runtime import join_servers
+from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
+
+PATIENCE_SECONDS = 30.0
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Failing:
+    """A connection on which something befalls the message of one kind and number."""
+
+    def __init__(self, connection, shard, plan):
+        self.local = connection.local
+        self.connection = connection
+        self.shard = shard
+        self.plan = plan
+
+    def send(self, header, *payload, files=()):
+        act = self.plan.due(self.shard, header)
+        if act is None:
+            self.connection.send(header, *payload, files=files)
+        else:
+            act(self.connection, header, payload)
+
+    def receive(self, timeout=None):
+        return self.connection.receive(timeout)
+
+    def receive_payload(self, *buffers):
+        self.connection.receive_payload(*buffers)
+
+    def close(self):
+        self.connection.close()
+
+
+class Plan:
+    """The message of this number (from 1) that asks a shard for this operation: what happens to it. It happens once."""
+
+    def __init__(self, operation, number, act, shard=0):
+        self.operation = operation
+        self.number = number
+        self.act = act
+        self.shard = shard
+        self.seen = 0
+        self.fired = False
+
+    def due(self, shard, header):
+        if (shard, header["op"]) != (self.shard, self.operation) or self.fired:
+            return None
+        self.seen += 1
+        self.fired = self.seen == self.number
+        return self.act if self.fired else None
+
+    def befall(self):
+        """All connections that this process makes from now on."""
+        connect = join_servers.connect
+        known = []
+
+        def failing(addresses, **options):
+            if addresses not in known:
+                known.append(addresses)
+            return Failing(connect(addresses, **options), known.index(addresses), self)
+
+        join_servers.connect = failing
+
+
+def half(connection, header, payload):
+    """The first half of a message."""
+    encoded = encode_header(header, DEFAULT_LIMITS)
+    body = b"".join(bytes(each) for each in payload)
+    frame = Prefix(header_bytes=len(encoded), payload_bytes=len(body), files=0).encode() + encoded + body
+    connection._wire.write([memoryview(frame)[: len(frame) // 2]], ())
+
+
+def die_before(connection, header, payload):
+    kill()
+
+
+def die_within(connection, header, payload):
+    half(connection, header, payload)
+    kill()
+
+
+def die_after(connection, header, payload):
+    connection.send(header, *payload)
+    kill()
+
+
+def cut_before(connection, header, payload):
+    connection.close()
+    connection.send(header, *payload)
+
+
+def cut_within(connection, header, payload):
+    half(connection, header, payload)
+    connection.close()
+
+
+def cut_after(connection, header, payload):
+    connection.send(header, *payload)
+    connection.close()
+
+
+def train(run, folder, victim, faults):
+    """An ordinary loop, in which something befalls the victim.
+
+    `faults`: what to do before the iteration's (from 1) backward or step, as {(iteration, "backward"): ...}; or a `Plan`.
+    """
+    if rank() == victim and isinstance(faults, Plan):
+        faults.befall()
+    points = faults if rank() == victim and isinstance(faults, dict) else {}
+    model, optimizer, loader, scheduler = served_training.prepared(run)
+    ended, done = [], 0
+    with Path(folder, f"pushed-{rank()}").open("a", buffering=1) as pushed:
+        for epoch in range(run.epochs):
+            for inputs, targets in loader:
+                done += 1
+                positions = served_training.seen(loader)
+                points.get((done, "backward"), nothing)()
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                points.get((done, "step"), nothing)()
+                incarnation = loader._engine._link.incarnation
+                pushed.write(json.dumps([epoch, done, positions, incarnation]) + "\n")
+                optimizer.step()
+            scheduler.step()
+            ended.append(weights(model))
+            points.get((epoch, "epoch"), nothing)()
+    fired = isinstance(faults, Plan) and faults.fired
+    return {"ended": ended, "fired": fired, "incarnation": loader._engine._link.incarnation}
+
+
+def nothing():
+    """No fault."""
+
+
+def pushed(folder, *, without=(), since=None):
+    """Epoch -> all positions pushed, over all workers, but for these (worker, iteration).
+
+    `since`: of these epochs, only what was pushed by later incarnations than this one.
+    """
+    found = {}
+    for file in Path(folder).glob("pushed-*"):
+        worker = int(file.name.partition("-")[2])
+        for line in file.read_text().splitlines():
+            epoch, iteration, positions, incarnation = json.loads(line)
+            if (worker, iteration) not in without and incarnation > (since or {}).get(epoch, 0):
+                found.setdefault(epoch, []).extend(positions)
+    return {epoch: sorted(positions) for epoch, positions in found.items()}
+
+
+class Kill:
+    """Dies at this point, once `others` have said that they are about to be held."""
+
+    def __init__(self, others=None):
+        self.others = others
+
+    def __call__(self):
+        if self.others is not None:
+            self.others.wait(PATIENCE_SECONDS)
+        kill()
+
+
+def train_held(run, folder, victim, held_at, barrier):
+    """The victim dies in its first iteration, when all others are about to push what they are held after."""
+    points = {(1, "step"): Kill(barrier)} if rank() == victim else {(held_at, "step"): barrier.wait}
+    return train(run, folder, rank(), points)
+
+
+def train_and_stop(run, folder, victim, iteration, pid, barrier):
+    """The victim stops itself; the others, once they have finished the epoch without it, have it go on, and wait."""
+    if rank() == victim:
+
+        def stop():
+            pid.value = os.getpid()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        return train(run, folder, victim, {(iteration, "step"): stop, (0, "epoch"): barrier.wait})
+
+    def have_it_go_on():
+        if rank() == (victim + 1) % 3:
+            os.kill(pid.value, signal.SIGCONT)
+        barrier.wait(PATIENCE_SECONDS)
+
+    return train(run, folder, rank(), {(0, "epoch"): have_it_go_on})
