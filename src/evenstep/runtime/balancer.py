@@ -36,6 +36,7 @@ class Balancer:
         estimator: What this worker knows of its own speed.
         hold: Emulated slowness; None where there is none.
         closed: Whether the run is over.
+        skipped: Pushes to servers that held a NaN or an infinity and were left out.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Balancer:
         self.hold = hold
         self.iteration: Iteration | None = None
         self.closed = False
+        self.skipped = 0
         self._sampler = factors
         self._memory = memory
         self._limits = limits
@@ -124,6 +126,8 @@ class Balancer:
         """The script asks for the next batch: compute pauses."""
         self._stopwatch.pause()
         self._entered = self._clock()
+        if self.iteration is not None and self.iteration.ended is None:
+            self.iteration.ended = self._entered
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> Iteration:
         """A batch is handed out: the clock of its compute runs from here.
@@ -216,10 +220,9 @@ class Balancer:
         if self.iteration is not None and self.iteration.paused is not None:
             self._record(self.iteration.event(reports, self.workers.rank, self._ended()))
 
-    def record_served(self, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
-        """The iteration in hand is over: write it down, with what the servers told of its push."""
-        if self.iteration is not None and self.iteration.paused is not None:
-            self._record({**self.iteration.served_event(row, held_seconds, self._ended()), **more})
+    def record_served(self, done: Iteration, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
+        """This iteration is over: write it down, with what the servers told of its push."""
+        self._record({**done.served_event(row, held_seconds, self._ended()), **more})
 
     def _ended(self) -> float:
         return self._clock() if self._entered is None else self._entered

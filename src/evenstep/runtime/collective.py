@@ -110,8 +110,8 @@ class CollectiveEngine:
         return self.balancer.iteration is None or self.balancer.iteration.piece.last
 
     @property
-    def settled(self) -> bool:
-        return True
+    def unsettled(self) -> str | None:
+        return None
 
     def settle(self) -> None:
         """They are alike after every step."""

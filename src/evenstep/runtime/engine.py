@@ -51,8 +51,8 @@ class Engine(Protocol):
         """Whether the batch in hand is the last before the optimizer steps."""
 
     @property
-    def settled(self) -> bool:
-        """Whether all workers have the same weights, so that any one's checkpoint serves them all."""
+    def unsettled(self) -> str | None:
+        """Why a checkpoint of one worker would not serve them all now; None where it does."""
 
     def settle(self) -> None:
         """Make all workers alike, where they are not.

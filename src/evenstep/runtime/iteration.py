@@ -32,6 +32,8 @@ class Iteration:
     paused: float | None = None
     """When this worker had done its part of the (latest) synchronisation; None as long as there was none."""
     synchronised_seconds: float = 0.0
+    ended: float | None = None
+    """When the script asked for the next batch."""
     observed: bool = False
     estimator_before: State | None = None
 
@@ -60,7 +62,8 @@ class Iteration:
     def served_event(self, row: list[int], held_seconds: float, ended: float) -> dict[str, object]:
         """As `event`, of an iteration whose push was held for so long; `row` is what this worker told of it."""
         compute = row[1] * self.passes / 1e6
-        return self._parts(compute, min(held_seconds, self.synchronised_seconds), row, ended)
+        end = ended if self.ended is None else self.ended
+        return self._parts(compute, min(held_seconds, self.synchronised_seconds), row, end)
 
     def _parts(self, compute: float, waited: float, row: list[int], ended: float) -> dict[str, object]:
         return {

@@ -18,6 +18,7 @@ from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
+from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.workers import Workers
 from evenstep.transport.connect import connect
 
@@ -39,10 +40,10 @@ def join_servers(
     if launched.servers:
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
-        hosted = _host(shards, count, "127.0.0.1", run_dir, None, timeout_seconds)
+        hosted = _host(shards, count, "127.0.0.1", run_dir, None, timeout_seconds, resume=launched.resume)
         addresses, secret = hosted.addresses, hosted.secret
     else:
-        addresses, secret = _meet_in_store(rank, count, shards, run_dir, timeout_seconds)
+        addresses, secret = _meet_in_store(rank, count, shards, run_dir, timeout_seconds, resume=launched.resume)
     if len(addresses) != shards:
         raise ConfigError(
             f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
@@ -71,7 +72,7 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _meet_in_store(
-    rank: int, count: int, shards: int, run_dir: Path | None, timeout_seconds: float
+    rank: int, count: int, shards: int, run_dir: Path | None, timeout_seconds: float, *, resume: bool
 ) -> tuple[tuple[tuple[str, ...], ...], str]:
     """The servers' addresses and secret, over torchrun's store; the first worker starts them and says where."""
     store = PrefixStore("evenstep/servers", _store(rank, count))
@@ -84,7 +85,7 @@ def _meet_in_store(
                 f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits"
                 " on every host"
             )
-        hosted = _host(shards, count, host, run_dir, given, timeout_seconds)
+        hosted = _host(shards, count, host, run_dir, given, timeout_seconds, resume=resume)
         lines = [" ".join(addresses) for addresses in hosted.addresses]
         # A secret that was given must not travel through the store, which anybody can read.
         store.set(_KEY, "\n".join([*lines, "" if given else hosted.secret]))
@@ -105,10 +106,26 @@ def _store(rank: int, count: int) -> Store:
 
 
 def _host(
-    shards: int, workers: int, host: str, run_dir: Path | None, secret: str | None, timeout_seconds: float
+    shards: int,
+    workers: int,
+    host: str,
+    run_dir: Path | None,
+    secret: str | None,
+    timeout_seconds: float,
+    *,
+    resume: bool,
 ) -> Servers:
-    """Start the servers as children of this process, which ends them when all workers are done with them."""
+    """Start the servers as children of this process, which ends them when all workers are done with them.
+
+    Raises:
+        ConfigError: They could not be started, or the run directory holds another run's snapshots.
+    """
     scratch = None
+    if run_dir is not None and not resume and Snapshots(run_dir / "snapshots", shards).latest() is not None:
+        raise ConfigError(
+            f"the run directory {run_dir} holds the snapshots of a run already: give another, or go on from them with"
+            " evenstep run --resume"
+        )
     if run_dir is None:
         scratch = tempfile.TemporaryDirectory(prefix="evenstep-")
         run_dir = Path(scratch.name)
@@ -117,7 +134,7 @@ def _host(
         print(f"evenstep: {event['text']}", file=sys.stderr)
 
     settings = ServerSettings(
-        count=shards, workers=workers, snapshots=run_dir / "snapshots", listen=host, secret=secret
+        count=shards, workers=workers, snapshots=run_dir / "snapshots", listen=host, secret=secret, resume=resume
     )
     servers = start_servers(settings, say)
     _Hosting(servers, scratch, timeout_seconds).start()

@@ -4,6 +4,7 @@ A request is asked again where its answer does not come, and connections are mad
 calls sees an answer, or that this worker was given up for dead, or an error that says which server is gone.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError, WorkerLostError
+from evenstep.runtime.server.state_message import decode_states, encode_states
+from evenstep.runtime.server.updates import State
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Header, Message, SilentError
 from evenstep.transport.segment import Segment
@@ -149,7 +152,7 @@ class Link:
         self._nbytes = tuple(nbytes)
         self._take_places()
         if self._pulse is None:
-            self._pulse = threading.Thread(target=self._beat, name="evenstep-pulse", daemon=True)
+            self._pulse = threading.Thread(target=self._beat, name="evenstep-pulse")
             self._pulse.start()
 
     # A run.
@@ -181,6 +184,35 @@ class Link:
         if answer.get("weights"):
             self.has = int(answer["version"])  # type: ignore[call-overload]
         return answer
+
+    def fetch_states(self) -> dict[str, dict[str, object]]:
+        """The optimizer's state by parameter, as the servers have it.
+
+        Raises:
+            WorkerLostError: The servers are gone.
+        """
+        states: dict[str, dict[str, object]] = {}
+        for shard in self.shards:
+            connection = self._line(shard)
+            connection.send({"op": "states"})
+            message = self._next(shard, lambda header: "states" in header or "error" in header, self._timeout)
+            payload = bytearray(message.payload_bytes)
+            connection.receive_payload(memoryview(payload))
+            states |= decode_states(payload)
+        return states
+
+    def load_states(self, states: Sequence[Sequence[tuple[str, State]]]) -> None:
+        """Have the optimizer go on from these states, shard by shard.
+
+        Raises:
+            ConfigError: They are none of this optimizer's.
+            WorkerLostError: The servers are gone.
+        """
+        for shard, own in zip(self.shards, states, strict=True):
+            self._line(shard).send({"op": "load_states"}, *encode_states(own))
+            message = self._next(shard, lambda header: "loaded" in header or "error" in header, self._timeout)
+            if "error" in message.header:
+                raise _ERRORS.get(str(message.header.get("kind")), ProtocolError)(str(message.header["error"]))
 
     @property
     def asking(self) -> bool:
@@ -240,7 +272,7 @@ class Link:
         for shard, nbytes in zip(self.shards, self._nbytes, strict=True):
             self._reach(shard)
             connection = self._line(shard)
-            header = {"op": "start", "rank": self.rank, "incarnation": self.incarnation, "seq": 0}
+            header = {"op": "start", "rank": self.rank, "incarnation": self.incarnation, "seq": 0, "has": self.has}
             connection.send(header, memoryview(self._described))
             message = self._next(shard, lambda header: "answer" in header, self._timeout)
             answer = message.header
@@ -332,3 +364,6 @@ class Link:
                         continue  # Whoever waits on it finds out.
             # Joining the main thread is a sleep that ends early when the script does.
             main.join(self._heartbeat * ASK_AGAIN)
+        # A script has no place where it would close what prepare opened. One that failed is not done, only gone.
+        if not self._closed.is_set() and getattr(sys, "last_value", None) is None:
+            self.close()

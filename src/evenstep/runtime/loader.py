@@ -23,12 +23,14 @@ class LoaderStatistics:
     """Counts of one worker, over all epochs of this process.
 
     `iterations`: iterations handed out. `misses`: samples that a change of sizes made it fetch out of turn (with worker
-    processes). `overruns`: iterations whose real work took longer than the time to be emulated.
+    processes). `overruns`: iterations whose real work took longer than the time to be emulated. `skipped`: pushes to
+    parameter servers that held a NaN or an infinity and were left out.
     """
 
     iterations: int
     misses: int
     overruns: int
+    skipped: int = 0
 
 
 @final
@@ -116,7 +118,12 @@ class PreparedLoader:
 
     def statistics(self) -> LoaderStatistics:
         """What this worker's loader has been through so far."""
-        return LoaderStatistics(iterations=self.iteration, misses=self._misses, overruns=self._balancer.overruns)
+        return LoaderStatistics(
+            iterations=self.iteration,
+            misses=self._misses,
+            overruns=self._balancer.overruns,
+            skipped=self._balancer.skipped,
+        )
 
     def settle(self) -> None:
         """Average the models now, under local SGD, where they have gone apart since the last average; else nothing.
@@ -195,6 +202,7 @@ class PreparedLoader:
                     self._engine.enter_loader()
                 shares.replan()
                 self._misses = misses + shares.misses
+            self._done = ledger.iterations
         finally:
             if loop == self._loops:
                 self._engine.leave_loop()
@@ -236,11 +244,8 @@ class PreparedLoader:
         Plain numbers, lists and strings. The state of any one worker serves all of them; under local SGD that holds
         between epochs and right after `settle`, and a warning says so elsewhere.
         """
-        if not self._engine.settled:
-            warnings.warn(
-                "each worker's weights are its own until the next average: call loader.settle() on all before saving",
-                stacklevel=2,
-            )
+        if self._engine.unsettled is not None:
+            warnings.warn(self._engine.unsettled, stacklevel=2)
         return {
             "version": 1,
             "seed": self._order.seed,

@@ -124,12 +124,14 @@ class LocalEngine:
         return True
 
     @property
-    def settled(self) -> bool:
+    def unsettled(self) -> str | None:
         now = self.balancer.iteration
-        return self.workers.count == 1 or now is None or now.paused is not None
+        if self.workers.count == 1 or now is None or now.paused is not None:
+            return None
+        return "each worker's weights are its own until the next average: call loader.settle() on all before saving"
 
     def settle(self) -> None:
-        self._come_in(meet=not self.settled)
+        self._come_in(meet=self.unsettled is not None)
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         self.balancer.compute_goes_on()

@@ -144,6 +144,7 @@ def prepare(
             "event": "run",
             "workers": workers.count,
             "scheme": agreement.scheme.name,
+            "engine": "collective" if link is None else "server",
             "global_batch_size": agreement.problem.global_batch_size,
             "iterations_per_epoch": len(prepared_loader),
             "minimum": agreement.problem.minimum.tolist(),

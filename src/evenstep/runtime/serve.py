@@ -1,13 +1,11 @@
 """Puts the server engine of one worker together."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstep.core.errors import ConfigError
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.link import Link
 from evenstep.runtime.request import Agreement, Request
@@ -63,12 +61,11 @@ def served_optimizer(engine: ServedEngine, optimizer: torch.optim.Optimizer | tu
     """What the script steps from now on, in a tuple where it gave one."""
     given = optimizer[0] if isinstance(optimizer, tuple) else optimizer
 
-    def fetch() -> dict[str, Any]:
-        warnings.warn("not yet", stacklevel=2)
-        return given.state_dict()
-
-    def restore(state: dict[str, Any]) -> None:
-        raise ConfigError("not yet")
-
-    served = ServedOptimizer(given, push=engine.step, forget=engine.forget_gradients, fetch=fetch, restore=restore)
+    served = ServedOptimizer(
+        given,
+        push=engine.step,
+        forget=engine.forget_gradients,
+        fetch=engine.fetch_state,
+        restore=engine.restore_state,
+    )
     return (served,) if isinstance(optimizer, tuple) else served

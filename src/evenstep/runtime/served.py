@@ -18,7 +18,14 @@ from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.link import ExpiredError, Link
 from evenstep.runtime.served_parameters import ServedParameters
 from evenstep.runtime.server.layout import ShardLayout
-from evenstep.runtime.server.updates import OptimizerSpec, Options, options_to_record
+from evenstep.runtime.server.state_message import by_shard
+from evenstep.runtime.server.updates import (
+    OptimizerSpec,
+    Options,
+    options_to_record,
+    state_by_index,
+    state_by_name,
+)
 from evenstep.schemes import Served
 from evenstep.transport.base import Header
 
@@ -67,6 +74,8 @@ class ServedEngine:
         self._overlaps = served.exchange == "overlapped"
         self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
         self._watched = next(iter(parameters.values()))
+        self._layouts = layouts
+        self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self._optimizer = optimizer
         self._spec = spec
         self._clock = clock
@@ -81,15 +90,16 @@ class ServedEngine:
         self._counted: list[int] = []
         self._computed_on = -1
         """The version of the weights in the parameters."""
+        self._handed_out_on = -1
+        """And what it was when the batch in hand was handed out, which overlapping exchanges outlast."""
         self._told: tuple[Options, ...] | None = None
         self._told_to = -1
-        self._finished: tuple[list[int], float, dict[str, object]] | None = None
+        self._pushed: Iteration | None = None
+        """The iteration whose push is under way, or was answered last."""
         self._row: list[int] = []
-        self._sent_at = 0.0
+        self._answered: dict[str, object] | None = None
         self._gradient_version: int | None = None
         self._warned = False
-        self.skipped = 0
-        """Pushes that held a NaN or an infinity and were left out."""
 
     # The loader's side.
 
@@ -104,10 +114,11 @@ class ServedEngine:
         if self._in_hand is not None:
             self._push_nothing()
         self.balancer.enter_loader()
-        if self._finished is not None:
-            row, held, more = self._finished
-            self._finished = None
-            self.balancer.record_served(row, held, more)
+        if self._pushed is not None and self._answered is not None:
+            held = float(cast("float", self._answered.get("held", 0.0)))
+            more: dict[str, object] = {name: self._answered[name] for name in MORE if name in self._answered}
+            self.balancer.record_served(self._pushed, self._row, held, more)
+            self._answered = None
 
     def leave_loop(self) -> None:
         """What this worker has claimed and not computed on goes back to the others."""
@@ -121,6 +132,7 @@ class ServedEngine:
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         self._in_hand = share.iteration
+        self._handed_out_on = self._computed_on
         self._units = None
         self._counted.append(share.samples)
         self._gradient_version = None
@@ -140,8 +152,13 @@ class ServedEngine:
         return True
 
     @property
-    def settled(self) -> bool:
-        return True
+    def unsettled(self) -> str | None:
+        if self._over:
+            return None
+        return (
+            "in the middle of an epoch only the servers know which samples are done with, so this state repeats the"
+            " epoch: save between epochs, or go on from the servers' snapshots with evenstep run --resume"
+        )
 
     def settle(self) -> None:
         """The weights are the servers', which no worker can make alike; between epochs all have the same."""
@@ -174,7 +191,28 @@ class ServedEngine:
         self._counted = []
         self._exchange(now, samples)
 
+    def fetch_state(self) -> dict[str, Any]:
+        """The state dict of the script's optimizer, with the servers' state."""
+        self._finish_exchange()
+        states = state_by_index(self._optimizer, self._names, self._link.fetch_states())
+        return {**self._optimizer.state_dict(), "state": states}
+
+    def restore_state(self, state_dict: dict[str, Any]) -> None:
+        """Give a state dict of the script's optimizer to it and to the servers."""
+        self._finish_exchange()
+        self._optimizer.load_state_dict(state_dict)
+        self._hand_over_state()
+
     # In between.
+
+    def _hand_over_state(self) -> None:
+        """The state that the script's optimizer has becomes the servers', which keep it from now on."""
+        state_dict = self._optimizer.state_dict()
+        if state_dict["state"]:
+            states = state_by_name(self._optimizer, self._names, state_dict)
+            names = [[each.name for each in layout.parameters] for layout in self._layouts]
+            self._link.load_states(by_shard(states, names))
+            self._optimizer.state.clear()
 
     def _begin_pass(self) -> None:
         """Ask for the first claims; a pass that the others have finished is over at once."""
@@ -213,6 +251,7 @@ class ServedEngine:
         self._parameters.put_weights()
         with suppress(ExpiredError):
             self._link.ask("initialise", gradients=True)
+            self._hand_over_state()
 
     def _more(self) -> bool:
         """Nothing is in hand: wait for claims, or for the end of the pass."""
@@ -235,16 +274,18 @@ class ServedEngine:
 
     def _exchange(self, now: Iteration, samples: int) -> None:
         self._finish_exchange()
+        if self._in_hand is None:  # This worker has started anew: the batch is the others' to do.
+            return
         norm = 0.0
         if samples:
             norm = self._parameters.put_gradients()
             if not math.isfinite(norm):
                 norm, samples = 0.0, self._skip(now)
-        self._row = self.balancer.row(now)
+        self._pushed, self._row = now, self.balancer.row(now)
         claim, self._in_hand = self._in_hand, None
         fields: dict[str, object] = {
             "claim": claim,
-            "weights": self._computed_on,
+            "weights": self._handed_out_on,
             "samples": samples,
             "units": samples if self._units is None else self._units,
             "row": self._row,
@@ -254,12 +295,13 @@ class ServedEngine:
         if options != self._told or self._told_to != self._link.incarnation:
             fields["options"] = options_to_record(options)
             self._told, self._told_to = options, self._link.incarnation
-        self._sent_at = self._clock()
+        began = self._clock()
         try:
             self._link.send("push", gradients=bool(samples), **fields)
         except ExpiredError:
             self._start_anew()
             return
+        now.synchronised_seconds = self._clock() - began
         if not self._overlaps:
             self._finish_exchange()
 
@@ -267,19 +309,15 @@ class ServedEngine:
         """Wait for the answer to the push that is under way, if one is."""
         if not self._link.asking:
             return
+        began = self._clock()
         try:
             answer = self._link.collect()
         except ExpiredError:
             self._start_anew()
             return
-        now = self.balancer.iteration
-        if now is not None:
-            now.synchronised_seconds = self._clock() - self._sent_at
-        self._finished = (
-            self._row,
-            float(cast("float", answer.get("held", 0.0))),
-            {name: answer[name] for name in MORE if name in answer},
-        )
+        if self._pushed is not None:
+            self._pushed.synchronised_seconds += self._clock() - began
+        self._answered = dict(answer)
         self._heed(answer)
 
     def _start_anew(self) -> None:
@@ -295,8 +333,8 @@ class ServedEngine:
                 f"the gradient of iteration {now.number} on worker {self.workers.rank} holds a NaN or an infinity: lower"
                 " the learning rate or the loss's scale, or have such pushes skipped with nonfinite=skip"
             )
-        self.skipped += 1
-        if self.skipped == 1:
+        self.balancer.skipped += 1
+        if self.balancer.skipped == 1:
             warnings.warn(
                 f"worker {self.workers.rank} left out a push whose gradient holds a NaN or an infinity; further ones are"
                 " counted in loader.statistics()",

@@ -162,7 +162,8 @@ class AnyOrder(RuleBasedStateMachine):
         for claim in answer.claims:
             positions = set(claim.positions)
             taken = self.open.setdefault(worker.begun, {})
-            assert positions and len(positions) == len(claim.positions)
+            assert positions
+            assert len(positions) == len(claim.positions)
             assert positions <= set(range(self.used))
             assert not any(positions & others for others in [*taken.values(), self.done.get(worker.begun, set())])
             assert len(positions) <= self.problem.maximum[answer.worker]

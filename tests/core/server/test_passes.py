@@ -148,6 +148,7 @@ def test_a_pass_in_step_begins_only_when_all_have_come(Run):
 def test_whoever_never_comes_is_not_waited_for_once_it_is_given_up(Run):
     run = Run(Barrier(), workers=3, length=8)
     assert run.begin(0, 1) == []
+    assert [run.coordinator.awaits(worker) for worker in range(3)] == [False, False, True]
     assert run.leave(2) == ["0: 0-4", "1: 4-8"]
     with pytest.raises(ProtocolError, match="worker 2 has not joined"):
         run.leave(2)

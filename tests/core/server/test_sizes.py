@@ -52,6 +52,13 @@ def test_the_users_own_sizes_stay_with_their_ranks():
     assert sizes_of(load, present=(0, 2), workers=3, batch=12).all() == {0: 2, 2: 6}
 
 
+def test_the_users_own_sizes_are_not_limited_by_what_is_reported():
+    sizes = sizes_of(Static(sizes=(2, 6)))
+    sizes.observe(0, row())
+    sizes.observe(1, row(largest=5))
+    assert sizes.all() == {0: 2, 1: 6}
+
+
 def test_sizes_follow_reports_once_everyone_has_reported():
     sizes = sizes_of(LB_BSP)
     for _ in range(5):
@@ -91,6 +98,13 @@ def test_sizes_stay_within_the_memory_that_is_reported():
     sizes.observe(0, row(3000))
     sizes.observe(1, row(1000, largest=5))
     assert sizes.all() == {0: 3, 1: 5}
+
+
+def test_memory_that_holds_no_multiple_is_not_believed():
+    sizes = sizes_of(Equal(), multiple=2)
+    sizes.observe(0, row(largest=1))
+    sizes.observe(1, row(largest=8))
+    assert sizes.all() == {0: 4, 1: 4}
 
 
 def test_a_snapshot_counts_once_the_same_workers_are_back():

@@ -21,9 +21,8 @@ DYING = Path(served_faults.__file__).parent / "dying_server.py"
     ("scheme", "servers", "dies", "number", "network"),
     [
         # 6 commits an epoch under the barrier, and 16 or more without.
-        ("bsp:engine=server", 1, 0, 9, False),
         ("bsp:engine=server,servers=2", 2, 1, 9, True),
-        ("ssp:bound=2,servers=2", 2, 0, 25, False),
+        ("ssp:bound=2", 1, 0, 25, False),
     ],
 )
 def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path, scheme, servers, dies, number, network):

@@ -145,8 +145,9 @@ def limited(problem: Problem, maximum: IntArray) -> Problem:
 
     Otherwise as it was: after a first iteration that was short, only small sizes have been seen to fit.
     """
-    room = int((maximum // problem.multiple * problem.multiple).sum())
-    if room < problem.global_batch_size or (maximum < problem.minimum).any():
+    multiple = problem.multiple
+    largest, least = maximum // multiple * multiple, -(-problem.minimum // multiple) * multiple
+    if int(largest.sum()) < problem.global_batch_size or (largest < least).any():
         return problem
     return replace(problem, maximum=maximum)
 

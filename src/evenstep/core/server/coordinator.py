@@ -122,13 +122,17 @@ class Coordinator:
         self._workers[worker] = _Worker(iteration=self._iterations.pop(worker, 0))
         self.sizes.join(worker)
 
+    def awaits(self, worker: int) -> bool:
+        """Whether this worker of the problem has neither come nor been given up."""
+        return worker in self._awaited and worker not in self._workers
+
     def leave(self, worker: int, now: float) -> list[CoordinatorCommand]:
         """A worker is gone, dead or done, or never came: its open claims go back, and nobody waits for it.
 
         Raises:
             ProtocolError: It has not joined, and nobody waits for it.
         """
-        if worker in self._awaited and worker not in self._workers:
+        if self.awaits(worker):
             self._awaited.discard(worker)
             return self._go_on(now)
         self._known(worker)

@@ -75,8 +75,9 @@ class Sizes:
         self._rows = {}
         reports = Reports.from_table(table)
         self._policy.observe(reports)
-        limits = self._whole.maximum[list(self._members)]
-        self._problem = limited(self._problem, np.minimum(limits, reports.largest_size))
+        if not isinstance(self._load, Static):  # which refuses limits instead of keeping to them
+            limits = self._whole.maximum[list(self._members)]
+            self._problem = limited(self._problem, np.minimum(limits, reports.largest_size))
         self._sizes = None
 
     def all(self) -> dict[int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast, final
 
-from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.server import (
     Answer,
     Arrival,
@@ -41,6 +41,7 @@ class Head:
         heartbeat_seconds: How long a worker may be silent.
         recorder: Takes events.
         clock: Seconds that do not go back.
+        say: Takes a sentence for whoever started the run.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Head:
         heartbeat_seconds: float,
         recorder: Recorder,
         clock: Callable[[], float],
+        say: Callable[[str], None],
     ) -> None:
         self.replica = replica
         self.workers = workers
@@ -65,12 +67,15 @@ class Head:
         self._heartbeats = Heartbeats(heartbeat_seconds)
         self._recorder = recorder
         self._clock = clock
+        self._say = say
         self._coordinator: Coordinator | None = None
         self._incarnation = 0
         self._options: dict[PushKey, tuple[Options, ...]] = {}
         self._norms: dict[PushKey, float] = {}
         self._commits: dict[int, Update] = {}
         """The latest commit of each worker's push."""
+        self._lost = 0
+        self._message_bytes = 0
         self._initialiser: int | None = None
         self._begins: dict[int, tuple[int, int, int]] = {}
         self._saved = (clock(), -1)
@@ -90,9 +95,17 @@ class Head:
 
     # Workers come and go.
 
-    def start(self, worker: int, encoded: bytes, connection: Connection) -> int:
-        """A worker is here, as a new incarnation, whose number is returned; an older one of its is gone."""
+    def start(self, worker: int, encoded: bytes, connection: Connection, has: int) -> int:
+        """A worker is here, as a new incarnation, whose number is returned; an older one of its is gone.
+
+        `has` is the version of the weights that it comes with; a later one than the servers' tells what they have lost.
+        """
         self._define(encoded)
+        lost = has - self.coordinator.version
+        if lost > self._lost:
+            self._lost = lost
+            self._record("lost", worker, commits=lost)
+            self._say(f"{lost} commits are lost: the servers went back from version {has} to {has - lost}")
         if worker in self.replica.seats:
             self.lose(worker, self.replica.seats[worker].incarnation, "has started anew")
         self._incarnation += 1
@@ -124,6 +137,9 @@ class Head:
             self._incarnation = cast("int", state["incarnation"])
             self._record("restored", None, version=version)
         self._coordinator = coordinator
+        self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.replica.count))
+        for worker in range(self.workers):
+            self._heartbeats.heard(worker, self._clock())
 
     def heard(self, worker: int) -> None:
         """Something came from the worker."""
@@ -151,8 +167,10 @@ class Head:
         now = self._clock()
         for worker in self._heartbeats.silent(now):
             seat = self.replica.seats.get(worker)
-            if seat is None:  # It was heard of at the moment when it left.
+            if seat is None:  # It never came, or was heard of at the moment when it left.
                 self._heartbeats.forget(worker)
+                if self.coordinator.awaits(worker):
+                    self._carry_out(self.coordinator.leave(worker, now))
             else:
                 self.lose(worker, seat.incarnation, "was silent for too long")
         saved, version = self._saved
@@ -191,10 +209,15 @@ class Head:
             raise ProtocolError(f"worker {worker} sent initial weights that it was not asked for")
         self._tell({"op": "initialise", "worker": worker, "version": self.coordinator.version})
         self.replica.initialise(worker, self.coordinator.version)
-        for waiting, begin in sorted(self._begins.items()):
-            if waiting != worker:
+        self._initialiser = None
+        # From here on there is always one to go back to.
+        self.snapshot()
+        begins, self._begins = self._begins, {}
+        for waiting, begin in sorted(begins.items()):
+            try:
                 self.begin(waiting, *begin)
-        self._begins.clear()
+            except DisagreementError as error:  # It is that worker's own, not the one's who sent weights.
+                self._reply(waiting, {"error": str(error), "kind": type(error).__name__})
 
     def push(self, arrival: Arrival, options: tuple[Options, ...], norm: float) -> None:
         """A worker's push is staged on every shard."""
@@ -205,7 +228,7 @@ class Head:
         except ProtocolError:
             self._forget(key)
             raise
-        self._tally.bytes += self.replica.nbytes
+        self._tally.bytes += self._message_bytes if arrival.samples else 0
         self._carry_out(commands)
 
     def rest(self, worker: int) -> None:
@@ -294,7 +317,8 @@ class Head:
         header = {"answer": seat.sequence, **header}
         if self._followers:
             self._tell({"op": "answer", "worker": worker, "answer": seat.sequence})
-        self.replica.answer(worker, header)
+        if self.replica.answer(worker, header):
+            self._tally.bytes += self._message_bytes
 
     def _forget(self, key: PushKey) -> None:
         self._options.pop(key, None)

@@ -97,6 +97,7 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
             heartbeat_seconds=settings.heartbeat_seconds,
             recorder=recorder,
             clock=time.monotonic,
+            say=lambda text: print(f"evenstep: {text}", file=sys.stderr, flush=True),
         )
     lock = threading.Lock()
     desk = Desk()

@@ -164,13 +164,14 @@ class Replica:
             del self._staged[key]
         self.version += 1
 
-    def answer(self, worker: int, header: Header) -> None:
-        """Answer the worker's request, with the weights where it has older ones."""
+    def answer(self, worker: int, header: Header) -> bool:
+        """Answer the worker's request, with the weights where it has others; whether it had."""
         seat = self.seats.get(worker)
         if seat is None:
-            return
+            return False
         weights = self.version >= 0 and seat.version != self.version
         if weights:
             self.shard.read_weights(seat.weights)
             seat.version = self.version
         seat.answer({**header, "weights": weights}, weights=weights)
+        return weights

@@ -7,6 +7,7 @@ answered again. What is malformed ends the connection; what is not possible now 
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, final
 
 from evenstep.core.errors import EvenstepError, ProtocolError
@@ -18,11 +19,14 @@ from evenstep.runtime.server.meeting import Meeting
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.run_spec import MOST_BYTES
 from evenstep.runtime.server.seat import Seat
+from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import Options, options_from_record
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 _LARGEST: Final = 2**31
+MOST_STATES: Final = 8
+"""The most tensors of a parameter's size that an optimizer keeps for it."""
 
 
 @final
@@ -73,6 +77,8 @@ class Session:
             "bye": self._bye,
             "farewell": self._farewell,
             "follow": self._follow,
+            "states": self._states,
+            "load_states": self._load_states,
         }
         self._commands: dict[str, Callable[[Fields], None]] = {
             "answer": self._follow_answer,
@@ -80,7 +86,7 @@ class Session:
             "discard": lambda fields: replica.discard(_key(fields.wholes("key", 3))),
             "leave": self._follow_leave,
             "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
-            "restore": lambda fields: replica.restore(fields.whole("version"), workers),
+            "restore": self._follow_restore,
             "snapshot": lambda fields: replica.snapshot(),
         }
 
@@ -161,7 +167,7 @@ class Session:
             if seat is not None and back and not self._connection.local:
                 seat.connection = self._connection
             elif self._head is not None:
-                incarnation = self._head.start(worker, encoded, self._connection)
+                incarnation = self._head.start(worker, encoded, self._connection, fields.whole("has", least=-1))
                 seat = self._replica.seats[worker]
             else:
                 if seat is not None:
@@ -324,6 +330,31 @@ class Session:
         with self._lock:
             self._head_of().tell_when_empty(self._connection)
 
+    def _states(self, fields: Fields, message: Message) -> None:
+        """The optimizer's state, for a checkpoint of the script's."""
+        self._place()
+        with self._lock:
+            pieces = encode_states(self._replica.shard.optimizer_state())
+
+        def send() -> None:
+            # Many bytes: whoever serves the others must not wait for them to be taken in.
+            with suppress(ConnectionLostError):
+                self._connection.send({"states": True}, *pieces)
+
+        threading.Thread(target=send, name="evenstep-states", daemon=True).start()
+
+    def _load_states(self, fields: Fields, message: Message) -> None:
+        """The optimizer goes on from a checkpoint of the script's."""
+        self._place()
+        if message.payload_bytes > MOST_BYTES + MOST_STATES * self._replica.nbytes:
+            raise ConnectionLostError(f"an optimizer state of {message.payload_bytes} bytes is more than there can be")
+        payload = bytearray(message.payload_bytes)
+        self._connection.receive_payload(memoryview(payload))
+        states = decode_states(payload)
+        with self._lock:
+            self._replica.shard.load_optimizer_state(states)
+        self._connection.send({"loaded": True})
+
     # The commands of shard 0, on the others.
 
     def _follow(self, fields: Fields, message: Message) -> None:
@@ -341,6 +372,9 @@ class Session:
         pushes = [(_key(key), weight) for key, weight in fields.pairs("pushes")]
         clip = fields.number("clip") if fields.has("clip") else None
         self._replica.commit(pushes, options_from_record(fields.items("options")), clip)
+
+    def _follow_restore(self, fields: Fields) -> None:
+        self._replica.restore(fields.whole("version"), self._workers)
 
     def _follow_leave(self, fields: Fields) -> None:
         self._replica.leave(fields.whole("worker"), fields.whole("incarnation"))

@@ -1,0 +1,70 @@
+"""Each mistake with servers gets one sentence that says what to change."""
+
+import pytest
+from support import served_scripts
+from support.processes import results
+from support.served import run_served
+from support.training import Run
+
+pytestmark = pytest.mark.multiprocess
+
+
+def sentence_of(outcomes):
+    """What the only worker's ConfigError says."""
+    kind, _, sentence = outcomes[0].error.partition(": ")
+    assert kind == "ConfigError"
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("mistake", "fragment"),
+    [
+        ("several models", "one model and one optimizer"),
+        ("a comm_hook", "leave out comm_hook"),
+        ("LBFGS", "LBFGS"),
+        ("a lazy model", "lazy"),
+    ],
+)
+def test_what_cannot_be_prepared(tmp_path, mistake, fragment):
+    outcomes = run_served(served_scripts.prepare_wrongly, 1, Run(scheme="asp"), mistake, run_dir=tmp_path)
+    assert fragment in sentence_of(outcomes)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_an_incomplete_environment(tmp_path, missing):
+    sentence = sentence_of(run_served(served_scripts.join_incompletely, 1, missing, run_dir=tmp_path))
+    assert missing in sentence
+    assert "torchrun" in sentence
+
+
+@pytest.mark.parametrize(
+    ("mistake", "fragment"),
+    [
+        ("a closure", "takes a closure"),
+        ("their own optimizer", "step the one that prepare returned"),
+        ("another param group", "before prepare"),
+        ("two steps", "step once for each batch"),
+    ],
+)
+def test_a_mistake_in_the_loop(tmp_path, mistake, fragment):
+    (said,) = results(run_served(served_scripts.misuse, 1, Run(scheme="asp"), mistake, run_dir=tmp_path))
+    assert said.startswith("ConfigError")
+    assert fragment in said
+
+
+def test_loops_of_other_epochs(tmp_path):
+    outcomes = run_served(served_scripts.set_other_epochs, 3, Run(scheme="bsp:engine=server"), 1, run_dir=tmp_path)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert errors
+    for error in errors:
+        assert error.startswith("DisagreementError")
+        assert "set_epoch" in error
+
+
+def test_workers_with_other_models(tmp_path):
+    outcomes = run_served(served_scripts.describe_other_models, 3, Run(scheme="asp"), 1, run_dir=tmp_path)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert errors
+    for error in errors:
+        assert error.startswith("DisagreementError")
