@@ -11,27 +11,28 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from contestants import bare_sockets, memory_copy, ps_lite
+from contestants import bare_sockets, evenstep, memory_copy, ps_lite
 from contestants.case import Case
 from harness import environments, record
 
 LARGE = [(25_000_000, 1), (25_000_000, 4), (100_000_000, 1), (100_000_000, 4)]
 SMALL = [(100_000, 4)]
 """Bytes of the model and workers: of the first, megabytes count, of the second, exchanges."""
-REFERENCES = {
-    "bare sockets": ("bare sockets, TCP", "bare sockets, Unix"),
-    "bare sockets, whole replies": ("bare sockets, TCP, whole replies", "bare sockets, Unix, whole replies"),
-    "memory copy": ("memory copy",),
-    "ps-lite": ("ps-lite, one key", "ps-lite, model keys"),
+SOCKETS = (
+    "bare sockets, TCP",
+    "bare sockets, TCP, whole replies",
+    "bare sockets, Unix",
+    "bare sockets, Unix, whole replies",
+)
+"""A whole reply has the weights of one version, as evenstep's have; the others may mix those of two updates."""
+PS_LITE = ("ps-lite, one key", "ps-lite, model keys")
+REFERENCES = {**{name: (name,) for name in SOCKETS}, "memory copy": ("memory copy",), "ps-lite": PS_LITE}
+"""What evenstep is compared with: the fastest of these contestants, by its median in the case."""
+GOALS = {
+    "evenstep, network": {**dict.fromkeys(SOCKETS[:2], ">= 0.9"), "ps-lite": ">= 2"},
+    "evenstep, shared memory": {**dict.fromkeys(SOCKETS, ">= 1.4"), "ps-lite": ">= 4"},
 }
-"""What others are compared with: the fastest of these contestants, by its median in the case."""
-GOALS = [
-    ("evenstep, network", "bare sockets", ">= 0.9"),
-    ("evenstep, shared memory", "bare sockets", ">= 1.4"),
-    ("evenstep, network", "ps-lite", ">= 2"),
-    ("evenstep, shared memory", "ps-lite", ">= 4"),
-]
-"""For every large model; the last goal is for the small one, in exchanges/s."""
+"""For every large model, over which reference: the network path over the same network."""
 SMALL_GOALS = {"evenstep, network": ">= 3000", "evenstep, shared memory": ">= 3000"}
 
 
@@ -76,28 +77,27 @@ def main():
 
 
 def _contestants(options):
-    """By name, a function of a `Case` that returns a `Measured`; and why ps-lite is not among them, where it is not.
-
-    evenstep's own belong here, under the names in GOALS: `"evenstep, network": evenstep_server.over_network`, say.
-    """
+    """By name, a function of a `Case` that returns a `Measured`; and why ps-lite is not among them, where it is not."""
     every = {
+        "evenstep, network": evenstep.over_network,
+        "evenstep, shared memory": evenstep.over_shared_memory,
         "bare sockets, TCP": bare_sockets.over_tcp,
         "bare sockets, Unix": bare_sockets.over_unix,
         "bare sockets, TCP, whole replies": bare_sockets.over_tcp_whole,
         "bare sockets, Unix, whole replies": bare_sockets.over_unix_whole,
         "memory copy": memory_copy.measure,
     }
-    every |= {name: partial(ps_lite.measure, layout=name.removeprefix("ps-lite, ")) for name in REFERENCES["ps-lite"]}
+    every |= {name: partial(ps_lite.measure, layout=name.removeprefix("ps-lite, ")) for name in PS_LITE}
     chosen = {name: one for name, one in every.items() if not options.only or name.startswith(tuple(options.only))}
-    if not any(name in REFERENCES["ps-lite"] for name in chosen):
+    if not any(name in PS_LITE for name in chosen):
         return chosen, "not asked for"
     try:
         python = environments.environment("mxnet", ps_lite.REQUIREMENTS, options.environments, record.console.print)
     except RuntimeError as error:
         record.console.print(f"without ps-lite: {error}")
-        return {name: one for name, one in chosen.items() if name not in REFERENCES["ps-lite"]}, str(error)
+        return {name: one for name, one in chosen.items() if name not in PS_LITE}, str(error)
     return {
-        name: partial(one, python=python) if name in REFERENCES["ps-lite"] else one for name, one in chosen.items()
+        name: partial(one, python=python) if name in PS_LITE else one for name, one in chosen.items()
     }, None
 
 
@@ -115,8 +115,6 @@ def _figures(case, of_case):
     figures = [
         record.figure(f"{_name(case)}: {name}", pace, unit=unit, goal=goals.get(name)) for name, pace in paces.items()
     ]
-    compared = [] if case in SMALL else [goal for goal in GOALS if goal[0] in paces]
-    wanted = {(name, reference): goal for name, reference, goal in compared}
     for reference, members in REFERENCES.items():
         raced = [name for name in members if name in paces]
         if not raced:
@@ -126,10 +124,10 @@ def _figures(case, of_case):
             record.figure(
                 f"{_name(case)}: {name}, times {fastest}",
                 [ours / theirs for ours, theirs in zip(paces[name], paces[fastest], strict=True)],
-                goal=wanted.get((name, reference)),
+                goal=None if case in SMALL else wanted.get(reference),
             )
-            for name in paces
-            if name.startswith("evenstep") or (reference == "bare sockets" and name not in members)
+            for name, wanted in GOALS.items()
+            if name in paces
         ]
     return figures
 

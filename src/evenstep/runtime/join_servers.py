@@ -82,8 +82,8 @@ def _meet_in_store(
         host = "127.0.0.1" if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
         if not one_host and given is None:
             raise ConfigError(
-                f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits"
-                " on every host"
+                f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal"
+                " digits on every host"
             )
         hosted = _host(shards, count, host, run_dir, given, timeout_seconds, resume=resume)
         lines = [" ".join(addresses) for addresses in hosted.addresses]

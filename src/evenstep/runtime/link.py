@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -224,10 +225,8 @@ class Link:
         self._closed.set()
         for shard in self.shards:
             if shard.connection is not None:
-                try:
+                with suppress(ConnectionLostError):
                     shard.connection.send({"op": "bye", "seq": self._sequence + 1})
-                except ConnectionLostError:
-                    pass
             shard.close()
 
     # In between.

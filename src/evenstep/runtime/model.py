@@ -109,6 +109,10 @@ def require_preparable(model: torch.nn.Module, workers: Workers) -> None:
             raise ConfigError(
                 "the model was prepared and then wrapped: pass what prepare returned to the loop as it is"
             )
+    if any(isinstance(parameter, torch.nn.UninitializedParameter) for parameter in model.parameters()):
+        raise ConfigError(
+            "the model has lazy parameters, which have no shape yet: run a batch through it before prepare"
+        )
     module = model.module if isinstance(model, DistributedDataParallel) else model
     # The mark is the module's own identity, so that a deep copy of a prepared model is a new one.
     if module.__dict__.get(_PREPARED) == id(module):

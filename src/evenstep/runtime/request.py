@@ -218,12 +218,12 @@ def _require_servable(scheme: Scheme, request: Request) -> None:
     """What parameter servers cannot do yet, or at all."""
     if len(request.models) > 1 or len(request.optimizers) > 1:
         raise ConfigError(
-            f"the scheme {scheme.name!r} goes with one model and one optimizer, whose step is one push: train them one by"
-            " one, or use a scheme without servers"
+            f"the scheme {scheme.name!r} goes with one model and one optimizer, whose step is one push: train them one"
+            " by one, or use a scheme without servers"
         )
     if request.comm_hook is not None:
         raise ConfigError(
-            f"the scheme {scheme.name!r} sends gradients to servers, which no comm_hook of DDP's sees: leave out comm_hook"
+            f"the scheme {scheme.name!r} sends gradients to servers, which no comm_hook of DDP's sees: leave it out"
         )
     if parse_scheme(scheme.name) != scheme:
         raise ConfigError(

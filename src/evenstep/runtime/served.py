@@ -330,20 +330,20 @@ class ServedEngine:
     def _skip(self, now: Iteration) -> int:
         if self._served.nonfinite == "refuse":
             raise NonfiniteGradientError(
-                f"the gradient of iteration {now.number} on worker {self.workers.rank} holds a NaN or an infinity: lower"
-                " the learning rate or the loss's scale, or have such pushes skipped with nonfinite=skip"
+                f"the gradient of iteration {now.number} on worker {self.workers.rank} holds a NaN or an infinity:"
+                " lower the learning rate or the loss's scale, or have such pushes skipped with nonfinite=skip"
             )
         self.balancer.skipped += 1
         if self.balancer.skipped == 1:
             warnings.warn(
-                f"worker {self.workers.rank} left out a push whose gradient holds a NaN or an infinity; further ones are"
-                " counted in loader.statistics()",
+                f"worker {self.workers.rank} left out a push whose gradient holds a NaN or an infinity; further ones"
+                " are counted in loader.statistics()",
                 stacklevel=2,
             )
         return 0
 
     def watch_gradients(self) -> None:
-        """Note what one parameter's gradient is like when it is complete, to see whether the script changes it later."""
+        """Note what one gradient is like when it is complete, to see whether the script changes it later."""
 
         def complete(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
@@ -358,8 +358,8 @@ class ServedEngine:
         if gradient._version != self._gradient_version and self._served.clip is None:
             self._warned = True
             warnings.warn(
-                "the gradients were changed between backward and step: under parameter servers clip_grad_norm_ sees only"
-                " this worker's part of the batch; have the servers clip with clip=... in the scheme",
+                "the gradients were changed between backward and step: under parameter servers clip_grad_norm_ sees"
+                " only this worker's part of the batch; have the servers clip with clip=... in the scheme",
                 stacklevel=2,
             )
 

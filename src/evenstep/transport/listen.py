@@ -4,8 +4,8 @@ Each peer shows that it knows the secret in a thread of its own, so that none ca
 many of these threads: where more peers come at once, the one that has taken longest is dropped.
 """
 
+import hmac
 import ipaddress
-import secrets
 import socket
 import ssl
 import sys
@@ -57,7 +57,7 @@ def listen(
     try:
         certificate = Certificate.create() if address.scheme == "tls" else None
         if local and sys.platform == "linux":
-            door, address = _unix_door()
+            door, address = _unix_door(_name(secret, address.port))
             doors = {door: address, **doors}
         return StreamListener(doors, secret=secret, certificate=certificate, limits=limits, admit_seconds=admit_seconds)
     except BaseException:
@@ -195,9 +195,14 @@ def _tcp_door(host: str, port: int) -> tuple[socket.socket, Address]:
     return door, Address(scheme=scheme, name=host, port=door.getsockname()[1])
 
 
-def _unix_door() -> tuple[socket.socket, Address]:
-    """A Unix socket that is known by a random name and has no file."""
-    address = Address(scheme="unix", name=f"evenstep-{secrets.token_hex(8)}")
+def _name(secret: bytes, port: int) -> str:
+    """What peers know a Unix socket by: nobody else can tell it, and who listens again on the port has it again."""
+    return f"evenstep-{hmac.digest(secret, f'unix socket beside port {port}'.encode(), 'sha256')[:8].hex()}"
+
+
+def _unix_door(name: str) -> tuple[socket.socket, Address]:
+    """A Unix socket that is known by this name and has no file."""
+    address = Address(scheme="unix", name=name)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         door.bind(address.abstract)

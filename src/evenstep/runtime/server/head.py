@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast, final, TYPE_CHECKING
 
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.server import (
@@ -16,12 +16,14 @@ from evenstep.core.server import (
     Update,
 )
 from evenstep.core.sync.rate import commit_options
-from evenstep.core.values import State
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.server.updates import Options, options_to_record
 from evenstep.telemetry import Recorder
 from evenstep.transport.base import Connection, ConnectionLostError, Header
+
+if TYPE_CHECKING:
+    from evenstep.core.values import State
 
 TALLY_SECONDS: Final = 1.0
 """How often the server writes down what it has done."""

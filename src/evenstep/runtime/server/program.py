@@ -1,4 +1,4 @@
-"""The server program: `python -m evenstep.runtime.server.program SETTINGS`, started by `evenstep.runtime.server.process`.
+"""The server program, `python -m evenstep.runtime.server.program SETTINGS`, which `runtime.server.process` starts.
 
 It listens, says where in one line on its output, and serves until its input closes or it is told to end.
 """
@@ -33,6 +33,8 @@ SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
 
 LOOK_SECONDS: Final = 0.25
 """How often a server looks who is silent and what is due."""
+LAST_SECONDS: Final = 10.0
+"""How long the other servers wait for what shard 0 still asks of them, when all are to end."""
 
 
 @final
@@ -142,12 +144,15 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
             if head is not None:
                 with lock:
                     head.look()
+        # Shard 0 may still have a last snapshot to ask of the others.
+        late = time.monotonic() + LAST_SECONDS
+        while replica.led and time.monotonic() < late:
+            desk.serve(LOOK_SECONDS)
         if head is not None:
             with lock:
                 head.finish()
+        snapshots.wait()
     recorder.close()
-    # Threads that still wait for peers hold nothing that must be put away.
-    sys.stdout.flush()
 
 
 def _warm_up() -> None:
@@ -156,4 +161,7 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # At once: threads that still wait for peers hold nothing that must be put away, and would be torn down under torch.
+    os._exit(code)

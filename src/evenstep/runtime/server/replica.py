@@ -4,9 +4,8 @@ On shard 0 the head calls it; on the others the same calls come over the connect
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import final, TYPE_CHECKING
 
-import torch
 
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.server import PushKey
@@ -16,6 +15,9 @@ from evenstep.runtime.server.shard import Shard
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.server.updates import Options, Update
 from evenstep.transport.base import Connection, Header
+
+if TYPE_CHECKING:
+    import torch
 
 
 @final
@@ -32,6 +34,7 @@ class Replica:
         spec: The run; None before its first worker has told.
         seats: The workers that are here, by rank.
         version: Of the parameters; -1 before they have any.
+        led: On the other shards: whether shard 0 still tells what to do.
     """
 
     def __init__(self, *, index: int, count: int, snapshots: Snapshots, allow: Sequence[str] = ()) -> None:
@@ -40,6 +43,7 @@ class Replica:
         self.spec: RunSpec | None = None
         self.seats: dict[int, Seat] = {}
         self.version = -1
+        self.led = False
         self._snapshots = snapshots
         self._allow = tuple(allow)
         self._encoded = b""

@@ -1,9 +1,8 @@
 """What a run is, as its workers tell the servers: enough to decide for it and to hold its parameters."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast, final
+from typing import Any, Self, cast, final, TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +11,9 @@ from evenstep.core.values import Problem
 from evenstep.runtime.server.layout import Layout
 from evenstep.runtime.server.updates import OptimizerSpec
 from evenstep.schemes import Scheme, parse_scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_BYTES = 2**26
 """The longest description of a run that a server reads."""

@@ -3,14 +3,16 @@
 import queue
 import threading
 from collections.abc import Mapping
-from typing import final
+from typing import final, TYPE_CHECKING
 
 import torch
 
-from evenstep.runtime.server.updates import Options
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
+
+if TYPE_CHECKING:
+    from evenstep.runtime.server.updates import Options
 
 
 @final

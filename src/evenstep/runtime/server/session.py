@@ -6,9 +6,8 @@ answered again. What is malformed ends the connection; what is not possible now 
 
 import threading
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, final
+from typing import Final, final, TYPE_CHECKING
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
@@ -23,6 +22,9 @@ from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import Options, options_from_record
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LARGEST: Final = 2**31
 MOST_STATES: Final = 8
@@ -130,6 +132,8 @@ class Session:
     def _lost(self) -> None:
         """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
         with self._lock:
+            if self._follows:
+                self._replica.led = False
             self._meeting.leave(self._connection)
             seat = self._seat
             if seat is None or seat.connection is not self._connection:
@@ -300,10 +304,12 @@ class Session:
         with self._lock:
             seat = self._place()
             sequence = fields.whole("seq")
-            if sequence == seat.sequence:
-                seat.resend()
-            elif sequence > seat.sequence:
+            if sequence > seat.sequence:
                 self._connection.send({"resend": sequence})
+            elif sequence == seat.sequence:
+                if self._head is None:
+                    self._connection.send({"staged": sequence})
+                seat.resend()
 
     def _rest(self, fields: Fields, message: Message) -> None:
         with self._lock:
@@ -359,7 +365,7 @@ class Session:
 
     def _follow(self, fields: Fields, message: Message) -> None:
         """This connection is shard 0's: do what it says, in its order."""
-        self._follows = True
+        self._follows = self._replica.led = True
 
     def _follow_answer(self, fields: Fields) -> None:
         worker, sequence = fields.whole("worker"), fields.whole("answer")

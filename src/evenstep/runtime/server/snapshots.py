@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ _FOLDER: Final = re.compile(r"version-(\d{12})")
 class Snapshots:
     """The snapshots of a run of `count` shards in one directory. One is complete when every shard has written its file.
 
+    A thread sees to it that what was written is on the disk before it takes its name.
+
     Args:
         directory: Made where it does not exist, with the first snapshot.
         count: The shards of the run.
@@ -30,26 +33,37 @@ class Snapshots:
     def __init__(self, directory: Path, count: int) -> None:
         self._directory = directory
         self._count = count
+        self._last: threading.Thread | None = None
 
     def write(self, version: int, shard: int, state: Mapping[str, Any]) -> None:
-        """Write one shard's file; a reader finds it whole or not at all.
+        """Write one shard's file; a reader finds it whole or not at all, and soon.
 
         Raises:
             OSError: The disk is full, say; what was there before is untouched.
         """
+        self.wait()
         folder = self._directory / f"version-{version:012}"
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".shard-{shard}.partial"
         try:
             with partial.open("wb") as file:
                 torch.save(dict(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(folder / f"shard-{shard}.pt")
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        _sync_directory(folder)
+        # The disk may take long, and nobody need wait for it.
+        self._last = threading.Thread(target=self._finish, args=(partial, folder / f"shard-{shard}.pt"))
+        self._last.start()
+
+    def wait(self) -> None:
+        """Until what was written last has its name."""
+        if self._last is not None:
+            self._last.join()
+
+    def _finish(self, partial: Path, path: Path) -> None:
+        _sync(partial)
+        partial.replace(path)
+        _sync(path.parent)
         self._prune()
 
     def latest(self) -> int | None:
@@ -87,9 +101,9 @@ class Snapshots:
                 shutil.rmtree(self._directory / f"version-{version:012}")
 
 
-def _sync_directory(folder: Path) -> None:
-    """Have the new name of the file survive a power failure too."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a directory, survive a power failure too."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

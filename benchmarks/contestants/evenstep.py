@@ -1,0 +1,150 @@
+"""evenstep itself: its server process, and workers that exchange as its engine has them exchange, under asp with SGD.
+
+A worker's exchange is what `optimizer.step()` does beside its bookkeeping: put the gradients where they are sent from
+and take their norm, push and wait for the answer, take the weights. Every answer has the weights of one version.
+"""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from harness.reports import row
+from harness.workers import run_workers
+
+from contestants.case import LEARNING_RATE, Measured
+from contestants.models import parameter_sizes
+from contestants.timing import timed
+from evenstep.core.values import UNLIMITED, Problem
+from evenstep.runtime.link import Link
+from evenstep.runtime.served_parameters import ServedParameters
+from evenstep.runtime.server.layout import Layout
+from evenstep.runtime.server.process import ServerSettings, start_servers
+from evenstep.runtime.server.run_spec import RunSpec
+from evenstep.runtime.server.updates import describe, options_to_record
+from evenstep.schemes import parse_scheme
+from evenstep.transport.connect import connect
+
+SCHEME = "asp:rate=raw"
+"""At the optimizer's own rate, so that the weights tell how many updates they have seen."""
+_LENGTH = 10**9
+_TIMEOUT_SECONDS = 60.0
+
+
+def over_network(case):
+    """Over TCP on the loopback interface, as between hosts of a trusted network."""
+    return _measure(case, "tcp:")
+
+
+def over_shared_memory(case):
+    """As workers find their server on one host: a Unix socket for words, shared memory for tensors."""
+    return _measure(case, "unix:")
+
+
+def _measure(case, kind):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start_servers(
+            ServerSettings(count=1, workers=case.workers, snapshots=Path(folder) / "snapshots"), _refuse
+        ) as servers,
+    ):
+        addresses = [address for address in servers.addresses[0] if address.startswith(kind)]
+        return run_workers(case.workers, _work, (case, addresses, servers.secret), show=lambda text: None)
+
+
+def _refuse(event):
+    raise RuntimeError(f"the server did not serve the whole time: {event['text']}")
+
+
+def model(elements):
+    """Parameters by name, zeros, as ps-lite's model keys have them; and a plain SGD over them."""
+    parameters = {
+        f"parameter{number}": torch.nn.Parameter(torch.zeros(size))
+        for number, size in enumerate(parameter_sizes(elements))
+    }
+    return parameters, torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
+
+
+class Worker:
+    """One worker's place at the server: begun, and ready to exchange gradients of ones for weights.
+
+    `parameters` begin as the servers' weights where this worker is the first one there.
+    """
+
+    def __init__(self, rank, workers, parameters, optimizer, addresses, secret):
+        spec = describe(optimizer)
+        layout = Layout.of(parameters.items(), [optimizer])
+        run = RunSpec(
+            scheme=parse_scheme(SCHEME),
+            problem=Problem(
+                global_batch_size=workers,
+                minimum=np.ones(workers, dtype=np.int64),
+                maximum=np.full(workers, UNLIMITED, dtype=np.int64),
+            ),
+            length=_LENGTH,
+            drop_last=False,
+            layout=layout,
+            optimizers=(spec,),
+        )
+        layouts = layout.shards(1)
+        secret = bytes.fromhex(secret)
+        self._link = Link(rank, lambda shard: connect(addresses, secret=secret), 1, timeout_seconds=_TIMEOUT_SECONDS)
+        self._link.start(run.encode(), [each.nbytes for each in layouts])
+        self._parameters = ServedParameters(parameters, layouts, self._link, waits=True)
+        self._parameters.view()
+        self._row = row(samples=1, seconds=1e-3)
+        self._options = {"options": options_to_record(spec.options(optimizer))}
+        self._answer = self._begin()
+        if self._answer.get("initialise"):
+            self._parameters.put_weights()
+            self._link.ask("initialise", gradients=True)
+            self._answer = self._begin()
+        self._parameters.take_weights()
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+
+    @property
+    def version(self):
+        """Of the weights that came last: how many updates they have seen."""
+        return int(self._answer["version"])
+
+    def exchange(self):
+        """Push, and pull."""
+        norm = self._parameters.put_gradients()
+        claim = self._answer["claims"][0][0]
+        fields = {"claim": claim, "weights": self.version, "samples": 1, "units": 1, "row": self._row, "norm": norm}
+        self._answer = self._link.ask("push", gradients=True, **fields, **self._options)
+        self._options = {}  # Which are sent when they have changed.
+        self._parameters.take_weights()
+
+    def close(self):
+        """Say goodbye."""
+        self._link.close()
+
+    def _begin(self):
+        return self._link.ask("begin", number=0, epoch=0, ahead=0)
+
+
+def _work(rank, plan, tell):
+    case, addresses, secret = plan
+    parameters, optimizer = model(case.elements)
+    worker = Worker(rank, case.workers, parameters, optimizer, addresses, secret)
+    counted = itertools.count()
+
+    def exchange():
+        worker.exchange()
+        next(counted)
+
+    result = timed(case, exchange, dist.barrier)
+    seen = {float(end) / -LEARNING_RATE for each in parameters.values() for end in (each.min(), each.max())}
+    if seen != {worker.version}:
+        raise RuntimeError(f"weights of version {worker.version} are as after {min(seen):g} to {max(seen):g} updates")
+    results = [None] * case.workers
+    dist.all_gather_object(results, (result, next(counted), worker.version))
+    worker.close()
+    exchanges = sum(done for _, done, _ in results)
+    if max(version for _, _, version in results) != exchanges:
+        raise RuntimeError(f"{exchanges} exchanges were not as many updates")
+    return Measured(workers=tuple(one for one, _, _ in results), details={"checked_updates": exchanges})

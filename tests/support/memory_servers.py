@@ -1,0 +1,300 @@
+"""Servers and workers in threads over lines within the process, on which faults befall messages; in a time that jumps.
+
+The links, sessions, head and replicas are the product's; a worker is a loop over its link that computes gradients of a
+small model from the weights that it was sent.
+"""
+
+import copy
+import json
+import threading
+from collections import Counter
+
+import numpy as np
+import torch
+
+from evenstep.core.values import UNLIMITED, Problem, Reports
+from evenstep.runtime.link import Link
+from evenstep.runtime.server.head import Head
+from evenstep.runtime.server.layout import Layout
+from evenstep.runtime.server.meeting import Meeting
+from evenstep.runtime.server.replica import Replica
+from evenstep.runtime.server.run_spec import RunSpec
+from evenstep.runtime.server.session import Session
+from evenstep.runtime.server.snapshots import Snapshots
+from evenstep.runtime.server.updates import describe, options_to_record
+from evenstep.schemes import parse_scheme
+from evenstep.transport.base import SilentError
+from evenstep.transport.clock import FakeClock
+from evenstep.transport.faulty import Faulty, seeded
+from evenstep.transport.memory import connected_pair
+
+WORKERS = 3
+SAMPLES = 77
+HEARTBEAT_SECONDS = 0.2  # of the time that jumps; the thread of a worker's pulse looks four times in it whether to end
+LIMIT_SECONDS = 30.0
+
+
+class Troubled:
+    """A connection on which faults befall the requests of a run and their answers, but not how it begins, or pulses.
+
+    A worker's pulse is sent in the time that jumps, and the one of its thread, in real time, is not.
+    """
+
+    def __init__(self, connection, plan, *, local, pulses):
+        self.local = local
+        self.line = connection
+        self.faulty = Faulty(connection, plan)
+        self.pulses = pulses
+
+    def send(self, header, *payload, files=()):
+        if header.get("op") == "ping":
+            return
+        whose = header.get("seq", 0) or header.get("answer", 0) or header.get("staged", 0) or header.get("resend", 0)
+        line = self.faulty if whose else self.line
+        line.send(header, *payload, files=files)
+
+    def receive(self, timeout=None):
+        try:
+            return self.line.receive(timeout)
+        except SilentError:
+            if self.pulses:
+                self.line.send({"op": "ping"})
+            raise
+
+    def receive_payload(self, *buffers):
+        self.line.receive_payload(*buffers)
+
+    def close(self):
+        self.faulty.close()
+
+
+class Events:
+    """A recorder that keeps what it is given."""
+
+    def __init__(self):
+        self.kept = []
+
+    def record(self, event):
+        self.kept.append(json.loads(json.dumps(event)))
+
+    def close(self):
+        pass
+
+
+class Trial:
+    """One run of `WORKERS` workers over two epochs.
+
+    Args:
+        folder: For snapshots.
+        scheme: As a string.
+        shards: Servers.
+        rates: The share of messages that each fault befalls.
+        local: Gradients and weights lie in shared memory; else they travel with the messages.
+    """
+
+    def __init__(self, folder, scheme, shards, rates, *, seed=0, local=True):
+        self.scheme = parse_scheme(scheme)
+        self.rates = rates
+        self.seed = seed
+        self.local = local
+        self.clock = FakeClock(threads=WORKERS * (1 + shards) + shards - 1)
+        self.lines = []
+        self.troubled = []
+        self.events = Events()
+        self.said = []
+        self.threads = []
+        self.pulses = []
+        self.committed = []
+        self.failures = []
+        self.weights = {}
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+        self.models = [copy.deepcopy(model) for _ in range(WORKERS)]
+        snapshots = Snapshots(folder / "snapshots", shards)
+        self.replicas = [Replica(index=index, count=shards, snapshots=snapshots) for index in range(shards)]
+        self.locks = [threading.Lock() for _ in range(shards)]
+        self.meeting = Meeting(WORKERS)
+        followers = [self._follow(index) for index in range(1, shards)]
+        self.head = Head(
+            replica=self.replicas[0],
+            workers=WORKERS,
+            followers=followers,
+            snapshots=snapshots,
+            resume=False,
+            snapshot_seconds=1e9,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+            recorder=self.events,
+            say=self.said.append,
+            clock=self.clock.now,
+        )
+
+    def run(self):
+        """Until all workers have ended; the last weights of each, by rank."""
+        workers = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(WORKERS)]
+        for thread in workers:
+            thread.start()
+        for thread in workers:
+            thread.join(LIMIT_SECONDS)
+            assert not thread.is_alive(), "the run did not end"
+        # Shard 0 tells the others that the workers are gone, so its lines to them are closed last: they are the first.
+        for line, thread in zip(reversed(self.lines), reversed(self.threads), strict=True):
+            line.close()
+            thread.join(LIMIT_SECONDS)
+        for thread in self.pulses:
+            thread.join(LIMIT_SECONDS)
+        if self.failures:
+            raise self.failures[0]
+        return self.weights
+
+    @property
+    def fired(self):
+        """How often each fault befell a message, over all lines."""
+        return sum((line.faulty.fired for line in self.troubled), Counter())
+
+    # The servers.
+
+    def _serve(self, shard, connection):
+        session = Session(
+            connection,
+            replica=self.replicas[shard],
+            head=self.head if not shard else None,
+            meeting=self.meeting,
+            lock=self.locks[shard],
+            workers=WORKERS,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+        )
+
+        def serve():
+            session.serve()
+            self.clock.leave()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def _follow(self, shard):
+        one, other = connected_pair(clock=self.clock)
+        self.head = None
+        self._serve(shard, other)
+        one.send({"op": "follow"})
+        self.lines.append(one)
+        return one
+
+    # The workers.
+
+    def _connect(self, rank, shard):
+        one, other = connected_pair(clock=self.clock)
+        seeds = [self.seed * 1000 + rank * 100 + shard * 10 + end for end in (0, 1)]
+        ours = Troubled(one, seeded(seeds[0], self.rates), local=self.local, pulses=True)
+        theirs = Troubled(other, seeded(seeds[1], self.rates), local=self.local, pulses=False)
+        with self.clock.changed:
+            self.troubled += [ours, theirs]
+            self.lines.append(ours)
+            self._serve(shard, theirs)
+        return ours
+
+    def _work(self, rank):
+        try:
+            self._train(rank)
+        except Exception as error:
+            self.failures.append(error)
+        finally:
+            self.clock.leave()
+
+    def _train(self, rank):
+        model = self.models[rank]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        spec = describe(optimizer)
+        layout = Layout.of(model.named_parameters(), [optimizer])
+        layouts = layout.shards(len(self.replicas))
+        problem = Problem(
+            global_batch_size=15,
+            minimum=np.ones(WORKERS, dtype=np.int64),
+            maximum=np.full(WORKERS, UNLIMITED, dtype=np.int64),
+        )
+        described = RunSpec(
+            scheme=self.scheme, problem=problem, length=SAMPLES, drop_last=False, layout=layout, optimizers=(spec,)
+        )
+        link = Link(
+            rank,
+            lambda shard: self._connect(rank, shard),
+            len(layouts),
+            timeout_seconds=1e6,
+            clock=self.clock.now,
+            wait=lambda seconds: None,
+        )
+        link.start(described.encode(), [each.nbytes for each in layouts])
+        worker = Worker(link, layouts, model, options_to_record(spec.options(optimizer)))
+        for number in range(2):
+            self.committed.append((number, worker.epoch(number)))
+        self.weights[rank] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+        link._closed.set()
+        self.pulses.append(link._pulse)
+
+
+class Worker:
+    """What a worker does with its link."""
+
+    def __init__(self, link, layouts, model, options):
+        self.link = link
+        self.model = model
+        self.options = options
+        named = dict(model.named_parameters())
+        self.shards = [
+            ([named[each.name] for each in layout.parameters], layout.views(shard.gradients), layout.views(shard.weights))
+            for layout, shard in zip(layouts, link.shards, strict=True)
+        ]
+        generator = torch.Generator().manual_seed(7)
+        self.inputs = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
+        self.targets = self.inputs.sum(1, keepdim=True).sin()
+
+    def epoch(self, number):
+        """The positions that were computed on."""
+        answer = self.link.ask("begin", number=number, epoch=number, ahead=0)
+        if answer.get("initialise"):
+            self.put(lambda parameter: parameter.detach())
+            self.link.ask("initialise", gradients=True)
+            answer = self.link.ask("begin", number=number, epoch=number, ahead=0)
+        positions = []
+        while True:
+            self.take(answer)
+            if answer["over"]:
+                return positions
+            if not answer["claims"]:
+                answer = self.link.ask("rest")
+                continue
+            ((claim, ranges),) = answer["claims"]
+            part = [position for start, stop in ranges for position in range(start, stop)]
+            positions += part
+            answer = self.push(claim, part, answer["version"])
+
+    def push(self, claim, part, version):
+        self.model.zero_grad()
+        torch.nn.functional.mse_loss(self.model(self.inputs[part]), self.targets[part]).backward()
+        self.put(lambda parameter: parameter.grad)
+        row = [len(part), 1000, 1000, 0, 0, 0, UNLIMITED]
+        assert len(row) == Reports.columns()
+        return self.link.ask(
+            "push",
+            gradients=True,
+            claim=claim,
+            weights=version,
+            samples=len(part),
+            units=len(part),
+            row=row,
+            norm=1.0,
+            options=self.options,
+        )
+
+    def put(self, what):
+        for parameters, gradients, _ in self.shards:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                gradient.copy_(what(parameter))
+
+    def take(self, answer):
+        if answer.get("weights"):
+            for parameters, _, weights in self.shards:
+                for parameter, weight in zip(parameters, weights, strict=True):
+                    parameter.data.copy_(weight)
+
+
