@@ -96,9 +96,7 @@ def _contestants(options):
     except RuntimeError as error:
         record.console.print(f"without ps-lite: {error}")
         return {name: one for name, one in chosen.items() if name not in PS_LITE}, str(error)
-    return {
-        name: partial(one, python=python) if name in PS_LITE else one for name, one in chosen.items()
-    }, None
+    return {name: partial(one, python=python) if name in PS_LITE else one for name, one in chosen.items()}, None
 
 
 def _measure(contestant, case, seconds):

@@ -47,13 +47,13 @@ class Run:
     copy_every: int = 1
 
 
-def train(run, task, folder, place):
-    """On every worker: the run, as a dict of figures. `place` is rank 0's of the servers."""
+def train(run, task, folder):
+    """On every worker: the run, in an empty folder of its own; on rank 0, what came of it, as a dict."""
     torch.manual_seed(run.seed)
     model = task.network()
     given = run.optimizer(model.parameters())
     base = [group["lr"] for group in given.param_groups]
-    with warnings.catch_warnings(record=True) as caught, serving.at(place):
+    with warnings.catch_warnings(record=True) as caught, serving.served(run.scheme, folder):
         warnings.simplefilter("always")
         model, optimizer, loader = evenstep.prepare(
             model, given, _loader(run, task), scheme=run.scheme, global_batch_size=run.global_batch_size,
@@ -148,7 +148,7 @@ def _gathered(told, run, task, folder):
 def _events(folder):
     """Mean staleness of the pushes in global batches, and what else the run wrote down, by kind."""
     events = [*read_events(folder), *read_events(folder, role="server")]
-    staleness = [float(event["staleness"]) for event in events if event.get("staleness") is not None]
+    staleness = [float(event["behind"]) for event in events if event.get("behind") is not None]
     return {
         "mean_staleness": fmean(staleness) if staleness else 0.0,
         "events": dict(Counter(event["event"] for event in events if event["event"] not in ORDINARY)),
@@ -167,3 +167,8 @@ def seconds_to(run, accuracy, window=1):
 def overrun_share(run):
     """The part of all workers' iterations in which real work took longer than the emulated time."""
     return sum(run["overruns_by_worker"]) / sum(run["iterations_by_worker"])
+
+
+def overruns(run):
+    """As `harness.record` counts them, over all workers' iterations."""
+    return {"overrun_iterations": sum(run["overruns_by_worker"]), "iterations": sum(run["iterations_by_worker"])}

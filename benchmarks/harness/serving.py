@@ -1,65 +1,75 @@
-"""Servers for runs within one set of workers, as the launcher would have started them."""
+"""A parameter server for one of many runs in the same workers, where `prepare` finds it as the launcher's.
 
+It is the library's own server program in a process of its own. It is forked from one that has imported torch, since
+what that takes would be most of a short run.
+"""
+
+import json
 import os
-from concurrent.futures import ThreadPoolExecutor
+import secrets
+import socket
+import sys
 from contextlib import contextmanager
+from multiprocessing import get_context
 
 import torch.distributed as dist
 
-from evenstep.runtime.launch_settings import VARIABLE, LaunchSettings
-from evenstep.runtime.server.process import SECRET_VARIABLE, ServerSettings, start_servers
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.server import program
+from evenstep.runtime.server.process import SECRET_VARIABLE
 from evenstep.schemes import parse_scheme
 
-
-class Serving:
-    """On rank 0: servers of many runs, started side by side while nothing is timed, since each takes a while.
-
-    Idle servers take no processor time. `said` has what became of any of them, as sentences.
-    """
-
-    def __init__(self, workers):
-        self._workers = workers
-        self._servers = {}
-        self.said = []
-
-    def start(self, runs):
-        """Servers for each of `(scheme, folder)` that needs any; those of before must be closed."""
-        served = [(scheme, folder) for scheme, folder in runs if parse_scheme(scheme).served is not None]
-        with ThreadPoolExecutor(max(1, len(served))) as pool:
-            self._servers = dict(zip((folder for _, folder in served), pool.map(self._start, served), strict=True))
-
-    def _start(self, run):
-        scheme, folder = run
-        settings = ServerSettings(
-            count=parse_scheme(scheme).served.servers, workers=self._workers, snapshots=folder / "snapshots"
-        )
-        return start_servers(settings, lambda event: self.said.append(event["text"]))
-
-    def of(self, folder):
-        """What the workers of a run need to find its servers; None where it has none."""
-        servers = self._servers.get(folder)
-        return None if servers is None else (servers.addresses, servers.secret)
-
-    def close(self):
-        with ThreadPoolExecutor(max(1, len(self._servers))) as pool:
-            list(pool.map(lambda servers: servers.close(), self._servers.values()))
-        self._servers = {}
+_PRELOADED = ["torch", "torch._dynamo", "evenstep.runtime.server.program"]
 
 
 @contextmanager
-def at(place):
-    """On every worker, with rank 0's `place`: `prepare` finds the servers where the launcher would have named them."""
-    told = [place]
-    dist.broadcast_object_list(told)
-    if told[0] is None:
+def served(scheme, folder):
+    """On every worker, around `prepare` and all that follows: a server where the scheme asks for one."""
+    asked = parse_scheme(scheme).served
+    if asked is None:
         yield
         return
+    if asked.servers != 1:
+        raise ValueError(f"{scheme}: this harness starts one server")
+    if dist.get_rank():
+        with _told(None):
+            yield
+        return
+    secret = secrets.token_hex(32)
+    context = get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    ours, theirs = socket.socketpair()
+    process = context.Process(target=_serve, args=(theirs, secret, dist.get_world_size(), str(folder)))
+    process.start()
+    theirs.close()
+    with ours, ours.makefile() as said:
+        addresses = tuple(json.loads(said.readline())["addresses"])
+        with _told((addresses, secret)):
+            yield
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the server of {scheme} ended with {process.exitcode}")
+
+
+@contextmanager
+def _told(place):
+    """With the environment that the launcher would have made, from what rank 0 knows."""
+    told = [place]
+    dist.broadcast_object_list(told)
     addresses, secret = told[0]
-    variables = {**LaunchSettings(servers=addresses).to_environment(), SECRET_VARIABLE: secret}
-    assert VARIABLE in variables
+    variables = {**LaunchSettings(servers=(addresses,)).to_environment(), SECRET_VARIABLE: secret}
     os.environ.update(variables)
     try:
         yield
     finally:
         for name in variables:
             del os.environ[name]
+
+
+def _serve(line, secret, workers, folder):
+    """The server's process. Both its standard streams are the line to rank 0; it ends when that closes."""
+    os.environ[SECRET_VARIABLE] = secret
+    os.dup2(line.fileno(), 0)
+    sys.stdin, sys.stdout = line.makefile(), line.makefile("w")
+    settings = {"index": 0, "count": 1, "workers": workers, "snapshots": os.path.join(folder, "snapshots")}
+    sys.exit(program.main([json.dumps(settings)]))

@@ -1,6 +1,6 @@
 """The server program, one of whose processes dies before its commit of this number (from 1), in its first life.
 
-    dying_server.py SHARD NUMBER SETTINGS
+dying_server.py SHARD NUMBER SETTINGS
 """
 
 import json

@@ -241,7 +241,11 @@ class Worker:
         self.options = options
         named = dict(model.named_parameters())
         self.shards = [
-            ([named[each.name] for each in layout.parameters], layout.views(shard.gradients), layout.views(shard.weights))
+            (
+                [named[each.name] for each in layout.parameters],
+                layout.views(shard.gradients),
+                layout.views(shard.weights),
+            )
             for layout, shard in zip(layouts, link.shards, strict=True)
         ]
         generator = torch.Generator().manual_seed(7)
@@ -296,5 +300,3 @@ class Worker:
             for parameters, _, weights in self.shards:
                 for parameter, weight in zip(parameters, weights, strict=True):
                     parameter.data.copy_(weight)
-
-

@@ -11,7 +11,9 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # The fork server imports torch once (DDP imports the compiler too), so that a worker starts in tens of milliseconds.
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "evenstep.runtime.prepare", "support.training", "support.served"])
+CONTEXT.set_forkserver_preload(
+    ["torch", "torch._dynamo", "evenstep.runtime.prepare", "support.training", "support.served"]
+)
 
 
 @dataclass

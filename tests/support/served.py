@@ -1,4 +1,4 @@
-"""Runs a function in several real workers of a run on parameter servers, whose processes are started as the workers are.
+"""Runs a function in several real workers of a run on parameter servers, which are started as the workers are.
 
 The servers run the server program itself; forked like the workers, so that one starts in tens of milliseconds.
 """
@@ -10,10 +10,9 @@ import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from support.processes import CONTEXT, run_workers
-
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
+from support.processes import CONTEXT, run_workers
 
 LIMIT_SECONDS = 30.0
 

@@ -1,6 +1,6 @@
 """What befalls a worker of a run on servers, by worker and iteration: it dies, stops, or loses its connection.
 
-Each function returns plain values; what a worker pushed is written to a file too, since one that is killed returns none.
+Functions return plain values; what a worker pushed is written to a file too, since one that is killed returns none.
 """
 
 import json
@@ -9,11 +9,11 @@ import signal
 from pathlib import Path
 
 import torch
-from support import served_training
-from support.training import weights
 
 from evenstep.runtime import join_servers
 from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
+from support import served_training
+from support.training import weights
 
 PATIENCE_SECONDS = 30.0
 
@@ -123,7 +123,7 @@ def cut_after(connection, header, payload):
 def train(run, folder, victim, faults):
     """An ordinary loop, in which something befalls the victim.
 
-    `faults`: what to do before the iteration's (from 1) backward or step, as {(iteration, "backward"): ...}; or a `Plan`.
+    `faults`: what to do before an iteration's (from 1) backward or step, as {(iteration, "step"): ...}; or a `Plan`.
     """
     if rank() == victim and isinstance(faults, Plan):
         faults.befall()

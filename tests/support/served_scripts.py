@@ -5,12 +5,12 @@ import os
 import warnings
 
 import torch
-from support import served_training, training
-from support.training import step, weights
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import EvenstepError
+from support import served_training, training
+from support.training import step, weights
 
 
 def train_with_nans(run, victim, iterations):
@@ -155,7 +155,7 @@ def misuse(run, mistake):
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             loss.backward()
             if mistake == "a closure":
-                optimizer.step(lambda: loss)
+                optimizer.step(lambda: 0.0)
             elif mistake == "their own optimizer":
                 own.step()
             elif mistake == "another param group":

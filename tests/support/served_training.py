@@ -1,11 +1,11 @@
 """What the workers of runs on servers run in the tests; each function returns plain values."""
 
 import torch
-from support import training
-from support.training import step, weights
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
+from support import training
+from support.training import step, weights
 
 
 def optimizer_of(run, model):

@@ -37,6 +37,11 @@ class ClaimedShares:
         """Everybody's planned sizes, int64 of shape [workers]."""
         self._sizes = sizes
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in hand."""
+        return not self._claims
+
     def drop(self) -> None:
         """What is in hand belongs to others now."""
         self._claims.clear()

@@ -223,7 +223,7 @@ def _require_servable(scheme: Scheme, request: Request) -> None:
         )
     if request.comm_hook is not None:
         raise ConfigError(
-            f"the scheme {scheme.name!r} sends gradients to servers, which no comm_hook of DDP's sees: leave it out"
+            f"the scheme {scheme.name!r} sends gradients to servers, which a comm_hook never sees: leave out comm_hook"
         )
     if parse_scheme(scheme.name) != scheme:
         raise ConfigError(

@@ -255,9 +255,10 @@ class ServedEngine:
 
     def _more(self) -> bool:
         """Nothing is in hand: wait for claims, or for the end of the pass."""
+        assert self._shares is not None
         self._finish_exchange()
-        if self._over:
-            return False
+        if self._over or not self._shares.empty:  # What was awaited may have brought more.
+            return not self._over
         try:
             self._heed(self._link.ask("rest"))
         except ExpiredError:

@@ -21,7 +21,7 @@ def sentence_of(outcomes):
     ("mistake", "fragment"),
     [
         ("several models", "one model and one optimizer"),
-        ("a comm_hook", "leave out comm_hook"),
+        ("a comm_hook", "comm_hook"),
         ("LBFGS", "LBFGS"),
         ("a lazy model", "lazy"),
     ],

@@ -1,4 +1,4 @@
-"""Promise 4 on servers: a worker that dies, stops or loses its connection holds nobody, and no sample is lost or doubled."""
+"""Promise 4 on servers: a worker that dies, stops or is cut off holds nobody, and no sample is lost or doubled."""
 
 import signal
 
@@ -40,9 +40,7 @@ def others_finish(outcomes, victim):
 )
 def test_a_worker_killed_in_an_iteration_holds_nobody(tmp_path, scheme, servers, victim, faults):
     run = Run(scheme=scheme, samples=77, epochs=2)
-    outcomes = run_served(
-        served_faults.train, 3, run, tmp_path, victim, faults, run_dir=tmp_path, servers=servers
-    )
+    outcomes = run_served(served_faults.train, 3, run, tmp_path, victim, faults, run_dir=tmp_path, servers=servers)
     others_finish(outcomes, victim)
     assert served_faults.pushed(tmp_path) == whole(run)
     assert leaves(tmp_path)[victim] == ["has ended"]
@@ -94,9 +92,7 @@ def test_a_worker_killed_within_a_message_over_a_network_is_silent_and_holds_nob
 )
 def test_those_who_are_held_by_the_slowest_go_on_when_it_dies(tmp_path, scheme, held_at):
     run = Run(scheme=scheme, samples=77, epochs=2)
-    outcomes = run_served(
-        served_faults.train_held, 3, run, tmp_path, 2, held_at, CONTEXT.Barrier(3), run_dir=tmp_path
-    )
+    outcomes = run_served(served_faults.train_held, 3, run, tmp_path, 2, held_at, CONTEXT.Barrier(3), run_dir=tmp_path)
     others_finish(outcomes, 2)
     assert served_faults.pushed(tmp_path) == whole(run)
 
@@ -153,8 +149,6 @@ def test_a_connection_that_is_cut_changes_nothing(tmp_path, servers, plan):
     values = results(outcomes)
     assert values[0]["fired"]
     for value in values:
-        np.testing.assert_allclose(
-            value["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10
-        )
+        np.testing.assert_allclose(value["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10)
     assert served_faults.pushed(tmp_path) == whole(run)
     assert len(server_events(tmp_path, "join")) == 3

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.multiprocess
 @pytest.mark.parametrize(("scheme", "servers"), [("asp", 1), ("ssp:servers=2,nonfinite=skip", 2)])
 def test_pushes_that_are_not_finite_are_left_out_counted_and_warned_of_once(tmp_path, scheme, servers):
     run = Run(scheme=scheme, samples=77, epochs=2)
-    values = results(
-        run_served(served_scripts.train_with_nans, 3, run, 1, [1, 3], run_dir=tmp_path, servers=servers)
-    )
+    values = results(run_served(served_scripts.train_with_nans, 3, run, 1, [1, 3], run_dir=tmp_path, servers=servers))
     for value in values:
         assert np.isfinite(value["weights"]).all()
         assert value["weights"] == values[0]["weights"]
@@ -45,9 +43,7 @@ def test_the_norm_is_clipped_over_all_workers_and_servers(tmp_path, scheme, work
 
 
 def test_who_clips_a_part_of_the_gradient_is_warned(tmp_path):
-    values = results(
-        run_served(served_scripts.train_clipping, 2, Run(scheme="asp", samples=77), run_dir=tmp_path)
-    )
+    values = results(run_served(served_scripts.train_clipping, 2, Run(scheme="asp", samples=77), run_dir=tmp_path))
     for warned in values:
         assert len(warned) == 1
         assert "clip=" in warned[0]
@@ -56,9 +52,7 @@ def test_who_clips_a_part_of_the_gradient_is_warned(tmp_path):
 @pytest.mark.parametrize(("workers", "accumulate", "skips"), [(1, 2, ()), (3, 1, (2, 5)), (1, 3, (6,))])
 def test_steps_that_are_left_out_and_gradients_that_add_up(tmp_path, workers, accumulate, skips):
     # 5 iterations an epoch, so that windows run across epochs.
-    run = Run(
-        scheme="bsp:engine=server", samples=75, epochs=3, batch_size=15 // workers, accumulate=accumulate
-    )
+    run = Run(scheme="bsp:engine=server", samples=75, epochs=3, batch_size=15 // workers, accumulate=accumulate)
     values = results(run_served(served_scripts.train_by_habit, workers, run, skips, run_dir=tmp_path))
     expected = served_scripts.train_by_habit_alone(run, 15, skips)
     for value in values:

@@ -1,4 +1,4 @@
-"""Promise 1 on servers: under a barrier they are the collective engine, and one process; and all leave an epoch alike."""
+"""Promise 1 on servers: with a barrier they are the collective engine, and one process; all leave an epoch alike."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from support.training import Run
 pytestmark = pytest.mark.multiprocess
 
 # 3 workers x 5 = 15 a slice: 5 whole slices, and a last one of 2 that leaves a worker with nothing.
-UNEVEN = {"samples": 77, "epochs": 3}
+UNEVEN = {"samples": 77, "epochs": 2}
 
 
 def close(values, expected):
@@ -30,7 +30,7 @@ def each_once(values, run):
     [
         ("momentum", "", 1, 0, False),
         ("adam", ",load=lb-bsp", 2, 0, False),
-        ("momentum", ",load=lb-bsp:predictor=ema;minimum=2", 2, 2, True),
+        ("momentum", ",load=lb-bsp:predictor=ema;minimum=2", 2, 0, True),
         ("adam", "", 1, 2, True),
     ],
 )
@@ -55,7 +55,7 @@ def test_servers_under_a_barrier_are_the_collective_engine(tmp_path, optimizer):
     [
         ("asp", 1, 0),
         ("asp:exchange=overlapped,servers=2", 2, 2),
-        ("ssp:bound=1,load=lb-bsp", 1, 2),
+        ("ssp:bound=1,load=lb-bsp", 1, 0),
         ("ssp:bound=2,exchange=overlapped", 1, 0),
         ("dssp:lower=1,upper=4,servers=2", 2, 0),
     ],

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast, final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.server import (
@@ -134,7 +134,11 @@ class Head:
         version = self._snapshots.latest() if self._resume else None
         if version is not None:
             self._tell({"op": "restore", "version": version})
-            state = self.replica.restore(version, self.workers)
+            try:
+                state = self.replica.restore(version, self.workers)
+            except ConfigError:
+                self.replica.spec = None  # Every worker is to hear of it, not only the first.
+                raise
             coordinator.load_state_dict(cast("State", state["coordinator"]))
             self._incarnation = cast("int", state["incarnation"])
             self._record("restored", None, version=version)
@@ -339,7 +343,7 @@ class Head:
 
     def snapshot(self) -> None:
         """Write a snapshot, on every shard."""
-        if self._coordinator is None or self.replica.version < 0:
+        if self._coordinator is None or self.replica.version in (-1, self._saved[1]):
             return
         self._tell({"op": "snapshot"})
         beside = {"coordinator": self._coordinator.state_dict(), "incarnation": self._incarnation}

@@ -24,9 +24,9 @@ from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.session import Session
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.telemetry import JsonlRecorder
-from evenstep.transport.base import Connection, ConnectionLostError
+from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.connect import connect
-from evenstep.transport.listen import listen
+from evenstep.transport.listen import StreamListener, listen
 from evenstep.transport.stream import StreamConnection
 
 SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
@@ -82,77 +82,93 @@ def main(arguments: Sequence[str]) -> int:
 def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
     """Listen, and serve until `ended` is set."""
     snapshots = Snapshots(Path(settings.snapshots), settings.count)
-    replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
-    head = None
-    if settings.index == 0:
-        followers = [connect(addresses, secret=secret) for addresses in settings.shards]
-        for follower in followers:
-            follower.send({"op": "follow"})
-        head = Head(
-            replica=replica,
-            workers=settings.workers,
-            followers=followers,
-            snapshots=snapshots,
-            resume=settings.resume,
-            snapshot_seconds=settings.snapshot_seconds,
-            heartbeat_seconds=settings.heartbeat_seconds,
-            recorder=recorder,
-            clock=time.monotonic,
-            say=lambda text: print(f"evenstep: {text}", file=sys.stderr, flush=True),
-        )
-    lock = threading.Lock()
-    desk = Desk()
-    meeting = Meeting(settings.workers)
+    replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
+    head = _head(settings, secret, replica, snapshots, recorder) if settings.index == 0 else None
+    service = _Service(settings, replica, head)
     with listen(settings.listen, settings.port, secret=secret) as listener:
         print(json.dumps({"addresses": listener.addresses}), flush=True)
-
-        def session(connection: Connection) -> Session:
-            return Session(
-                connection,
-                replica=replica,
-                head=head,
-                meeting=meeting,
-                lock=lock,
-                workers=settings.workers,
-                heartbeat_seconds=settings.heartbeat_seconds,
-            )
-
-        def let_in() -> None:
-            while True:
-                try:
-                    connection = listener.accept()
-                except ConnectionLostError:
-                    return
-                if isinstance(connection, StreamConnection) and connection.local:
-                    desk.open(connection, session(connection))
-                else:
-                    serve = session(connection).serve
-                    threading.Thread(target=serve, name="evenstep-session", daemon=True).start()
-
-        def watch_input() -> None:
-            # Whoever started this server holds the other end: when it closes, nobody needs the server any more.
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-            ended.set()
-
-        threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
-        threading.Thread(target=watch_input, name="evenstep-input", daemon=True).start()
+        threading.Thread(target=service.let_in, args=(listener,), name="evenstep-door", daemon=True).start()
+        threading.Thread(target=_watch_input, args=(ended,), name="evenstep-input", daemon=True).start()
         threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
-        while not ended.is_set():
-            desk.serve(LOOK_SECONDS)
-            if head is not None:
-                with lock:
-                    head.look()
-        # Shard 0 may still have a last snapshot to ask of the others.
-        late = time.monotonic() + LAST_SECONDS
-        while replica.led and time.monotonic() < late:
-            desk.serve(LOOK_SECONDS)
-        if head is not None:
-            with lock:
-                head.finish()
+        service.run(ended)
         snapshots.wait()
     recorder.close()
+
+
+def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapshots, recorder: JsonlRecorder) -> Head:
+    """What decides, with its connections to the other shards."""
+    followers = [connect(addresses, secret=secret) for addresses in settings.shards]
+    for follower in followers:
+        follower.send({"op": "follow"})
+    return Head(
+        replica=replica,
+        workers=settings.workers,
+        followers=followers,
+        snapshots=snapshots,
+        resume=settings.resume,
+        snapshot_seconds=settings.snapshot_seconds,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        recorder=recorder,
+        clock=time.monotonic,
+        say=lambda text: print(f"evenstep: {text}", file=sys.stderr, flush=True),
+    )
+
+
+@final
+class _Service:
+    """Serves all connections of one server: those of its own host in one thread, every other in one of its own."""
+
+    def __init__(self, settings: Settings, replica: Replica, head: Head | None) -> None:
+        self._settings = settings
+        self._replica = replica
+        self._head = head
+        self._meeting = Meeting(settings.workers)
+        self._lock = threading.Lock()
+        self._desk = Desk()
+
+    def let_in(self, listener: StreamListener) -> None:
+        """Let peers in until the listener is closed."""
+        while True:
+            try:
+                connection = listener.accept()
+            except ConnectionLostError:
+                return
+            session = Session(
+                connection,
+                replica=self._replica,
+                head=self._head,
+                meeting=self._meeting,
+                lock=self._lock,
+                workers=self._settings.workers,
+                heartbeat_seconds=self._settings.heartbeat_seconds,
+            )
+            if isinstance(connection, StreamConnection) and connection.local:
+                self._desk.open(connection, session)
+            else:
+                threading.Thread(target=session.serve, name="evenstep-session", daemon=True).start()
+
+    def run(self, ended: threading.Event) -> None:
+        """Serve until told to end, and put away what is to stay."""
+        while not ended.is_set():
+            self._desk.serve(LOOK_SECONDS)
+            if self._head is not None:
+                with self._lock:
+                    self._head.look()
+        # Shard 0 may still have a last snapshot to ask of the others.
+        late = time.monotonic() + LAST_SECONDS
+        while self._replica.led and time.monotonic() < late:
+            self._desk.serve(LOOK_SECONDS)
+        if self._head is not None:
+            with self._lock:
+                self._head.finish()
+
+
+def _watch_input(ended: threading.Event) -> None:
+    """Whoever started this server holds the other end: when it closes, nobody needs the server any more."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    ended.set()
 
 
 def _warm_up() -> None:

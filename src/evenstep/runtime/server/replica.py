@@ -4,8 +4,7 @@ On shard 0 the head calls it; on the others the same calls come over the connect
 """
 
 from collections.abc import Sequence
-from typing import final, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, final
 
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.core.server import PushKey

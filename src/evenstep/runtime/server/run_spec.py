@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, Self, cast, final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
 

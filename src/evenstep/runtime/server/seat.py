@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Mapping
-from typing import final, TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import torch
 

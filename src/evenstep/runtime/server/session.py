@@ -7,7 +7,7 @@ answered again. What is malformed ends the connection; what is not possible now 
 import threading
 import traceback
 from contextlib import suppress
-from typing import Final, final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
