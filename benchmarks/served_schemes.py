@@ -4,6 +4,7 @@ Equal workers, lasting slowness, episodes of it, and jitter; all sizes are equal
 waits for whom. Samples/s are taken in a window that begins when the bounds are used up, and ends before the epoch does.
 """
 
+import itertools
 import sys
 import time
 from dataclasses import dataclass
@@ -32,10 +33,10 @@ SIZE = 8
 ORDER_GOAL, CLOSED_GOAL, SPEEDS_GOAL = ">= 0.98", "<= 0.05", ">= 0.95"
 FIRST = 3.0
 """Iterations before the window, where no bound has to be used up."""
-USED_UP = {SSP: 10.0, DSSP: 34.0}
-"""The same under persistent slowness, until the fastest worker has been held; under dssp it then runs in bursts."""
-BURSTS = 52.0
-"""Iterations of a window with two whole bursts' beginnings."""
+USED_UP = 10.0
+"""The same under persistent slowness, where a bound holds the fast ones back; they are counted from hold to hold."""
+BURSTS = 80.0
+"""Iterations of a window under persistent slowness with dssp, where a fast worker runs in bursts of up to 42."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +129,14 @@ def _cluster(regime, workers, case, seed):
 
 def _window(regime, scheme, case):
     """From and to which second of a segment samples count."""
-    start, length = FIRST, case.window
-    if regime == "persistent":
-        start = USED_UP.get(scheme, FIRST)
-        length = max(length, BURSTS) if scheme == DSSP else length
+    bounded = _is_held(regime, scheme)
+    start = USED_UP if bounded else FIRST
+    length = max(case.window, BURSTS) if bounded and scheme == DSSP else case.window
     return start * case.seconds, (start + length) * case.seconds
+
+
+def _is_held(regime, scheme):
+    return regime == "persistent" and scheme in (SSP, DSSP)
 
 
 def _overruns(plan, ran):
@@ -174,25 +178,25 @@ def _closed_form(regime, scheme, segment, tracks, window):
     return _replayed(segment, window)[0]
 
 
-def _replayed(segment, window):
+def _replayed(segment, window, held=False):
     """Samples/s and waiting share in virtual time."""
     tracks = replay(parse_scheme(segment.scheme), segment.cluster, segment.global_batch_size, segment.seconds)
-    return pace(tracks, *window), waiting_share(tracks, *window)
+    return pace(tracks, *window, held=held), waiting_share(tracks, *window, held=held)
 
 
 # What is shown.
 
 
 def _row(regime, scheme, case, segment, ran):
-    window = _window(regime, scheme, case)
-    replayed, replayed_waiting = _replayed(segment, window)
+    window, held = _window(regime, scheme, case), _is_held(regime, scheme)
+    replayed, replayed_waiting = _replayed(segment, window, held)
     return {
-        "samples_per_second": pace(ran.tracks, *window),
-        "waiting_share": waiting_share(ran.tracks, *window),
+        "samples_per_second": pace(ran.tracks, *window, held=held),
+        "waiting_share": waiting_share(ran.tracks, *window, held=held),
         "closed_form": float(_closed_form(regime, scheme, segment, ran.tracks, window)),
         "replayed": replayed,
         "replayed_waiting_share": replayed_waiting,
-        "iterations": [len(track.between(*window)) for track in ran.tracks],
+        "iterations": [len(track.between(*window, held=held)) for track in ran.tracks],
         "overruns": ran.overruns,
     }
 
@@ -209,7 +213,7 @@ def _figures(regime, rows):
     figures = [
         record.figure(f"{regime}: {_short(scheme)} over {_short(before)}",
                       _ratios(_paces(rows, scheme), _paces(rows, before)), goal=ORDER_GOAL)
-        for before, scheme in zip(SCHEMES, SCHEMES[1:], strict=False)
+        for before, scheme in itertools.pairwise(SCHEMES)
     ]  # fmt: skip
     for scheme in SCHEMES:
         ratios = _ratios(_paces(rows, scheme), _paces(rows, scheme, "closed_form"))

@@ -138,7 +138,7 @@ def _work(rank, plan, tell):
         next(counted)
 
     result = timed(case, exchange, dist.barrier)
-    seen = {float(end) / -LEARNING_RATE for each in parameters.values() for end in (each.min(), each.max())}
+    seen = {float(end) / -LEARNING_RATE for each in parameters.values() for end in each.detach().aminmax()}
     if seen != {worker.version}:
         raise RuntimeError(f"weights of version {worker.version} are as after {min(seen):g} to {max(seen):g} updates")
     results = [None] * case.workers

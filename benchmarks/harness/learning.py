@@ -155,12 +155,12 @@ def _events(folder):
     }
 
 
-def seconds_to(run, accuracy, window=1):
-    """Emulated seconds until the mean of so many evaluations in a row was first this accurate; None where none was."""
-    curve = run["curve"]
-    for last in range(window, len(curve) + 1):
-        if fmean(value for _, _, value in curve[last - window : last]) >= accuracy:
-            return curve[last - 1][0]
+def seconds_to(run, accuracy, held=1):
+    """Emulated seconds until so many evaluations in a row began to be all this accurate; None where none did."""
+    values = [value for _, _, value in run["curve"]]
+    for first in range(len(values) - held + 1):
+        if min(values[first : first + held]) >= accuracy:
+            return run["curve"][first][0]
     return None
 
 

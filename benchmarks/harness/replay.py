@@ -1,4 +1,4 @@
-"""A run on servers in virtual time: the coordinator itself, the same disturbances, and communication that takes none."""
+"""A run on servers in virtual time: the very coordinator and disturbances, and communication that takes no time."""
 
 import heapq
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-BURST = 5
-"""After a wait of more than so many of its own iterations a worker's lead is the least that it is held at, each time."""
+HELD = 0.5
+"""A worker that waited longer than this part of its compute was held by its bound, and not by its exchange alone."""
 
 
 @dataclass
@@ -21,40 +21,31 @@ class Track:
         self.samples.append(samples)
         self.compute.append(compute)
 
-    def between(self, start, stop):
+    def between(self, start, stop, *, held=False):
         """The iterations that lie wholly between the first and the last end in this window.
 
-        Counted so, and not by the window's own length, an iteration that the window cuts does not count in part. A
-        worker that runs in bursts, with long waits in between, is counted from the end of such a wait to the end of
-        another, in whole bursts.
+        Counted so, and not by the window's own length, an iteration that the window cuts does not count in part. With
+        `held`, of a worker that was held more than once it is from the end of its first hold to that of its last: its
+        lead is then the same at both, whatever bursts it runs in.
         """
         inside = [k for k, ended in enumerate(self.ended) if k and start <= ended <= stop]
-        bursts = [k for k in inside if self._waited(k) > BURST * self.compute[k]]
-        if len(bursts) > 1:
-            inside = bursts
+        if held:
+            holds = [k for k in inside if self.ended[k] - self.ended[k - 1] > (1.0 + HELD) * self.compute[k]]
+            inside = holds if len(holds) > 1 else inside
         if len(inside) < 2:
             raise ValueError(f"{len(inside)} iterations ended between {start:g} and {stop:g} s: make the window longer")
         return range(inside[0] + 1, inside[-1] + 1)
 
-    def _waited(self, k):
-        return self.ended[k] - self.ended[k - 1] - self.compute[k]
-
-    def pace(self, start, stop):
-        """Samples/s in the window."""
-        own = self.between(start, stop)
-        return sum(self.samples[k] for k in own) / (self.ended[own[-1]] - self.ended[own[0] - 1])
-
-    def busy(self, start, stop):
-        """The share of the window that was emulated compute."""
-        own = self.between(start, stop)
-        return sum(self.compute[k] for k in own) / (self.ended[own[-1]] - self.ended[own[0] - 1])
+    def rate(self, values, own):
+        """What the iterations `own` have of this, for each second that they took."""
+        return sum(values[k] for k in own) / (self.ended[own[-1]] - self.ended[own[0] - 1])
 
 
-def pace(tracks, start, stop):
+def pace(tracks, start, stop, *, held=False):
     """Samples/s of all workers in the window."""
-    return sum(track.pace(start, stop) for track in tracks)
+    return sum(track.rate(track.samples, track.between(start, stop, held=held)) for track in tracks)
 
 
-def waiting_share(tracks, start, stop):
+def waiting_share(tracks, start, stop, *, held=False):
     """What was not compute, of all workers' time: waiting for others, and whatever the exchanges take."""
-    return 1.0 - float(np.mean([track.busy(start, stop) for track in tracks]))
+    return 1.0 - float(np.mean([track.rate(track.compute, track.between(start, stop, held=held)) for track in tracks]))

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
+import numpy as np
 import torch
 
 from evenstep.runtime.tensor_memory import memory_of
@@ -38,7 +39,8 @@ class Seat:
         if self.segment is None:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)
         else:
-            both = torch.frombuffer(self.segment.view, dtype=torch.uint8)
+            # By way of NumPy, whose arrays keep the mapping: what is staged must outlive the place.
+            both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
         self.options: tuple[Options, ...] | None = None
         """Those of its optimizer, which it sends when they have changed."""
@@ -75,6 +77,8 @@ class Seat:
         if self.connection is not None:
             self.connection.close()
         self.connection = None
+        if self.segment is not None:
+            self.segment.close()
 
     def _send_all(self) -> None:
         while (answer := self._outbox.get()) is not None:
