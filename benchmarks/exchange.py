@@ -39,7 +39,7 @@ SMALL_GOALS = {"evenstep, network": ">= 3000", "evenstep, shared memory": ">= 30
 def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.5, help="timed in every measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="timed in every measurement")
     parser.add_argument(
         "--environments", type=Path, default=environments.DEFAULT, help="where MXNet's environment is, or is made"
     )

@@ -72,6 +72,8 @@ def main():
 
 
 def _measure(optimizer, workers, kind):
+    parameters = evenstep.model(MODEL_BYTES // 4)
+    run = evenstep.run_of(parameters, OPTIMIZERS[optimizer][0](parameters.values()), workers)
     with tempfile.TemporaryDirectory() as folder:
         settings = ServerSettings(count=1, workers=workers, snapshots=Path(folder) / "snapshots")
         before = {child.pid for child in psutil.Process().children()}
@@ -79,7 +81,7 @@ def _measure(optimizer, workers, kind):
             (server,) = (child for child in psutil.Process().children() if child.pid not in before)
             baseline = _settled(server)
             addresses = [address for address in servers.addresses[0] if address.startswith(kind)]
-            plan = (optimizer, workers, addresses, servers.secret, server.pid)
+            plan = (run, addresses, servers.secret, server.pid)
             at_work = run_workers(workers, _work, plan, show=lambda text: None)
             left = _settled(server)
             # From here on the peak is counted anew: the workers are gone, and their messages with them.
@@ -107,10 +109,8 @@ def _refuse(event):
 
 def _work(rank, plan, tell):
     """Some exchanges, and then, while every worker is still there, what the server's memory is."""
-    optimizer, workers, addresses, secret, server = plan
-    parameters, _ = evenstep.model(MODEL_BYTES // 4)
-    made = OPTIMIZERS[optimizer][0](parameters.values())
-    worker = evenstep.Worker(rank, workers, parameters, made, addresses, secret)
+    run, addresses, secret, server = plan
+    worker = evenstep.Worker(rank, run, evenstep.model(MODEL_BYTES // 4), addresses, secret)
     for _ in range(EXCHANGES):
         worker.exchange()
     dist.barrier()

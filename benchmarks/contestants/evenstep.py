@@ -44,6 +44,9 @@ def over_shared_memory(case):
 
 
 def _measure(case, kind):
+    # Described here: an optimizer's first import takes seconds, which every worker would need again.
+    parameters = model(case.elements)
+    run = run_of(parameters, torch.optim.SGD(parameters.values(), lr=LEARNING_RATE), case.workers)
     with (
         tempfile.TemporaryDirectory() as folder,
         start_servers(
@@ -51,7 +54,7 @@ def _measure(case, kind):
         ) as servers,
     ):
         addresses = [address for address in servers.addresses[0] if address.startswith(kind)]
-        return run_workers(case.workers, _work, (case, addresses, servers.secret), show=lambda text: None)
+        return run_workers(case.workers, _work, (case, run, addresses, servers.secret), show=lambda text: None)
 
 
 def _refuse(event):
@@ -59,12 +62,27 @@ def _refuse(event):
 
 
 def model(elements):
-    """Parameters by name, zeros, as ps-lite's model keys have them; and a plain SGD over them."""
-    parameters = {
+    """Parameters by name, zeros, as ps-lite's model keys have them."""
+    return {
         f"parameter{number}": torch.nn.Parameter(torch.zeros(size))
         for number, size in enumerate(parameter_sizes(elements))
     }
-    return parameters, torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
+
+
+def run_of(parameters, optimizer, workers):
+    """What the server is told of a run; each exchange is of one sample, and the epoch does not end."""
+    return RunSpec(
+        scheme=parse_scheme(SCHEME),
+        problem=Problem(
+            global_batch_size=workers,
+            minimum=np.ones(workers, dtype=np.int64),
+            maximum=np.full(workers, UNLIMITED, dtype=np.int64),
+        ),
+        length=_LENGTH,
+        drop_last=False,
+        layout=Layout.of(parameters.items(), [optimizer]),
+        optimizers=(describe(optimizer),),
+    )
 
 
 class Worker:
@@ -73,29 +91,15 @@ class Worker:
     `parameters` begin as the servers' weights where this worker is the first one there.
     """
 
-    def __init__(self, rank, workers, parameters, optimizer, addresses, secret):
-        spec = describe(optimizer)
-        layout = Layout.of(parameters.items(), [optimizer])
-        run = RunSpec(
-            scheme=parse_scheme(SCHEME),
-            problem=Problem(
-                global_batch_size=workers,
-                minimum=np.ones(workers, dtype=np.int64),
-                maximum=np.full(workers, UNLIMITED, dtype=np.int64),
-            ),
-            length=_LENGTH,
-            drop_last=False,
-            layout=layout,
-            optimizers=(spec,),
-        )
-        layouts = layout.shards(1)
+    def __init__(self, rank, run, parameters, addresses, secret):
+        layouts = run.layout.shards(1)
         secret = bytes.fromhex(secret)
         self._link = Link(rank, lambda shard: connect(addresses, secret=secret), 1, timeout_seconds=_TIMEOUT_SECONDS)
         self._link.start(run.encode(), [each.nbytes for each in layouts])
         self._parameters = ServedParameters(parameters, layouts, self._link, waits=True)
         self._parameters.view()
         self._row = row(samples=1, seconds=1e-3)
-        self._options = {"options": options_to_record(spec.options(optimizer))}
+        self._options = {"options": options_to_record(run.optimizers[0].groups)}
         self._answer = self._begin()
         if self._answer.get("initialise"):
             self._parameters.put_weights()
@@ -128,9 +132,9 @@ class Worker:
 
 
 def _work(rank, plan, tell):
-    case, addresses, secret = plan
-    parameters, optimizer = model(case.elements)
-    worker = Worker(rank, case.workers, parameters, optimizer, addresses, secret)
+    case, run, addresses, secret = plan
+    parameters = model(case.elements)
+    worker = Worker(rank, run, parameters, addresses, secret)
     counted = itertools.count()
 
     def exchange():

@@ -127,7 +127,8 @@ class ServedEngine:
             return
         self._finish_exchange()
         with suppress(ExpiredError):  # Then it has gone back already.
-            self._link.ask("stop")
+            if self._link.ask("stop").get("weights"):
+                self._parameters.take_weights()
         self._over = True
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:

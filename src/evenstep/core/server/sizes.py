@@ -6,6 +6,7 @@ from typing import Final, cast, final
 import numpy as np
 
 from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.equal import Equal
 from evenstep.core.load.memory import limited
 from evenstep.core.load.static import Static
 from evenstep.core.samples.assignment import short_slice_sizes
@@ -39,6 +40,7 @@ class Sizes:
         self._policy: LoadPolicy = load.policy(problem.workers)
         self._problem = problem
         self._rows: dict[int, list[int]] = {}
+        self._largest: dict[int, int] = {}
         self._sizes: dict[int, int] | None = None
         self._saved: State | None = None
 
@@ -68,6 +70,9 @@ class Sizes:
         if worker not in self._present:
             return
         self._settle()
+        if isinstance(self._load, Equal | Static) and row[-1] == self._largest.get(worker):
+            return  # Such sizes do not follow speeds, and the limits are as they were.
+        self._largest[worker] = row[-1]
         self._rows[worker] = row
         if len(self._rows) < len(self._members):
             return
@@ -121,6 +126,7 @@ class Sizes:
             return
         self._members = members
         self._rows = {}
+        self._largest = {}
         self._sizes = None
         if not members:
             return

@@ -244,7 +244,7 @@ class Head:
     def stop(self, worker: int) -> None:
         """A worker has left its loop."""
         self._carry_out(self.coordinator.stop(worker, self._clock()))
-        self._reply(worker, {})
+        self._reply(worker, {"version": self.replica.version})
 
     # In between.
 

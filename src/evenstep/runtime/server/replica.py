@@ -48,7 +48,7 @@ class Replica:
         self._encoded = b""
         self._rules: tuple[Update, ...] = ()
         self._shard: Shard | None = None
-        self._staged: dict[PushKey, torch.Tensor] = {}
+        self._staged: dict[PushKey, list[torch.Tensor]] = {}
 
     # The run.
 
@@ -143,7 +143,10 @@ class Replica:
 
     def stage(self, key: PushKey) -> None:
         """The worker's gradients are whole, in its place."""
-        self._staged[key] = self.seats[key[0]].gradients
+        seat = self.seats[key[0]]
+        if seat.flats is None:
+            seat.flats = self.shard.layout.flats(seat.gradients)
+        self._staged[key] = seat.flats
 
     def discard(self, key: PushKey) -> None:
         """The push is empty, or will not be announced."""

@@ -42,6 +42,8 @@ class Seat:
             # By way of NumPy, whose arrays keep the mapping: what is staged must outlive the place.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
+        self.flats: list[torch.Tensor] | None = None
+        """The gradients as the shard cuts a message up, once it has."""
         self.options: tuple[Options, ...] | None = None
         """Those of its optimizer, which it sends when they have changed."""
         self._answer: tuple[Mapping[str, object], bool] | None = None
@@ -79,6 +81,9 @@ class Seat:
         self.connection = None
         if self.segment is not None:
             self.segment.close()
+        # Whoever still refers to this place refers to no memory; what is staged has its own view of it.
+        self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
+        self.flats = None
 
     def _send_all(self) -> None:
         while (answer := self._outbox.get()) is not None:

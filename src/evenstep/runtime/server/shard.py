@@ -14,7 +14,7 @@ from evenstep.runtime.server.chunks import Chunk, Chunks, cut
 from evenstep.runtime.server.layout import ShardLayout, aligned
 from evenstep.runtime.server.updates import Options, State, Update, options_from_record, options_to_record
 
-Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview, float]]
+Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview | list[torch.Tensor], float]]
 """Gradients messages (bytes, as the shard's layout has them) with their weights; their sum is what is meant."""
 
 _Counted: TypeAlias = Sequence[tuple[Sequence[torch.Tensor], float]]
@@ -146,7 +146,11 @@ class Shard:
         self._chunks = chunks
 
     def _counted(self, gradients: Gradients, factor: float) -> _Counted:
-        return [(self.layout.flats(message), weight * factor) for message, weight in gradients if weight]
+        return [
+            (message if isinstance(message, list) else self.layout.flats(message), weight * factor)
+            for message, weight in gradients
+            if weight
+        ]
 
     def _batches(self) -> Iterator[list[Chunk]]:
         """Neighbouring chunks that fit into the scratch memory together, so that small ones share a step."""
