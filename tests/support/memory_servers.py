@@ -125,6 +125,7 @@ class Trial:
             heartbeat_seconds=HEARTBEAT_SECONDS,
             recorder=self.events,
             say=self.said.append,
+            first_incarnation=0,
             clock=self.clock.now,
         )
 

@@ -154,17 +154,18 @@ def nothing():
     """No fault."""
 
 
-def pushed(folder, *, without=(), since=None):
+def pushed(folder, *, without=(), only=None):
     """Epoch -> all positions pushed, over all workers, but for these (worker, iteration).
 
-    `since`: of these epochs, only what was pushed by later incarnations than this one.
+    `only`: of these epochs, only what was pushed by these incarnations.
     """
     found = {}
     for file in Path(folder).glob("pushed-*"):
         worker = int(file.name.partition("-")[2])
         for line in file.read_text().splitlines():
             epoch, iteration, positions, incarnation = json.loads(line)
-            if (worker, iteration) not in without and incarnation > (since or {}).get(epoch, 0):
+            counts = only is None or epoch not in only or incarnation in only[epoch]
+            if (worker, iteration) not in without and counts:
                 found.setdefault(epoch, []).extend(positions)
     return {epoch: sorted(positions) for epoch, positions in found.items()}
 

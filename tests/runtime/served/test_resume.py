@@ -43,7 +43,9 @@ def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path, sc
     # How many that is depends on what the workers had been given when it died; some have been given at least one.
     assert max(event["commits"] for event in server_events(tmp_path, "lost")) >= 1
     # What counts of the second epoch was pushed to the servers that were started again.
-    assert served_faults.pushed(tmp_path, since={1: 3}) == {epoch: list(range(77)) for epoch in range(3)}
+    events = server_events(tmp_path)
+    joined = {event["incarnation"] for event in events[events.index(restored) :] if event["event"] == "join"}
+    assert served_faults.pushed(tmp_path, only={1: joined}) == {epoch: list(range(77)) for epoch in range(3)}
     assert values[0]["ended"] == values[1]["ended"] == values[2]["ended"]
     if scheme.startswith("bsp"):
         assert restored["version"] == 6

@@ -15,6 +15,10 @@ class Heartbeats:
         """Something came from the worker."""
         self._heard[worker] = now
 
+    def hear_all(self, now: float) -> None:
+        """Whoever listens was busy itself: nobody's silence until now means anything."""
+        self._heard = dict.fromkeys(self._heard, now)
+
     def forget(self, worker: int) -> None:
         """The worker is gone; its silence means nothing any more."""
         self._heard.pop(worker, None)

@@ -45,6 +45,13 @@ class Fields:
         """Whether it is there, and not None."""
         return self._header.get(name) is not None
 
+    def lists(self, name: str) -> list[list[int]]:
+        """A list of lists."""
+        value = self._header.get(name)
+        if not isinstance(value, list) or any(not isinstance(each, list) for each in value):
+            raise ProtocolError(f"a message had {str(value)[:60]} as {name}, not a list of lists")
+        return value
+
     def pairs(self, name: str) -> list[tuple[list[int], float]]:
         """A list of lists of whole numbers, each with a number."""
         value = self._header.get(name)

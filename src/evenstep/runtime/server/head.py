@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
-from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
+from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError
 from evenstep.core.server import (
     Answer,
     Arrival,
@@ -30,6 +30,11 @@ TALLY_SECONDS: Final = 1.0
 
 
 @final
+class BrokenServerError(EvenstepError):
+    """The server's state is not what was decided any more: it must end, and go back to a snapshot."""
+
+
+@final
 class Head:
     """Decides for all shards; one call at a time.
 
@@ -42,6 +47,7 @@ class Head:
         snapshot_seconds: How long the run goes on between two snapshots.
         heartbeat_seconds: How long a worker may be silent.
         recorder: Takes events.
+        first_incarnation: Where the numbers of incarnations begin: no two servers of a run may give out the same.
         clock: Seconds that do not go back.
         say: Takes a sentence for whoever started the run.
     """
@@ -57,6 +63,7 @@ class Head:
         snapshot_seconds: float,
         heartbeat_seconds: float,
         recorder: Recorder,
+        first_incarnation: int,
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
@@ -67,11 +74,14 @@ class Head:
         self._resume = resume
         self._snapshot_seconds = snapshot_seconds
         self._heartbeats = Heartbeats(heartbeat_seconds)
+        self._late_seconds = heartbeat_seconds / 2
+        self._looked = clock()
+        self._failing = False
         self._recorder = recorder
         self._clock = clock
         self._say = say
         self._coordinator: Coordinator | None = None
-        self._incarnation = 0
+        self._incarnation = first_incarnation
         self._options: dict[PushKey, tuple[Options, ...]] = {}
         self._norms: dict[PushKey, float] = {}
         self._commits: dict[int, Update] = {}
@@ -140,7 +150,6 @@ class Head:
                 self.replica.spec = None  # Every worker is to hear of it, not only the first.
                 raise
             coordinator.load_state_dict(cast("State", state["coordinator"]))
-            self._incarnation = cast("int", state["incarnation"])
             self._record("restored", None, version=version)
         self._coordinator = coordinator
         self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.replica.count))
@@ -159,8 +168,10 @@ class Head:
             return
         self._heartbeats.forget(worker)
         self._begins.pop(worker, None)
-        self._tell({"op": "leave", "worker": worker, "incarnation": incarnation})
-        self.replica.leave(worker, incarnation)
+        # What has been announced is still committed.
+        announced = [key for key in self._options if key[:2] == (worker, incarnation)]
+        self._tell({"op": "leave", "worker": worker, "incarnation": incarnation, "announced": announced})
+        self.replica.leave(worker, incarnation, announced)
         self._record("leave", worker, why=why)
         if self._initialiser == worker:
             self._initialiser = None
@@ -171,8 +182,13 @@ class Head:
     def look(self) -> None:
         """Time has passed: give up those who are silent, and write down and save what is due."""
         now = self._clock()
+        if now - self._looked > self._late_seconds:
+            self._heartbeats.hear_all(now)
+        self._looked = now
         for worker in self._heartbeats.silent(now):
             seat = self.replica.seats.get(worker)
+            if seat is not None and seat.receiving:
+                continue  # Its bytes are coming, and have a patience of their own.
             if seat is None:  # It never came, or was heard of at the moment when it left.
                 self._heartbeats.forget(worker)
                 if self.coordinator.awaits(worker):
@@ -257,15 +273,23 @@ class Head:
             self._reply(self._initialiser, {"initialise": True})
 
     def _carry_out(self, commands: Sequence[CoordinatorCommand]) -> None:
-        for command in commands:
-            if isinstance(command, Update):
-                self._commit(command)
-            elif isinstance(command, Discard):
-                self._tell({"op": "discard", "key": command.key})
-                self.replica.discard(command.key)
-                self._forget(command.key)
-            else:
-                self._answer(command)
+        """Do what was decided.
+
+        Raises:
+            BrokenServerError: It could not be done. What was decided cannot be taken back, so this server is of no use.
+        """
+        try:
+            for command in commands:
+                if isinstance(command, Update):
+                    self._commit(command)
+                elif isinstance(command, Discard):
+                    self._tell({"op": "discard", "key": command.key})
+                    self.replica.discard(command.key)
+                    self._forget(command.key)
+                else:
+                    self._answer(command)
+        except Exception as error:
+            raise BrokenServerError("the servers could not do what was decided") from error
 
     def _commit(self, update: Update) -> None:
         first = update.pushes[0][0]
@@ -298,6 +322,10 @@ class Head:
         return min(1.0, most / norm) if norm > 0 else 1.0
 
     def _answer(self, answer: Answer) -> None:
+        if answer.over and self._saved[1] != self.replica.version:
+            # Before anybody hears of it: a server that comes back must not be in the middle of a pass that has ended.
+            self.snapshot()
+            self._snapshots.wait()
         header: dict[str, object] = {
             "claims": [[claim.number, list(claim.ranges)] for claim in answer.claims],
             "over": answer.over,
@@ -312,8 +340,6 @@ class Head:
         sizes = self.coordinator.sizes.all() if self.coordinator.sizes.members else {}
         header["sizes"] = [sizes.get(worker, 0) for worker in range(self.workers)]
         self._reply(answer.worker, header)
-        if answer.over and self._saved[1] != self.replica.version:
-            self.snapshot()
 
     def _reply(self, worker: int, header: Mapping[str, object]) -> None:
         """Answer the request that a worker waits on, on every shard."""
@@ -322,7 +348,7 @@ class Head:
             return
         header = {"answer": seat.sequence, **header}
         if self._followers:
-            self._tell({"op": "answer", "worker": worker, "answer": seat.sequence})
+            self._tell({"op": "answer", "worker": worker, "incarnation": seat.incarnation, "answer": seat.sequence})
         if self.replica.answer(worker, header):
             self._tally.bytes += self._message_bytes
 
@@ -346,10 +372,14 @@ class Head:
         if self._coordinator is None or self.replica.version in (-1, self._saved[1]):
             return
         self._tell({"op": "snapshot"})
-        beside = {"coordinator": self._coordinator.state_dict(), "incarnation": self._incarnation}
-        self.replica.snapshot(**beside)
+        failure = self.replica.snapshot(coordinator=self._coordinator.state_dict())
         self._saved = (self._clock(), self.replica.version)
-        self._record("snapshot", None)
+        if failure is None:
+            self._record("snapshot", None)
+        elif not self._failing:
+            self._say(f"no snapshot can be written ({failure}): a server that dies now loses what it has")
+            self._record("snapshot_failed", None, text=failure)
+        self._failing = failure is not None
 
     def _record(self, event: str, worker: int | None, **more: object) -> None:
         about = {} if worker is None else {"worker": worker}

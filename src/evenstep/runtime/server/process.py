@@ -32,6 +32,8 @@ LOOK_SECONDS: Final = 0.5
 """How often to look whether the main thread has ended."""
 HURRY_SECONDS: Final = 0.1
 """How soon ending notices that it is to be quick."""
+CLOSE_SECONDS: Final = 0.01
+"""How soon closing notices that all have ended, or that it was interrupted."""
 
 SERVER_COMMAND: Final = (sys.executable, "-m", "evenstep.runtime.server.program")
 
@@ -137,15 +139,21 @@ class Servers:
             return
         try:
             os.write(self._waker, b"x")
-            # Not join: a thread whose join was interrupted counts as ended (bpo-45274), though it is not.
-            self._ended.wait()
+            self._await_end()
         except BaseException:
             self._hurry.set()
-            self._ended.wait()
+            self._await_end()
             raise
         finally:
             self._thread.join()
             self._close_pipe()
+
+    def _await_end(self) -> None:
+        # In short sleeps, since a signal that comes just before a wait is not noticed until the wait is over. Neither
+        # the event's wait, which an interrupt can leave with the event's lock held, nor a join: a thread whose join was
+        # interrupted counts as ended (bpo-45274), though it is not.
+        while not self._ended.is_set():
+            time.sleep(CLOSE_SECONDS)
 
     def _close_pipe(self) -> None:
         os.close(self._wake)

@@ -5,10 +5,12 @@ It listens, says where in one line on its output, and serves until its input clo
 
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 
 from evenstep.core.errors import EvenstepError
 from evenstep.runtime.server.desk import Desk
-from evenstep.runtime.server.head import Head
+from evenstep.runtime.server.head import BrokenServerError, Head
 from evenstep.runtime.server.meeting import Meeting
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.session import Session
@@ -73,6 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     secret = bytes.fromhex(os.environ[SECRET_VARIABLE])
     try:
         serve(settings, secret, ended)
+    except BrokenServerError:
+        traceback.print_exc()
+        return 1
     except EvenstepError as error:
         print(f"evenstep: server {settings.index}: {error}", file=sys.stderr)
         return 1
@@ -110,6 +115,7 @@ def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapsh
         snapshot_seconds=settings.snapshot_seconds,
         heartbeat_seconds=settings.heartbeat_seconds,
         recorder=recorder,
+        first_incarnation=secrets.randbits(48),
         clock=time.monotonic,
         say=lambda text: print(f"evenstep: {text}", file=sys.stderr, flush=True),
     )

@@ -90,6 +90,7 @@ class Replica:
         """The parameters begin as the weights that this worker has put where its gradients go."""
         self.shard.initialise(self.seats[worker].gradients)
         self.version = version
+        self._discard_all(worker, self.seats[worker].incarnation)
 
     def restore(self, version: int, workers: int) -> dict[str, object]:
         """Go back to a snapshot; what shard 0 wrote beside the parameters is returned."""
@@ -105,10 +106,14 @@ class Replica:
         self.version = version
         return state
 
-    def snapshot(self, **beside: object) -> None:
-        """Write the parameters as they are now, and what stands beside them."""
+    def snapshot(self, **beside: object) -> str | None:
+        """Write the parameters as they are now, and what stands beside them; why that failed, if it did."""
         state = {"run": self._encoded.decode(), "shard": self.shard.state_dict(), **beside}
-        self._snapshots.write(self.version, self.index, state)
+        try:
+            self._snapshots.write(self.version, self.index, state)
+        except (OSError, RuntimeError) as error:  # torch's own where the disk is full.
+            return str(error).partition("\n")[0]
+        return None
 
     # Workers.
 
@@ -118,8 +123,9 @@ class Replica:
         self.seats[worker] = seat
         return seat
 
-    def leave(self, worker: int, incarnation: int) -> None:
-        """The worker is gone. What it has staged stays: whether it is committed is not decided here."""
+    def leave(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
+        """The worker is gone. Of what it has staged only what it has announced may still be committed."""
+        self._discard_all(worker, incarnation, announced)
         seat = self.seats.get(worker)
         if seat is not None and seat.incarnation == incarnation:
             del self.seats[worker]
@@ -152,10 +158,10 @@ class Replica:
         """The push is empty, or will not be announced."""
         self._staged.pop(key, None)
 
-    def discard_all(self, worker: int, incarnation: int) -> None:
-        """Nothing of this incarnation's will be committed any more."""
+    def _discard_all(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
         for key in [key for key in self._staged if key[:2] == (worker, incarnation)]:
-            del self._staged[key]
+            if key not in announced:
+                del self._staged[key]
 
     def squared_norm(self, pushes: Sequence[tuple[PushKey, float]]) -> float:
         """Of the sum of these pushes, with these weights."""

@@ -42,6 +42,8 @@ class Seat:
             # By way of NumPy, whose arrays keep the mapping: what is staged must outlive the place.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
+        self.receiving = False
+        """Whether gradients are on their way into their place at this moment."""
         self.flats: list[torch.Tensor] | None = None
         """The gradients as the shard cuts a message up, once it has."""
         self.options: tuple[Options, ...] | None = None

@@ -4,16 +4,19 @@ Requests have a number, `seq`, that counts up within an incarnation; one that co
 answered again. What is malformed ends the connection; what is not possible now is answered with an error.
 """
 
+import os
+import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
 from evenstep.core.values import Reports
 from evenstep.runtime.server.fields import Fields
-from evenstep.runtime.server.head import Head
+from evenstep.runtime.server.head import BrokenServerError, Head
 from evenstep.runtime.server.meeting import Meeting
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.run_spec import MOST_BYTES
@@ -22,9 +25,6 @@ from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import Options, options_from_record
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LARGEST: Final = 2**31
 MOST_STATES: Final = 8
@@ -43,6 +43,7 @@ class Session:
         lock: Held for every call of the other three.
         workers: How many workers the run has.
         heartbeat_seconds: What workers are told of it.
+        abort: Ends a server that is of no use any more, so that whoever started it goes back to a snapshot.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Session:
         lock: threading.Lock,
         workers: int,
         heartbeat_seconds: float,
+        abort: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._connection = connection
         self._replica = replica
@@ -63,6 +65,7 @@ class Session:
         self._lock = lock
         self._workers = workers
         self._heartbeat_seconds = heartbeat_seconds
+        self._abort = abort
         self._seat: Seat | None = None
         self._follows = False
         self._requests: dict[str, Callable[[Fields, Message], None]] = {
@@ -89,7 +92,7 @@ class Session:
             "leave": self._follow_leave,
             "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
             "restore": self._follow_restore,
-            "snapshot": lambda fields: replica.snapshot(),
+            "snapshot": self._follow_snapshot,
         }
 
     def serve(self) -> None:
@@ -104,6 +107,10 @@ class Session:
             try:
                 self._request(Fields(message.header), message)
             except ConnectionLostError:
+                raise
+            except BrokenServerError:
+                traceback.print_exc()
+                self._abort()
                 raise
             except Exception as error:
                 # The worker must hear of it, whatever it is, instead of asking again for ever.
@@ -120,8 +127,11 @@ class Session:
     def _request(self, fields: Fields, message: Message) -> None:
         operation = fields.text("op")
         if self._follows:
-            with self._lock:
-                self._commands[operation](fields)
+            try:
+                with self._lock:
+                    self._commands[operation](fields)
+            except Exception as error:
+                raise BrokenServerError("this server could not do what the first one told it") from error
             return
         if operation not in self._requests:
             raise ProtocolError(f"a message asked for {operation[:40]!r}, which no server does")
@@ -135,7 +145,7 @@ class Session:
             if self._follows:
                 self._replica.led = False
             self._meeting.leave(self._connection)
-            seat = self._seat
+            seat, self._seat = self._seat, None
             if seat is None or seat.connection is not self._connection:
                 return
             seat.connection = None
@@ -169,7 +179,10 @@ class Session:
             seat = self._replica.seats.get(worker)
             back = seat is not None and seat.incarnation == incarnation and seat.segment is None
             if seat is not None and back and not self._connection.local:
-                seat.connection = self._connection
+                # What still comes on the old line is of no use, and must not be taken in beside what comes on this one.
+                old, seat.connection = seat.connection, self._connection
+                if old is not None:
+                    old.close()
             elif self._head is not None:
                 incarnation = self._head.start(worker, encoded, self._connection, fields.whole("has", least=-1))
                 seat = self._replica.seats[worker]
@@ -219,7 +232,18 @@ class Session:
         if message.payload_bytes != expected:
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes where {expected} were due")
         if expected:
-            self._connection.receive_payload(memory_of(seat.gradients))
+            seat.receiving = True
+            try:
+                self._connection.receive_payload(memory_of(seat.gradients))
+            finally:
+                seat.receiving = False
+            if self._head is not None:
+                self._head.heard(seat.worker)
+
+    def _still_new(self, fields: Fields) -> bool:
+        """Once the lock is held: whether the place is the worker's, reached on this line, and the request new."""
+        seat = self._place()
+        return seat.connection is self._connection and self._is_new(seat, fields)
 
     def _head_of(self) -> Head:
         if self._head is None:
@@ -232,6 +256,8 @@ class Session:
             return
         self._receive_gradients(seat, message)
         with self._lock:
+            if not self._still_new(fields):
+                return
             seat.take_in(fields.whole("seq"))
             if self._head is not None:
                 self._head.initialised(seat.worker)
@@ -261,7 +287,8 @@ class Session:
         options = self._options_of(seat, fields)
         self._receive_gradients(seat, message, empty=not arrival.samples)
         with self._lock:
-            self._place()
+            if not self._still_new(fields):
+                return
             self._take_in(seat, fields)
             self._replica.stage(arrival.key)
             try:
@@ -292,8 +319,9 @@ class Session:
         if sequence > seat.sequence:
             self._receive_gradients(seat, message)
             with self._lock:
-                seat.take_in(sequence)
-                self._replica.stage((seat.worker, seat.incarnation, sequence))
+                if self._still_new(fields):
+                    seat.take_in(sequence)
+                    self._replica.stage((seat.worker, seat.incarnation, sequence))
         with self._lock:
             self._connection.send({"staged": sequence})
             if sequence == seat.sequence:
@@ -327,9 +355,12 @@ class Session:
 
     def _bye(self, fields: Fields, message: Message) -> None:
         """The worker is done."""
+        if self._head is None:
+            return  # Shard 0 tells.
         with self._lock:
             seat = self._place()
-            self._head_of().lose(seat.worker, seat.incarnation, "is done")
+            self._seat = None
+            self._head.lose(seat.worker, seat.incarnation, "is done")
 
     def _farewell(self, fields: Fields, message: Message) -> None:
         """Whoever started the servers wants to know when the workers are done with them."""
@@ -370,7 +401,9 @@ class Session:
     def _follow_answer(self, fields: Fields) -> None:
         worker, sequence = fields.whole("worker"), fields.whole("answer")
         seat = self._replica.seats.get(worker)
-        if seat is not None and sequence > seat.sequence:
+        if seat is None or seat.incarnation != fields.whole("incarnation"):
+            return  # The worker has started anew meanwhile, here first.
+        if sequence > seat.sequence:
             seat.take_in(sequence)  # A request without gradients came to shard 0 alone.
         self._replica.answer(worker, {"answer": sequence})
 
@@ -383,7 +416,13 @@ class Session:
         self._replica.restore(fields.whole("version"), self._workers)
 
     def _follow_leave(self, fields: Fields) -> None:
-        self._replica.leave(fields.whole("worker"), fields.whole("incarnation"))
+        announced = [_key(key) for key in fields.lists("announced")]
+        self._replica.leave(fields.whole("worker"), fields.whole("incarnation"), announced)
+
+    def _follow_snapshot(self, fields: Fields) -> None:
+        failure = self._replica.snapshot()
+        if failure is not None:
+            print(f"evenstep: server {self._replica.index} wrote no snapshot: {failure}", file=sys.stderr, flush=True)
 
 
 def _key(values: list[int]) -> PushKey:

@@ -52,8 +52,9 @@ class Snapshots:
             partial.unlink(missing_ok=True)
             raise
         # The disk may take long, and nobody need wait for it.
-        self._last = threading.Thread(target=self._finish, args=(partial, folder / f"shard-{shard}.pt"))
-        self._last.start()
+        finishing = threading.Thread(target=self._finish, args=(partial, folder / f"shard-{shard}.pt"))
+        finishing.start()
+        self._last = finishing
 
     def wait(self) -> None:
         """Until what was written last has its name."""
