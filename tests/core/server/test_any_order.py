@@ -352,4 +352,4 @@ class AnyOrder(RuleBasedStateMachine):
 @pytest.mark.parametrize("part", SYNCS, ids=repr)
 def test_promises_hold_in_any_order_of_events(part):
     machine = type("AnyOrder", (AnyOrder,), {"part": part})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=60))
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=60))

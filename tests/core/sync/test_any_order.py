@@ -111,7 +111,7 @@ def test_promises_hold_in_any_order_of_events(name):
     machine, part, highest_lead = CASES[name]
     members = {"part": part, "highest_lead": highest_lead}
     run_state_machine_as_test(
-        type(machine.__name__, (machine,), members), settings=settings(max_examples=30, stateful_step_count=50)
+        type(machine.__name__, (machine,), members), settings=settings(max_examples=15, stateful_step_count=50)
     )
 
 
@@ -148,4 +148,4 @@ class ProgressInAnyOrder(RuleBasedStateMachine):
 
 
 def test_progress_is_that_of_a_plain_list_in_any_order_of_events():
-    run_state_machine_as_test(ProgressInAnyOrder, settings=settings(max_examples=40, stateful_step_count=50))
+    run_state_machine_as_test(ProgressInAnyOrder, settings=settings(max_examples=20, stateful_step_count=50))

@@ -41,7 +41,8 @@ def commit_options(
 
     Args:
         options: `lr`, and of `momentum`, `dampening`, `betas`, `weight_decay` ... what the optimizer has.
-        share: The part of the global batch that the commit stands for, above 0. At 1 the options stay exactly as given.
+        share: The part of the global batch that the commit stands for, above 0. At 1, and
+            without staleness, the options stay exactly as given.
         staleness: Global batches that were committed between its pull and its push, 0 or more.
         rule: One of `RATES`; `raw` keeps the options.
 
@@ -51,7 +52,7 @@ def commit_options(
     if rule not in RATES:
         raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
     new = dict(options)
-    if rule == "share" and share != 1.0:
+    if rule == "share" and (share, staleness) != (1.0, 0.0):
         # A rate may be a tensor, and is any number.
         new["lr"] = cast("float", options["lr"]) * (share / (1.0 + staleness * (_gain(options) - 1.0)))
     return new
