@@ -31,7 +31,7 @@ def each_once(values, run):
         ("momentum", "", 1, 0, False),
         ("adam", ",load=lb-bsp", 2, 0, False),
         ("momentum", ",load=lb-bsp:predictor=ema;minimum=2", 2, 0, True),
-        ("adam", "", 1, 2, True),
+        ("adam", "", 1, 1, True),
     ],
 )
 def test_servers_under_a_barrier_are_one_process(tmp_path, optimizer, parameters, servers, num_workers, network):
@@ -54,7 +54,7 @@ def test_servers_under_a_barrier_are_the_collective_engine(tmp_path, optimizer):
     ("scheme", "servers", "num_workers"),
     [
         ("asp", 1, 0),
-        ("asp:exchange=overlapped,servers=2", 2, 2),
+        ("asp:exchange=overlapped,servers=2", 2, 1),
         ("ssp:bound=1,load=lb-bsp", 1, 0),
         ("ssp:bound=2,exchange=overlapped", 1, 0),
         ("dssp:lower=1,upper=4,servers=2", 2, 0),

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -150,12 +150,25 @@ def test_a_server_that_does_not_come_up_is_an_error_and_none_is_left(start, repo
     assert not psutil.pid_exists(report.pid)
 
 
+@contextmanager
+def owned(reports, tmp_path, behaviour):
+    """Another process that owns two servers: it and what they say; all are gone in the end, whatever a test finds."""
+    command = [sys.executable, str(OWNER), str(tmp_path), *stand_in(reports, behaviour)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+        try:
+            got = [reports.next(), reports.next()]
+            assert owner.stdout.readline() == b"started\n"
+            yield owner, got
+        finally:
+            if owner.poll() is None:
+                for process in [*psutil.Process(owner.pid).children(), owner]:
+                    process.kill()
+
+
 def test_servers_end_by_themselves_when_whoever_started_them_is_killed(reports, tmp_path):
-    command = [sys.executable, str(OWNER), str(tmp_path), *stand_in(reports, "good")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
-        got = [reports.next(), reports.next()]
-        assert owner.stdout.readline() == b"started\n"
+    with owned(reports, tmp_path, "good") as (owner, got):
         owner.kill()
+        owner.wait()
     for report in got:
         assert report.after_listening() == [{"event": "ended", "by": "stdin"}]
 
@@ -173,10 +186,7 @@ servers = start_servers(settings, print)
 
 
 def test_an_interrupted_close_kills_the_servers_and_waits_for_it(reports, tmp_path):
-    command = [sys.executable, str(OWNER), str(tmp_path), *stand_in(reports, "stubborn")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
-        got = [reports.next(), reports.next()]
-        assert owner.stdout.readline() == b"started\n"
+    with owned(reports, tmp_path, "stubborn") as (owner, got):
         owner.send_signal(signal.SIGINT)
         first = got[-1]
         assert [first.next()["event"], first.next()["event"]] == ["listening", "asked"]
