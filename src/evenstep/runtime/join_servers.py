@@ -23,6 +23,10 @@ from evenstep.runtime.workers import Workers
 from evenstep.transport.connect import connect
 
 _KEY: Final = "addresses"
+_JOINED: Final = "EVENSTEP_JOINED"
+"""The process that has joined the launcher's servers, which serve one run; children inherit it and are others."""
+LOOK_SECONDS: Final = 0.2
+"""How often to look whether what keeps servers is to end."""
 
 
 def join_servers(
@@ -34,16 +38,19 @@ def join_servers(
     worker starts them as its own children, and the others find them through torchrun's store.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete, or the servers could not be started.
+        ConfigError: torchrun's environment is incomplete, or the servers could not be started, or serve a run that
+            this process was prepared for before.
     """
     rank, count = _place(os.environ)
+    hosting: _Hosting | None = None
     if launched.servers:
+        _require_first()
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
-        hosted = _host(shards, count, "127.0.0.1", run_dir, None, timeout_seconds, resume=launched.resume)
-        addresses, secret = hosted.addresses, hosted.secret
+        hosting = _host(shards, count, "127.0.0.1", run_dir, None, resume=launched.resume)
+        addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
-        addresses, secret = _meet_in_store(rank, count, shards, run_dir, timeout_seconds, resume=launched.resume)
+        addresses, secret, hosting = _meet_in_store(rank, count, shards, run_dir, resume=launched.resume)
     if len(addresses) != shards:
         raise ConfigError(
             f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
@@ -54,10 +61,26 @@ def join_servers(
         shards,
         timeout_seconds=timeout_seconds,
     )
+    if hosting is not None:
+        link.hosting = hosting.end
     workers = Workers(
         rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout_seconds, meet=link.meet
     )
     return workers, link
+
+
+def _require_first() -> None:
+    """The launcher's servers serve one run.
+
+    Raises:
+        ConfigError: This process has joined them before.
+    """
+    if os.environ.get(_JOINED) == str(os.getpid()):
+        raise ConfigError(
+            "this script calls prepare a second time, but the launcher's servers serve one run: start the script once"
+            " for each, or leave the scheme out of evenstep run's options and name it in prepare alone"
+        )
+    os.environ[_JOINED] = str(os.getpid())
 
 
 def _place(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -72,10 +95,13 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _meet_in_store(
-    rank: int, count: int, shards: int, run_dir: Path | None, timeout_seconds: float, *, resume: bool
-) -> tuple[tuple[tuple[str, ...], ...], str]:
+    rank: int, count: int, shards: int, run_dir: Path | None, *, resume: bool
+) -> "tuple[tuple[tuple[str, ...], ...], str, _Hosting | None]":
     """The servers' addresses and secret, over torchrun's store; the first worker starts them and says where."""
     store = PrefixStore("evenstep/servers", _store(rank, count))
+    # A script that prepares several times meets anew each time.
+    key = f"{_KEY}/{store.add(f'prepared/{rank}', 1)}"
+    hosting: _Hosting | None = None
     given = os.environ.get(SECRET_VARIABLE)
     if rank == 0:
         one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(count)
@@ -85,14 +111,14 @@ def _meet_in_store(
                 f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal"
                 " digits on every host"
             )
-        hosted = _host(shards, count, host, run_dir, given, timeout_seconds, resume=resume)
-        lines = [" ".join(addresses) for addresses in hosted.addresses]
+        hosting = _host(shards, count, host, run_dir, given, resume=resume)
+        lines = [" ".join(addresses) for addresses in hosting.servers.addresses]
         # A secret that was given must not travel through the store, which anybody can read.
-        store.set(_KEY, "\n".join([*lines, "" if given else hosted.secret]))
-    *lines, secret = store.get(_KEY).decode().split("\n")
+        store.set(key, "\n".join([*lines, "" if given else hosting.servers.secret]))
+    *lines, secret = store.get(key).decode().split("\n")
     if not secret and given is None:
         raise ConfigError(f"the servers' secret is not set on this host: set {SECRET_VARIABLE} as on the first one")
-    return tuple(tuple(line.split()) for line in lines), secret or cast("str", given)
+    return tuple(tuple(line.split()) for line in lines), secret or cast("str", given), hosting
 
 
 def _store(rank: int, count: int) -> Store:
@@ -111,10 +137,9 @@ def _host(
     host: str,
     run_dir: Path | None,
     secret: str | None,
-    timeout_seconds: float,
     *,
     resume: bool,
-) -> Servers:
+) -> "_Hosting":
     """Start the servers as children of this process, which ends them when all workers are done with them.
 
     Raises:
@@ -136,46 +161,60 @@ def _host(
     settings = ServerSettings(
         count=shards, workers=workers, snapshots=run_dir / "snapshots", listen=host, secret=secret, resume=resume
     )
-    servers = start_servers(settings, say)
-    _Hosting(servers, scratch, timeout_seconds).start()
-    return servers
+    hosting = _Hosting(start_servers(settings, say), scratch)
+    hosting.start()
+    return hosting
 
 
 @final
 class _Hosting:
     """Keeps the servers until the other workers are done with them, or this script has failed."""
 
-    def __init__(
-        self, servers: Servers, scratch: "tempfile.TemporaryDirectory[str] | None", timeout_seconds: float
-    ) -> None:
-        self._servers = servers
+    def __init__(self, servers: Servers, scratch: "tempfile.TemporaryDirectory[str] | None") -> None:
+        self.servers = servers
         self._scratch = scratch
-        self._timeout = timeout_seconds
         self._failed = threading.Event()
+        self._ended = threading.Event()
+        self._ending = threading.Lock()
+        self._before = sys.excepthook
+        self._hook = self._fail  # One object, to be known again.
 
     def start(self) -> None:
-        before = sys.excepthook
-
-        def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            self._failed.set()
-            before(kind, error, traceback)
-
-        sys.excepthook = hook
+        """Watch over them, in a thread."""
+        sys.excepthook = self._hook
         # Not a daemon: the process stays until the others are done too.
         threading.Thread(target=self._keep, name="evenstep-hosting").start()
 
+    def _fail(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self._failed.set()
+        self._before(kind, error, traceback)
+
+    def end(self) -> None:
+        """End them, once all other workers are done, or at once where this script is failing. Twice is fine."""
+        if isinstance(sys.exc_info()[1], Exception):
+            self._failed.set()
+        with self._ending:
+            if self._ended.is_set():
+                return
+            if not self._failed.is_set():
+                self._await_others()
+            self.servers.close()
+            if self._scratch is not None:
+                self._scratch.cleanup()
+            if sys.excepthook is self._hook:
+                sys.excepthook = self._before
+            self._ended.set()
+
     def _keep(self) -> None:
-        threading.main_thread().join()
-        if not self._failed.is_set():
-            self._await_others()
-        self._servers.close()
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        main = threading.main_thread()
+        while main.is_alive() and not self._ended.is_set():
+            main.join(LOOK_SECONDS)
+        self.end()
 
     def _await_others(self) -> None:
-        secret = bytes.fromhex(self._servers.secret)
+        secret = bytes.fromhex(self.servers.secret)
         try:
-            connection = connect(self._servers.addresses[0], secret=secret)
+            connection = connect(self.servers.addresses[0], secret=secret)
             connection.send({"op": "farewell", "seq": 0})
             connection.receive()
             connection.close()

@@ -4,13 +4,14 @@ A request is asked again where its answer does not come, and connections are mad
 calls sees an answer, or that this worker was given up for dead, or an error that says which server is gone.
 """
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NoReturn, TypeVar, final
 
 import numpy as np
 import torch
@@ -25,8 +26,13 @@ from evenstep.transport.segment import Segment
 ASK_AGAIN: Final = 0.25
 """After this part of the heartbeat a worker asks again for an answer that has not come."""
 RETRY_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 0.2
+"""How often the pulse looks whether it is to end."""
 
 _ERRORS: Final = {each.__name__: each for each in (ConfigError, DisagreementError, ProtocolError)}
+
+
+_Result = TypeVar("_Result")
 
 
 class ExpiredError(EvenstepError):
@@ -45,14 +51,15 @@ class Shard:
         self.index = index
         self.connection: Connection | None = None
         self.segment: Segment | None = None
+        self.incarnation = -1
+        """Whose place this is."""
         self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
         self.payload: list[memoryview] | None = None
 
-    def take_place(self, message: Message, nbytes: int) -> None:
+    def take_place(self, message: Message, nbytes: int, incarnation: int) -> None:
         """Use the segment that came with the answer, or memory of this process's own."""
-        if self.segment is not None:
-            self.segment.close()
-            self.segment = None
+        self._leave_segment()
+        self.incarnation = incarnation
         if message.files:
             self.segment = Segment.open(message.files[0], 2 * nbytes)
             # Not torch.frombuffer, which does not keep the mapping: parameters still live in it when it is closed.
@@ -62,10 +69,16 @@ class Shard:
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; shared memory lasts as long as it is viewed."""
         if self.connection is not None:
             self.connection.close()
         self.connection = None
+        self._leave_segment()
+
+    def _leave_segment(self) -> None:
+        if self.segment is not None:
+            self.segment.close()
+        self.segment = None
 
 
 @final
@@ -113,6 +126,10 @@ class Link:
         self._heartbeat = timeout_seconds
         self._sequence = 0
         self._described = b""
+        self._record: bytes | None = None
+        self._gone: WorkerLostError | None = None
+        self.hosting: Callable[[], None] | None = None
+        """Ends the servers that this process hosts, once all others are done with them; None where it hosts none."""
         self._request: _Request | None = None
         self._closed = threading.Event()
         self._pulse: threading.Thread | None = None
@@ -125,17 +142,29 @@ class Link:
         Raises:
             WorkerLostError: Not all came in time.
         """
-        self._reach(self.shards[0])
+        self._record = record
         deadline = self._clock() + self._timeout
-        connection = self._line(self.shards[0])
-        connection.send({"op": "meet", "rank": self.rank, "seq": 0}, memoryview(record))
         while True:
             try:
-                message = connection.receive(max(0.0, deadline - self._clock()))
+                return self._meet(record, deadline)
             except SilentError as error:
                 raise WorkerLostError(
                     f"not all workers came within {self._timeout:g} s: look at the output of the others"
                 ) from error
+            except ConnectionLostError as error:
+                self.shards[0].close()
+                if self._clock() > deadline:
+                    self._give_up(error, error)
+                self._wait(RETRY_SECONDS)
+
+    def _meet(self, record: bytes, deadline: float) -> list[bytes]:
+        self._reach(self.shards[0])
+        connection = self._line(self.shards[0])
+        connection.send({"op": "meet", "rank": self.rank, "seq": 0}, memoryview(record))
+        while True:
+            message = connection.receive(max(0.0, deadline - self._clock()))
+            if "error" in message.header:
+                _refuse(message.header)
             if "lengths" in message.header:
                 break
         lengths = [int(each) for each in message.header["lengths"]]  # type: ignore[attr-defined]
@@ -151,7 +180,11 @@ class Link:
         """
         self._described = described
         self._nbytes = tuple(nbytes)
-        self._take_places()
+        try:
+            self._take_places()
+        except ConnectionLostError as error:
+            with suppress(ExpiredError):  # Nothing has begun that could be lost.
+                self._come_back(error)
         if self._pulse is None:
             self._pulse = threading.Thread(target=self._beat, name="evenstep-pulse")
             self._pulse.start()
@@ -174,14 +207,22 @@ class Link:
         self._sequence += 1
         header = {"op": operation, "seq": self._sequence, "has": self.has, **fields}
         self._request = _Request(header, self._sequence, gradients)
-        self._retrying(self._send)
+        try:
+            self._retrying(self._send)
+        except BaseException:
+            self._request = None  # Nobody will answer what was not sent.
+            raise
 
     def collect(self) -> Header:
         """Wait for the answer to what was sent."""
-        answer = self._retrying(self._collect)
+        try:
+            answer = self._retrying(self._collect)
+        except Exception:
+            self._request = None
+            raise
         self._request = None
         if "error" in answer:
-            raise _ERRORS.get(str(answer.get("kind")), ProtocolError)(str(answer["error"]))
+            _refuse(answer)
         if answer.get("weights"):
             self.has = int(answer["version"])  # type: ignore[call-overload]
         return answer
@@ -190,16 +231,13 @@ class Link:
         """The optimizer's state by parameter, as the servers have it.
 
         Raises:
+            ExpiredError: This worker has started anew: ask again.
             WorkerLostError: The servers are gone.
+            ConfigError, DisagreementError, ProtocolError: As the servers say.
         """
         states: dict[str, dict[str, object]] = {}
-        for shard in self.shards:
-            connection = self._line(shard)
-            connection.send({"op": "states"})
-            message = self._next(shard, lambda header: "states" in header or "error" in header, self._timeout)
-            payload = bytearray(message.payload_bytes)
-            connection.receive_payload(memoryview(payload))
-            states |= decode_states(payload)
+        for index in range(len(self.shards)):
+            states |= self._retrying(lambda index=index: self._fetch(self.shards[index]))  # type: ignore[misc]
         return states
 
     def load_states(self, states: Sequence[Sequence[tuple[str, State]]]) -> None:
@@ -207,13 +245,11 @@ class Link:
 
         Raises:
             ConfigError: They are none of this optimizer's.
+            ExpiredError: This worker has started anew: load again.
             WorkerLostError: The servers are gone.
         """
-        for shard, own in zip(self.shards, states, strict=True):
-            self._line(shard).send({"op": "load_states"}, *encode_states(own))
-            message = self._next(shard, lambda header: "loaded" in header or "error" in header, self._timeout)
-            if "error" in message.header:
-                raise _ERRORS.get(str(message.header.get("kind")), ProtocolError)(str(message.header["error"]))
+        for index, own in enumerate(states):
+            self._retrying(lambda index=index, own=own: self._load(self.shards[index], own))  # type: ignore[misc]
 
     @property
     def asking(self) -> bool:
@@ -224,19 +260,30 @@ class Link:
         """Say goodbye, so that nobody takes this worker for dead."""
         self._closed.set()
         for shard in self.shards:
-            if shard.connection is not None:
+            connection = shard.connection
+            if connection is not None:
                 with suppress(ConnectionLostError):
-                    shard.connection.send({"op": "bye", "seq": self._sequence + 1})
+                    connection.send({"op": "bye", "seq": self._sequence + 1})
             shard.close()
+            # Parameters that live there keep it; this object may be kept by others, for long.
+            shard.gradients = shard.weights = torch.empty(0, dtype=torch.uint8)
+            shard.payload = None
+        if self.hosting is not None:
+            self.hosting()
 
     # In between.
 
-    def _retrying(self, attempt: Callable[[], Header]) -> Header:
+    def _retrying(self, attempt: Callable[[], _Result]) -> _Result:
         while True:
+            if self._gone is not None:
+                raise self._gone
+            if self._closed.is_set():
+                raise ConfigError("this run was closed: call prepare for another one")
             try:
                 return attempt()
             except ConnectionLostError as error:
-                self._come_back(error)
+                if not self._closed.is_set():
+                    self._come_back(error)
 
     def _come_back(self, error: ConnectionLostError) -> None:
         """Connect anew, and take the old place where it is kept.
@@ -252,41 +299,59 @@ class Link:
                 shard.close()
             try:
                 self._take_places()
+                if self.incarnation == before:
+                    if self._request is not None:
+                        self._send()
+                    return
+                self._meet_again()
+                break
             except ConnectionLostError as again:
                 if self._clock() > deadline:
-                    raise WorkerLostError(
-                        f"the servers did not answer for {self._timeout:g} s ({again}): look at their output, then"
-                        " start again"
-                    ) from error
+                    self._give_up(again, error)
                 self._wait(RETRY_SECONDS)
-                continue
-            break
-        if self.incarnation != before:
-            self._request = None
-            raise ExpiredError("this worker was given up for dead, or the servers were started anew")
-        self._send()
+        self._request = None
+        raise ExpiredError("this worker was given up for dead, or the servers were started anew")
+
+    def _give_up(self, last: ConnectionLostError, first: ConnectionLostError) -> NoReturn:
+        self._gone = WorkerLostError(
+            f"the servers did not answer for {self._timeout:g} s ({last}): look at their output, then start again"
+        )
+        raise self._gone from first
+
+    def _meet_again(self) -> None:
+        """Servers that were started anew know nobody's record; the answer comes some time, and is thrown away."""
+        if self._record is not None:
+            header = {"op": "meet", "rank": self.rank, "seq": 0}
+            self._line(self.shards[0]).send(header, memoryview(self._record))
 
     def _take_places(self) -> None:
-        before = self.incarnation
         for shard, nbytes in zip(self.shards, self._nbytes, strict=True):
             self._reach(shard)
-            connection = self._line(shard)
             header = {"op": "start", "rank": self.rank, "incarnation": self.incarnation, "seq": 0, "has": self.has}
-            connection.send(header, memoryview(self._described))
-            message = self._next(shard, lambda header: "answer" in header, self._timeout)
-            answer = message.header
+            self._line(shard).send(header, memoryview(self._described))
+            message = self._next(shard, lambda header: "incarnation" in header or "error" in header, self._timeout)
+            self._take_place(shard, message, nbytes)
+
+    def _take_place(self, shard: Shard, message: Message, nbytes: int) -> None:
+        answer = message.header
+        if "error" in answer or answer["nbytes"] != nbytes:
+            for file in message.files:
+                os.close(file)
             if "error" in answer:
-                raise _ERRORS.get(str(answer.get("kind")), ProtocolError)(str(answer["error"]))
-            if int(answer["nbytes"]) != nbytes:  # type: ignore[call-overload]
-                raise ProtocolError(f"server {shard.index} has messages of {answer['nbytes']} bytes, not of {nbytes}")
-            if shard.index == 0:
-                self.incarnation = int(answer["incarnation"])  # type: ignore[call-overload]
-                self._heartbeat = float(answer["heartbeat"])  # type: ignore[arg-type]
-            if self.incarnation != before:
-                shard.take_place(message, nbytes)
-        if self.incarnation != before:
-            self._sequence = 0
-            self.has = -1
+                _refuse(answer)
+            raise ProtocolError(f"server {shard.index} has messages of {answer['nbytes']} bytes, not of {nbytes}")
+        if shard.index == 0:
+            self._heartbeat = float(answer["heartbeat"])  # type: ignore[arg-type]
+            incarnation = int(answer["incarnation"])  # type: ignore[call-overload]
+            if incarnation != self.incarnation:
+                self.incarnation, self.has, self._sequence = incarnation, -1, 0
+        known = shard.incarnation == self.incarnation
+        if message.files or not known:
+            shard.take_place(message, nbytes, self.incarnation)
+        if message.files and known:
+            # Other memory in an old place: what was in the former is lost, so the place has to be a new one.
+            self.incarnation = -1
+            raise ConnectionLostError(f"server {shard.index} has forgotten this worker's place")
 
     def _send(self) -> Header:
         request = self._request
@@ -320,25 +385,47 @@ class Link:
             answer = message.header if not shard.index else answer
         return answer
 
+    def _fetch(self, shard: Shard) -> dict[str, dict[str, object]]:
+        connection = self._line(shard)
+        connection.send({"op": "states"})
+        message = self._next(shard, lambda header: "states" in header or "error" in header, self._timeout)
+        if "error" in message.header:
+            _refuse(message.header)
+        payload = bytearray(message.payload_bytes)
+        connection.receive_payload(memoryview(payload))
+        return decode_states(payload)
+
+    def _load(self, shard: Shard, states: Sequence[tuple[str, State]]) -> None:
+        self._line(shard).send({"op": "load_states"}, *encode_states(states))
+        message = self._next(shard, lambda header: "loaded" in header or "error" in header, self._timeout)
+        if "error" in message.header:
+            _refuse(message.header)
+
     def _next(self, shard: Shard, wanted: Callable[[Header], bool], limit: float | None) -> Message:
         """The next message of that kind; asks again for it after a while, and gives a silent server up."""
         connection = self._line(shard)
-        heard = self._clock()
+        heard = asked = self._clock()
+        patience = self._heartbeat * ASK_AGAIN
         while True:
             try:
-                message = connection.receive(self._heartbeat * ASK_AGAIN)
+                left = patience if limit is not None else asked + patience - self._clock()
+                message = connection.receive(max(0.0, left))
             except SilentError as error:
                 if self._clock() - heard > (limit or self._heartbeat):
                     raise ConnectionLostError(f"server {shard.index} is silent") from error
+                # Whether answers to this worker's pulse have come or not: they say that the server lives, and no more.
                 if self._request is not None and limit is None:
                     connection.send({"op": "again", "seq": self._request.sequence})
+                asked = self._clock()
                 continue
             heard = self._clock()
             if wanted(message.header):
                 return message
             sequence = -1 if self._request is None else self._request.sequence
             if "error" in message.header and message.header.get("answer") == sequence:
-                raise _ERRORS.get(str(message.header.get("kind")), ProtocolError)(str(message.header["error"]))
+                _refuse(message.header)
+            if "answer" in message.header or "staged" in message.header or "resend" in message.header:
+                asked = heard
             if "resend" in message.header and self._request is not None:
                 self._send()
 
@@ -361,8 +448,15 @@ class Link:
                         connection.send({"op": "ping"})
                     except ConnectionLostError:
                         continue  # Whoever waits on it finds out.
-            # Joining the main thread is a sleep that ends early when the script does.
-            main.join(self._heartbeat * ASK_AGAIN)
+            until = time.monotonic() + self._heartbeat * ASK_AGAIN
+            while main.is_alive() and not self._closed.is_set() and (left := until - time.monotonic()) > 0:
+                # Joining the main thread is a sleep that ends early when the script does.
+                main.join(min(left, LOOK_SECONDS))
         # A script has no place where it would close what prepare opened. One that failed is not done, only gone.
         if not self._closed.is_set() and getattr(sys, "last_value", None) is None:
             self.close()
+
+
+def _refuse(answer: Header) -> NoReturn:
+    """Raise the error that a server answered with."""
+    raise _ERRORS.get(str(answer.get("kind")), ProtocolError)(str(answer["error"]))

@@ -1,11 +1,12 @@
 """Puts the server engine of one worker together."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from evenstep.core.errors import ConfigError
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.link import Link
 from evenstep.runtime.request import Agreement, Request
@@ -13,18 +14,32 @@ from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.served_optimizer import ServedOptimizer
 from evenstep.runtime.server.layout import Layout
 from evenstep.runtime.server.run_spec import RunSpec
-from evenstep.runtime.server.updates import describe
+from evenstep.runtime.server.updates import OptimizerSpec, describe, options_to_record
+from evenstep.transport.codec import DEFAULT_LIMITS, Limits, encode_header
+
+ROOM_BYTES: Final = 2**13
+"""What a header holds beside the optimizer's options, at most."""
 
 
 def served_engine(
     request: Request, agreement: Agreement, balancer: Balancer, link: Link, clock: Callable[[], float]
 ) -> ServedEngine:
-    """Describe the run to the servers, and take this worker's place there.
+    """Describe the run to the servers, and take this worker's place there; where that fails, the link is closed.
 
     Raises:
         ConfigError: The servers cannot run it.
         DisagreementError: The workers described different runs.
     """
+    try:
+        return _served_engine(request, agreement, balancer, link, clock)
+    except BaseException:
+        link.close()
+        raise
+
+
+def _served_engine(
+    request: Request, agreement: Agreement, balancer: Balancer, link: Link, clock: Callable[[], float]
+) -> ServedEngine:
     scheme = agreement.scheme
     assert scheme.served is not None
     model = request.models[0]
@@ -32,6 +47,7 @@ def served_engine(
     optimizer = request.optimizers[0]
     layout = Layout.of(module.named_parameters(), request.optimizers)
     spec = describe(optimizer)
+    _require_small_options(spec, optimizer)
     run = RunSpec(
         scheme=scheme,
         problem=agreement.problem,
@@ -69,3 +85,18 @@ def served_optimizer(engine: ServedEngine, optimizer: torch.optim.Optimizer | tu
         restore=engine.restore_state,
     )
     return (served,) if isinstance(optimizer, tuple) else served
+
+
+def _require_small_options(spec: OptimizerSpec, optimizer: torch.optim.Optimizer) -> None:
+    """Options travel in a header.
+
+    Raises:
+        ConfigError: They do not fit there.
+    """
+    record = options_to_record(spec.options(optimizer))
+    needed, room = len(encode_header({"options": record}, Limits(header_bytes=2**40))), DEFAULT_LIMITS.header_bytes
+    if needed > room - ROOM_BYTES:
+        raise ConfigError(
+            f"the options of {len(record)} param groups take {needed} bytes, and at most {room - ROOM_BYTES} can travel"
+            " with a push to parameter servers: put parameters with the same options into one group"
+        )

@@ -1,10 +1,11 @@
 """The server engine, on a worker: each step is a push to the parameter servers and a pull of what they have by then."""
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 import numpy as np
 import torch
@@ -28,6 +29,11 @@ from evenstep.runtime.server.updates import (
 )
 from evenstep.schemes import Served
 from evenstep.transport.base import Header
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+_Result = TypeVar("_Result")
 
 MORE: Final = ("staleness", "behind", "share", "lead", "bound")
 """What the servers tell of a push that is written down with its iteration."""
@@ -74,6 +80,7 @@ class ServedEngine:
         self._overlaps = served.exchange == "overlapped"
         self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
         self._watched = next(iter(parameters.values()))
+        self._watch: RemovableHandle | None = None
         self._layouts = layouts
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self._optimizer = optimizer
@@ -86,6 +93,8 @@ class ServedEngine:
         self._over = True
         self._in_hand: int | None = None
         """The claim that was handed out and has not been pushed."""
+        self._forfeited = False
+        """Whether the batch in hand became others' before it was pushed."""
         self._units: int | None = None
         self._counted: list[int] = []
         self._computed_on = -1
@@ -100,6 +109,7 @@ class ServedEngine:
         self._answered: dict[str, object] | None = None
         self._gradient_version: int | None = None
         self._warned = False
+        self._warned_of_weights = False
 
     # The loader's side.
 
@@ -122,17 +132,29 @@ class ServedEngine:
 
     def leave_loop(self) -> None:
         """What this worker has claimed and not computed on goes back to the others."""
+        failure = sys.exc_info()[1]
         self._in_hand = None
+        self._counted.clear()
         if self._over or self.balancer.closed:
             return
-        self._finish_exchange()
+        try:
+            self._leave_pass()
+        except EvenstepError:
+            # What the loop fails with says more than what it has led to.
+            if failure is None or isinstance(failure, GeneratorExit):
+                raise
+        finally:
+            self._over = True
+
+    def _leave_pass(self) -> None:
         with suppress(ExpiredError):  # Then it has gone back already.
-            if self._link.ask("stop").get("weights"):
+            self._take_answer()
+            if not self._over and self._link.ask("stop").get("weights"):
                 self._parameters.take_weights()
-        self._over = True
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         self._in_hand = share.iteration
+        self._forfeited = False
         self._handed_out_on = self._computed_on
         self._units = None
         self._counted.append(share.samples)
@@ -144,6 +166,9 @@ class ServedEngine:
 
     def close(self) -> None:
         self.balancer.close()
+        if self._watch is not None:
+            # Autograd holds it where no garbage collector looks, and with it the engine and the shared memory.
+            self._watch.remove()
         self._link.close()
 
     # The model's side.
@@ -182,6 +207,12 @@ class ServedEngine:
     def step(self) -> None:
         """Push the gradients of the batch in hand, and pull."""
         now = self.balancer.iteration
+        if now is not None and self._forfeited:
+            # This worker was given up for dead in mid-batch, whose samples are others' now: its gradient is dropped,
+            # and the script goes on with the next one.
+            if now.paused is None:
+                self.balancer.compute_ends()
+            return
         if self._in_hand is None or now is None:
             raise ConfigError(
                 "the optimizer was stepped without a batch in hand: step once for each batch of the loader"
@@ -195,16 +226,26 @@ class ServedEngine:
     def fetch_state(self) -> dict[str, Any]:
         """The state dict of the script's optimizer, with the servers' state."""
         self._finish_exchange()
-        states = state_by_index(self._optimizer, self._names, self._link.fetch_states())
+        states = state_by_index(self._optimizer, self._names, self._persist(self._link.fetch_states))
         return {**self._optimizer.state_dict(), "state": states}
 
     def restore_state(self, state_dict: dict[str, Any]) -> None:
         """Give a state dict of the script's optimizer to it and to the servers."""
         self._finish_exchange()
         self._optimizer.load_state_dict(state_dict)
-        self._hand_over_state()
+        self._persist(self._hand_over_state)
+        self._optimizer.state.clear()
 
     # In between.
+
+    def _persist(self, attempt: Callable[[], _Result]) -> _Result:
+        """Do it, again where this worker has to start anew."""
+        while True:
+            try:
+                return attempt()
+            except ExpiredError:
+                if not self._over:
+                    self._start_anew()
 
     def _hand_over_state(self) -> None:
         """The state that the script's optimizer has becomes the servers', which keep it from now on."""
@@ -213,13 +254,13 @@ class ServedEngine:
             states = state_by_name(self._optimizer, self._names, state_dict)
             names = [[each.name for each in layout.parameters] for layout in self._layouts]
             self._link.load_states(by_shard(states, names))
-            self._optimizer.state.clear()
 
     def _begin_pass(self) -> None:
         """Ask for the first claims; a pass that the others have finished is over at once."""
         while True:
             # Before weights come: in a new place, the message of weights first gets those that the worker has.
             self._parameters.view()
+            self._heed_changed_weights()
             try:
                 self._heed(self._link.ask("begin", number=self._pass, epoch=self._epoch, ahead=self._ahead))
                 return
@@ -251,8 +292,10 @@ class ServedEngine:
         """This worker's weights are those that the run begins with."""
         self._parameters.put_weights()
         with suppress(ExpiredError):
-            self._link.ask("initialise", gradients=True)
+            # Before the weights, which let all others begin.
             self._hand_over_state()
+            self._link.ask("initialise", gradients=True)
+            self._optimizer.state.clear()
 
     def _more(self) -> bool:
         """Nothing is in hand: wait for claims, or for the end of the pass."""
@@ -278,6 +321,7 @@ class ServedEngine:
         self._finish_exchange()
         if self._in_hand is None:  # This worker has started anew: the batch is the others' to do.
             return
+        self._heed_changed_weights()
         norm = 0.0
         if samples:
             norm = self._parameters.put_gradients()
@@ -309,14 +353,17 @@ class ServedEngine:
 
     def _finish_exchange(self) -> None:
         """Wait for the answer to the push that is under way, if one is."""
+        try:
+            self._take_answer()
+        except ExpiredError:
+            self._start_anew()
+
+    def _take_answer(self) -> None:
+        """As `_finish_exchange`, which starts anew where this one says that it would have to."""
         if not self._link.asking:
             return
         began = self._clock()
-        try:
-            answer = self._link.collect()
-        except ExpiredError:
-            self._start_anew()
-            return
+        answer = self._link.collect()
         if self._pushed is not None:
             self._pushed.synchronised_seconds += self._clock() - began
         self._answered = dict(answer)
@@ -326,8 +373,24 @@ class ServedEngine:
         """This worker was given up for dead: what it held belongs to others, and it goes on with the weights of now."""
         assert self._shares is not None
         self._shares.drop()
+        self._forfeited = self._forfeited or self._in_hand is not None
         self._in_hand = None
+        self._counted.clear()
         self._begin_pass()
+
+    def _heed_changed_weights(self) -> None:
+        """Weights that the script has put into the model give way to the servers', and it hears of that once."""
+        if not self._parameters.changed():
+            return
+        self._link.has = -1  # They are sent again, even where the servers' are as they were.
+        if not self._warned_of_weights:
+            self._warned_of_weights = True
+            warnings.warn(
+                "the model's weights were changed between steps, but under parameter servers they are replaced by the"
+                " servers' at the next step: load weights before prepare, or go on from snapshots with evenstep run"
+                " --resume",
+                stacklevel=2,
+            )
 
     def _skip(self, now: Iteration) -> int:
         if self._served.nonfinite == "refuse":
@@ -351,7 +414,7 @@ class ServedEngine:
             if parameter.grad is not None:
                 self._gradient_version = parameter.grad._version
 
-        self._watched.register_post_accumulate_grad_hook(complete)  # type: ignore[no-untyped-call]
+        self._watch = self._watched.register_post_accumulate_grad_hook(complete)  # type: ignore[no-untyped-call]
 
     def _warn_of_changed_gradients(self) -> None:
         gradient = self._watched.grad

@@ -36,6 +36,8 @@ class ServedParameters:
         self._gradients: list[list[torch.Tensor]] = []
         self._weights: list[list[torch.Tensor]] = []
         self._viewed = -1
+        self._left: int | None = None
+        """What the parameters' versions added up to when weights were taken last."""
 
     def view(self) -> None:
         """Use the link's messages; anew where the worker has taken a new place."""
@@ -43,11 +45,11 @@ class ServedParameters:
             return
         shards = list(zip(self._layouts, self._link.shards, strict=True))
         self._gradients = [layout.views(shard.gradients) for layout, shard in shards]
-        self._weights = [layout.views(shard.weights) for layout, shard in shards]
+        self._weights = [_own_views(layout, shard.weights) for layout, shard in shards]
         if self._waits:
             for parameters, weights in zip(self._parameters, self._weights, strict=True):
                 for parameter, weight in zip(parameters, weights, strict=True):
-                    if parameter.device.type == "cpu" and parameter.is_contiguous():
+                    if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel():
                         weight.copy_(parameter.detach())
                         parameter.data = weight
         self._viewed = self._link.incarnation
@@ -69,6 +71,18 @@ class ServedParameters:
             ]
             if elsewhere:
                 scatter(*zip(*elsewhere, strict=True))
+        self._left = self._versions()
+
+    def changed(self) -> bool:
+        """Whether the script has written into parameters since weights were taken last; said once for each time."""
+        if self._left is None or self._left == self._versions():
+            return False
+        self._left = self._versions()
+        return True
+
+    def _versions(self) -> int:
+        # They only grow. What the servers write into shared memory counts nowhere.
+        return sum(parameter._version for parameters in self._parameters for parameter in parameters)
 
     def put_gradients(self) -> float:
         """The gradients are ready to be sent; their norm, which is not finite where one of them is not."""
@@ -112,3 +126,20 @@ class ServedParameters:
 
 def _lies_plain(gradient: torch.Tensor) -> bool:
     return gradient.layout == torch.strided and gradient.device.type == "cpu" and gradient.is_contiguous()
+
+
+def _own_views(layout: ShardLayout, message: torch.Tensor) -> list[torch.Tensor]:
+    """A view of each parameter in a message whose storage is that parameter alone.
+
+    A model is saved by its storages: parameters that shared one would bring the whole message into every file, and
+    could not be saved at all where they are of several dtypes.
+    """
+    memory = layout.message(message).numpy()
+    views: list[torch.Tensor] = []
+    for block in layout.blocks:
+        begin = block.offset
+        for spec in block.parameters:
+            end = begin + spec.nbytes
+            views.append(torch.from_numpy(memory[begin:end]).view(block.dtype).view(spec.shape))
+            begin = end
+    return views

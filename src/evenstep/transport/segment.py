@@ -19,6 +19,8 @@ _FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 class Segment:
     """So many bytes of shared memory: `view` is their content, `descriptor` the open file to pass to the other process.
 
+    Where the segment came from another process, which has no use for it any more, `descriptor` is -1.
+
     Its size is sealed, so that no peer can take pages away from under whoever reads them. It is gone with the last
     process that has it open or mapped, however that one ends.
     """
@@ -33,6 +35,7 @@ class Segment:
         self.view = memoryview(mapping)
         self.descriptor = descriptor
         self.nbytes = nbytes
+        self._closed = False
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
@@ -58,14 +61,22 @@ class Segment:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(descriptor, nbytes)
+        segment = cls(descriptor, nbytes)
+        segment.close_descriptor()
+        return segment
+
+    def close_descriptor(self) -> None:
+        """The segment will be passed to nobody any more; its memory stays. Twice is fine."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
     def close(self) -> None:
         """Give the memory back: at once, or with the last array or tensor that still views it. Twice is fine."""
-        if self.descriptor < 0:
+        if self._closed:
             return
-        os.close(self.descriptor)
-        self.descriptor = -1
+        self._closed = True
+        self.close_descriptor()
         with contextlib.suppress(BufferError):
             self.view.release()
             self._mapping.close()
