@@ -34,7 +34,7 @@ from evenstep.runtime.serve import served_engine, served_optimizer
 from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
 from evenstep.runtime.workers import Workers, join_workers
-from evenstep.schemes import Scheme
+from evenstep.schemes import Scheme, Served
 from evenstep.telemetry import JsonlRecorder, Recorder, Silent
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...])
@@ -103,7 +103,7 @@ def prepare(
         launched=LaunchSettings.from_environment(os.environ),
     )
     link: Link | None = None
-    served = asked_scheme(request).served
+    served = _served(request)
     if served is not None:
         workers, link = join_servers(request.launched, served.servers, timeout, request.events_dir)
     else:
@@ -158,6 +158,16 @@ def prepare(
         }
     )
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
+
+
+def _served(request: Request) -> Served | None:
+    """What the scheme says of servers; None where it has none, or where it is wrong, which `agree` tells everybody."""
+    try:
+        return asked_scheme(request).served
+    except ConfigError:
+        if request.launched.servers:
+            raise  # The others do not wait for this worker in a process group.
+        return None
 
 
 def _engine(
