@@ -1,32 +1,13 @@
-import sys
 from itertools import count
 
 import numpy as np
 import pytest
+from support.lines import Lines
 
 from evenstep.core.load import Equal
 from evenstep.core.server import Answer, Arrival, Coordinator
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
-
-
-class Lines:
-    """Counts the lines of evenstep that are executed inside the with statement, other tracing put back after it."""
-
-    def __enter__(self):
-        self.executed = 0
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(self._before)
-
-    def _trace(self, frame, event, _):
-        if "evenstep" not in frame.f_globals.get("__name__", ""):
-            return None
-        self.executed += event == "line"
-        return self._trace
 
 
 def lines_per_event(sync, workers):

@@ -22,6 +22,7 @@ from evenstep.core.errors import EvenstepError
 from evenstep.runtime.server.desk import Desk
 from evenstep.runtime.server.head import BrokenServerError, Head
 from evenstep.runtime.server.meeting import Meeting
+from evenstep.runtime.server.process import SECRET_VARIABLE
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.session import Session
 from evenstep.runtime.server.snapshots import Snapshots
@@ -30,8 +31,6 @@ from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import StreamListener, listen
 from evenstep.transport.stream import StreamConnection
-
-SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
 
 LOOK_SECONDS: Final = 0.25
 """How often a server looks who is silent and what is due."""

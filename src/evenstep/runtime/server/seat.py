@@ -24,7 +24,7 @@ class Seat:
 
     Attributes:
         gradients, weights: A message each, uint8.
-        pushed: The sequence of the last request taken in, so that one that comes again is not taken in twice.
+        sequence: That of the last request taken in, so that one that comes again is not taken in twice.
         connection: Where it is reached; None while it is not.
     """
 

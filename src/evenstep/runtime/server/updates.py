@@ -117,8 +117,8 @@ class Update:
         """A new optimizer of these parameters, one sequence for each group of the spec; some may be empty.
 
         float32 and float64 take torch's fused form where there is one: the same arithmetic in a single pass, without
-        temporaries, 1.6 to 4 times as fast on one thread. (With more, torch wakes all of them for the smallest tensor:
-        run a server with one.) Half-precision weights take torch's plain loop, as on a worker's CPU: the update is
+        temporaries. (With several threads torch wakes all of them for the smallest tensor: run a server with one.)
+        Half-precision weights take torch's plain loop, as on a worker's CPU: the update is
         computed in their own dtype, every operation rounded to it.
         """
         groups: list[dict[str, object]] = [
