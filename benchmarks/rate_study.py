@@ -1,8 +1,9 @@
 """Which learning rate and momentum an asynchronous commit should use: rules compared on real gradients in virtual time.
 
 One process plays a server and its workers: a queue of events in virtual time decides whose gradient is committed next
-and on which weights it was computed; everything else is real training. All workers push equal parts of the global
-batch. Every rule sees the same events, samples and first weights, so that they are trained side by side, as one stack.
+and on which weights it was computed; everything else is real training. Workers push equal parts of the global batch, or
+parts in proportion to their speeds where the cluster is balanced. Every rule sees the same events, samples and first
+weights, so that they are trained side by side, as one stack.
 """
 
 import heapq
@@ -10,17 +11,19 @@ import sys
 import time
 from hashlib import sha256
 from statistics import mean, pstdev
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from harness import record
 from sklearn.datasets import load_digits
 
-from evenstep.core.sync.rate import commit_options
+from evenstep.core.sync.rate import commit_step, look_ahead
 
 SEEDS, JITTER = 3, 0.1
 CLUSTERS = {
     "4 equal": [1.0] * 4, "4 of 1:1:2:4": [1.0, 1.0, 2.0, 4.0], "4, one 4x slower": [1.0] * 3 + [0.25],
+    "4 of 1:1:2:4, balanced": [1.0, 1.0, 2.0, 4.0],
     "16 equal": [1.0] * 16, "16 of 1:1:2:4": [1.0, 1.0, 2.0, 4.0] * 4, "16, one 4x slower": [1.0] * 15 + [0.25],
 }  # fmt: skip
 KINDS = {
@@ -42,11 +45,34 @@ DECISION_5 = "As in the first measurement: digits, 6 epochs in batches of 512"
 LETTERS = " abcdefghijklmnopqrstuvwxyz.,'_("
 
 
-# The rules: (options, share, staleness in global batches, staleness in versions) -> options.
+# The rules.
+
+
+class Rule(NamedTuple):
+    """step: (options, share, staleness in global batches and in versions) -> options and a factor of the gradient.
+
+    ahead: (options, staleness in versions) -> how many momentum buffers the weights that are given out are moved on by.
+    """
+
+    step: object
+    ahead: object = None
+
+
+OURS = Rule(lambda given, share, batches, _: commit_step(given, share=share, staleness=batches), look_ahead)
+
+
+def _damped(part, ahead):
+    """As ours, with this part of the gain taken back at a staleness of one global batch."""
+
+    def step(given, share, batches, _):
+        gain = 1 / (1 - given.get("momentum", 0.0))
+        return given, share / (1 + part * batches * (gain - 1))
+
+    return Rule(step, ahead)
 
 
 def _rule(rate=lambda s, m, batches, versions: s, memory="kept"):
-    def options(given, share, batches, versions):
+    def step(given, share, batches, versions):
         new = dict(given)
         momentum = given["betas"][0] if "betas" in given else given["momentum"]
         new["lr"] = given["lr"] * rate(share, momentum, batches, versions)
@@ -57,9 +83,9 @@ def _rule(rate=lambda s, m, batches, versions: s, memory="kept"):
             new["momentum"] = momentum**power if power else 0.0
             if memory == "damped":
                 new["dampening"] = 1 - (1 - new["momentum"]) / (1 - momentum)
-        return new
+        return new, 1.0
 
-    return options
+    return Rule(step)
 
 
 def _times(bound):
@@ -77,7 +103,12 @@ def _over(limit):
 
 _versions = _times(lambda m, _, versions: 1 / max(1, versions))
 RULES = {
-    "raw": lambda given, share, batches, _: commit_options(given, share=share, staleness=batches, rule="raw"),
+    "ours": OURS,
+    "raw": Rule(lambda given, share, batches, _: commit_step(given, share=share, staleness=batches, rule="raw")),
+    "ours, without looking ahead": Rule(OURS.step),
+    "ours, the whole gain taken back": _damped(1.0, look_ahead),
+    "ours, a fifth of it": _damped(0.2, look_ahead),
+    "ours, none of it": _damped(0.0, look_ahead),
     "lr s": _rule(),
     "lr s, mu^s (Decision 5)": _rule(memory="power"),
     "lr s, mu^s damped": _rule(memory="damped"),
@@ -92,15 +123,16 @@ RULES = {
     "same, mu 0, lr/(1-mu)": _rule(lambda s, m, batches, _: s / (1 - m) / (1 + batches * m / (1 - m)), memory="none"),
 }
 LONG_RULES = {
+    "ours": OURS,
     **{name: RULES[name] for name in ("lr s min(1, 0.1/sigma)", "lr s / (1 + sigma mu/(1-mu))", "same, half of sigma")},
     "same, mu 0, lr/(1-mu)": RULES["same, mu 0, lr/(1-mu)"],
     "same, sigma at least 1 - s": _rule(lambda s, m, batches, _: s / (1 + max(batches, 1 - s) * m / (1 - m))),
     "same, sigma + s": _rule(lambda s, m, batches, _: s / (1 + (batches + s) * m / (1 - m))),
 }
-PLAIN_RULES = {name: rule for name, rule in RULES.items() if "mu" not in name and "same" not in name}
+PLAIN_RULES = {name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu", "same", "ours,"))}
 """Without momentum the others equal `lr s`."""
 ADAM_RULES = {
-    **{name: rule for name, rule in RULES.items() if "mu^" not in name and "mu 0" not in name},
+    **{name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu^", "mu 0", "ours,"))},
     "lr s, betas^s": _rule(memory="power"),
     "lr sqrt(s), betas^s": _rule(lambda s, m, batches, _: s**0.5, memory="power"),
     "lr s / (1 + sigma mu/(1-mu)), betas^s": _rule(_horizon(1.0), memory="power"),
@@ -186,17 +218,26 @@ class Stack:
         self.mean = self.square = None
         self.columns = {}
 
-    def step(self, gradient, key, options):
+    def step(self, gradient, key, steps):
         if key not in self.columns:
-            self.columns[key] = self._columns(options())
+            self.columns[key] = self._columns(steps())
         self.steps += 1
-        (self._adam if self.adam else self._sgd)(gradient, *self.columns[key])
+        factor, *columns = self.columns[key]
+        (self._adam if self.adam else self._sgd)(gradient * factor, *columns)
 
-    def _columns(self, options):
+    def given(self, key, distances):
+        """The weights that a worker is given, moved on along the momentum."""
+        if self.mean is None or self.adam:
+            return self.weights
+        if ("given", key) not in self.columns:
+            self.columns["given", key] = torch.tensor(distances())[None, :, None]
+        return torch.addcmul(self.weights, self.columns["given", key], self.mean, value=-1)
+
+    def _columns(self, steps):
         if self.adam:
-            rows = [(o["lr"], *o["betas"], o["weight_decay"]) for o in options]
+            rows = [(factor, o["lr"], *o["betas"], o["weight_decay"]) for o, factor in steps]
         else:
-            rows = [(o["lr"], o["momentum"], o["dampening"], float(o["nesterov"])) for o in options]
+            rows = [(factor, o["lr"], o["momentum"], o["dampening"], float(o["nesterov"])) for o, factor in steps]
         return torch.tensor(rows).T[:, None, :, None]
 
     def _sgd(self, gradient, rate, momentum, dampening, nesterov):
@@ -217,9 +258,9 @@ class Stack:
         self.weights = self.weights * (1 - rate * decay) - rate_corrected * self.mean / corrected
 
 
-def train(task, runs, speeds, seeds):
+def train(task, runs, speeds, seeds, *, balanced=False):
     """Test accuracy of each run, of shape [seeds, runs]; a run is (rule, options). One worker is BSP."""
-    size = task.batch // len(speeds)
+    sizes = [task.batch * (speed / sum(speeds) if balanced else 1 / len(speeds)) for speed in speeds]
     samples = len(task.train[1])
     draws = np.random.default_rng(len(speeds))
     orders = np.stack(
@@ -230,28 +271,33 @@ def train(task, runs, speeds, seeds):
     )
     adam = "betas" in runs[0][1]
     stack = Stack(task.first(seeds).expand(len(seeds), len(runs), -1).contiguous(), adam)
-    claims = iter(range(samples * task.epochs // task.batch * len(speeds)))
-    queue, version, staleness = [], 0, []
+    left, taken = samples * task.epochs // task.batch * task.batch, 0
+    queue, version, committed, staleness = [], 0, 0, []
 
-    def pull(worker, now):
-        claim = next(claims, None)
-        if claim is not None:
-            rows = torch.from_numpy(orders[:, claim * size : (claim + 1) * size])
-            ends = now + max(0.2, draws.normal(1.0, JITTER)) / speeds[worker]
-            heapq.heappush(queue, (ends, worker, stack.weights, rows, version))
+    def pull(worker, now, stale):
+        nonlocal taken
+        size = min(round(sizes[worker]), left - taken)
+        if size:
+            rows = torch.from_numpy(orders[:, taken : taken + size])
+            taken += size
+            ends = now + max(0.2, draws.normal(1.0, JITTER)) * sizes[worker] / (sizes[0] * speeds[worker])
+            weights = stack.given(stale, lambda: [rule.ahead(o, stale) if rule.ahead else 0.0 for rule, o in runs])
+            heapq.heappush(queue, (ends, worker, weights, rows, version, committed))
 
     for worker in range(len(speeds)):
-        pull(worker, 0.0)
+        pull(worker, 0.0, 0)
     while queue:
-        now, worker, weights, rows, pulled = heapq.heappop(queue)
-        stale, share = version - pulled, size / task.batch
+        now, worker, weights, rows, pulled, before = heapq.heappop(queue)
+        stale, batches, share = version - pulled, (committed - before) / task.batch, rows.shape[1] / task.batch
+        gradient = task.gradient(weights, rows)
         stack.step(
-            task.gradient(weights, rows), stale,
-            lambda stale=stale, share=share: [rule(o, share, stale * share, stale) for rule, o in runs],
+            gradient, (stale, batches, share),
+            lambda stale=stale, batches=batches, share=share: [rule.step(o, share, batches, stale) for rule, o in runs],
         )  # fmt: skip
-        staleness.append(stale * share)
+        staleness.append(batches)
         version += 1
-        pull(worker, now)
+        committed += rows.shape[1]
+        pull(worker, now, stale)
     return task.accuracy(stack.weights).tolist(), mean(staleness)
 
 
@@ -280,7 +326,7 @@ def compare(task, rules_of, clusters, seeds, rates=None):
             runs += [(rules[rule], {**KINDS[kind], "lr": rate}) for rule in rules]
     for cluster in clusters:
         began = time.monotonic()
-        accuracies, staleness = train(task, runs, CLUSTERS[cluster], seeds)
+        accuracies, staleness = train(task, runs, CLUSTERS[cluster], seeds, balanced="balanced" in cluster)
         for (kind, rate, at, rule), column in zip(names, zip(*accuracies, strict=True), strict=True):
             rows.append({"task": task.name, "cluster": cluster, "kind": kind, "rate": rate, "at": at, "rule": rule,
                          "accuracies": list(column), "mean_staleness": staleness})  # fmt: skip

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.sync.rate import RATES, commit_options
+from evenstep.core.sync.rate import RATES, commit_step, look_ahead
 
 SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 1e-4, "nesterov": False, "maximize": False}
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False}
@@ -18,8 +18,9 @@ def displacement(make, options, *, share, commits, staleness=0.0):
     for number in range(commits):
         if number == commits - per_batch:
             before = weight.item()
-        weight.grad = torch.ones_like(weight)
-        optimizer.param_groups[0].update(commit_options(options, share=share, staleness=staleness))
+        step = commit_step(options, share=share, staleness=staleness)
+        weight.grad = torch.full_like(weight, step.gradient_factor)
+        optimizer.param_groups[0].update(step.options)
         optimizer.step()
     return before - weight.item()
 
@@ -29,62 +30,90 @@ def displacement(make, options, *, share, commits, staleness=0.0):
     [
         ({"lr": 0.1}, 0.25, 0.0, 0.025),
         ({"lr": 0.1}, 0.25, 4.0, 0.025),
-        (SGD, 0.25, 0.0, 0.025),
-        (SGD, 0.25, 0.5, 0.025 / 5.5),
-        (SGD, 0.25, 1.0, 0.0025),
-        (SGD | {"nesterov": True}, 0.25, 1.0, 0.0025),
-        (SGD | {"dampening": 0.9}, 0.25, 1.0, 0.025),
-        (SGD | {"dampening": 0.95}, 0.25, 1.0, 0.025),
         (SGD | {"momentum": 0.0}, 0.0625, 3.0, 0.00625),
         (ADAM, 0.25, 3.0, 0.0025),
         ({"lr": 0.01, "alpha": 0.99, "momentum": 0.5}, 0.5, 1.0, 0.0025),
     ],
 )
 def test_the_rate_follows_share_and_staleness_and_nothing_else_changes(options, share, staleness, rate):
-    new = commit_options(options, share=share, staleness=staleness)
+    new, factor = commit_step(options, share=share, staleness=staleness)
     assert new["lr"] == pytest.approx(rate, rel=1e-12)
     assert new | {"lr": options["lr"]} == options
+    assert factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "staleness", "expected"),
+    [
+        (SGD, 0.25, 0.0, 0.25),
+        (SGD, 0.25, 0.5, 0.25 / 3.25),
+        (SGD, 0.25, 1.0, 0.25 / 5.5),
+        (SGD | {"nesterov": True}, 0.25, 1.0, 0.25 / 5.5),
+        (SGD | {"dampening": 0.9}, 0.25, 1.0, 0.25),
+        (SGD | {"dampening": 0.95}, 0.25, 1.0, 0.25),
+    ],
+)
+def test_with_sgds_momentum_gradient_and_weight_decay_follow_instead(options, share, staleness, expected):
+    new, factor = commit_step(options, share=share, staleness=staleness)
+    assert factor == pytest.approx(expected, rel=1e-12)
+    assert new["weight_decay"] == pytest.approx(expected * options["weight_decay"], rel=1e-12)
+    assert new | {"weight_decay": options["weight_decay"]} == options
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6))
+def test_unequal_parts_of_one_gradient_move_as_far_as_the_whole_however_they_are_cut(parts):
+    """After the momentum has run out: a small part must not weigh more than a large one in any later step."""
+    moved = []
+    for shares in (parts, [sum(parts)]):
+        weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
+        for share in [*shares, *[0.0] * 80]:
+            factor = commit_step({"lr": 0.1, "momentum": 0.5, "dampening": 0.0}, share=share or 1.0, staleness=0.0)[1]
+            weight.grad = torch.full_like(weight, factor if share else 0.0)
+            optimizer.step()
+        moved.append(weight.item())
+    assert moved[0] == pytest.approx(moved[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("options", [SGD, ADAM, {"lr": 1 / 3}])
 @pytest.mark.parametrize("rule", RATES)
 def test_a_whole_global_batch_that_is_not_stale_keeps_the_options_exactly(options, rule):
-    new = commit_options(options, share=1.0, staleness=0.0, rule=rule)
-    assert new == options
+    new, factor = commit_step(options, share=1.0, staleness=0.0, rule=rule)
+    assert (new, factor) == (options, 1.0)
     assert new is not options
 
 
 def test_one_worker_that_overlaps_its_exchange_is_stale_by_its_whole_batch():
-    new = commit_options({"lr": 0.1, "momentum": 0.9}, share=1.0, staleness=1.0)
-    assert new["lr"] == pytest.approx(0.01)
+    assert commit_step(SGD, share=1.0, staleness=1.0).gradient_factor == pytest.approx(1 / 5.5)
 
 
 @given(st.floats(0.001, 2.0), st.floats(0.0, 100.0))
 def test_raw_keeps_the_options_at_any_share_and_staleness(share, staleness):
-    assert commit_options(SGD, share=share, staleness=staleness, rule="raw") == SGD
+    assert commit_step(SGD, share=share, staleness=staleness, rule="raw") == (SGD, 1.0)
 
 
 def test_the_options_that_were_given_stay_as_they_were():
     given_options = dict(SGD)
-    commit_options(given_options, share=0.5, staleness=1.0)
+    commit_step(given_options, share=0.5, staleness=1.0)
     assert given_options == SGD
 
 
 @given(
     st.floats(0.0, 1.0, exclude_max=True), st.floats(0.001, 0.999), st.floats(0.0, 50.0), st.floats(0.0, 50.0)
 )  # fmt: skip
-def test_more_staleness_never_raises_the_rate_nor_does_any_exceed_the_share(momentum, share, one, other):
+def test_more_staleness_never_makes_a_commit_count_more_nor_does_any_exceed_its_share(momentum, share, one, other):
     less, more = sorted((one, other))
     options = SGD | {"momentum": momentum}
-    rates = [commit_options(options, share=share, staleness=staleness)["lr"] for staleness in (0.0, less, more)]
-    assert 0.1 * share == pytest.approx(rates[0])
-    assert rates[0] >= rates[1] >= rates[2] > 0.0
+    steps = [commit_step(options, share=share, staleness=staleness) for staleness in (0.0, less, more)]
+    counts = [step.options["lr"] * step.gradient_factor for step in steps]
+    assert 0.1 * share == pytest.approx(counts[0])
+    assert counts[0] >= counts[1] >= counts[2] > 0.0
 
 
 def test_a_momentum_that_forgets_nothing_comes_to_rest_under_staleness():
     options = SGD | {"momentum": 1.0}
-    assert commit_options(options, share=0.5, staleness=0.0)["lr"] == 0.05
-    assert commit_options(options, share=0.5, staleness=1.0)["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert commit_step(options, share=0.5, staleness=0.0).gradient_factor == 0.5
+    assert commit_step(options, share=0.5, staleness=1.0).gradient_factor == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("share", [1 / 4, 1 / 16])
@@ -106,11 +135,48 @@ def test_without_staleness_a_global_batch_in_parts_moves_as_far_as_in_one(make, 
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_at_a_staleness_of_one_global_batch_momentum_moves_as_far_as_plain_sgd(nesterov):
-    options = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov}
-    assert displacement(torch.optim.SGD, options, share=1 / 16, commits=256, staleness=1.0) == pytest.approx(0.1)
+def test_a_staleness_of_one_global_batch_takes_half_of_what_momentum_gains(nesterov):
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": nesterov}
+    assert displacement(torch.optim.SGD, options, share=1 / 16, commits=256, staleness=1.0) == pytest.approx(1 / 5.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.1, "momentum": 0.9},
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
+        {"lr": 0.1, "momentum": 1.0},
+    ],
+)
+@pytest.mark.parametrize("commits", [1, 7])
+def test_looking_ahead_is_where_momentum_alone_takes_the_weights(options, commits):
+    weight = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], **options)
+    for gradient in ([1.0, -2.0, 0.5], [0.3, 1.0, -1.0]):
+        weight.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+    ahead = weight.detach() - look_ahead(SGD | options, commits) * optimizer.state[weight]["momentum_buffer"]
+    for _ in range(commits):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    torch.testing.assert_close(ahead, weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("options", "commits", "rule"),
+    [
+        (SGD, 0, "share"),
+        (SGD, 3, "raw"),
+        (SGD | {"momentum": 0.0}, 3, "share"),
+        (ADAM, 3, "share"),
+        ({"lr": 0.1}, 3, "share"),
+    ],
+)
+def test_nothing_looks_ahead_without_staleness_or_momentum_or_under_raw(options, commits, rule):
+    assert look_ahead(options, commits, rule=rule) == 0.0
 
 
 def test_an_unknown_rule_is_refused_with_the_rules_there_are():
     with pytest.raises(ConfigError, match="there is no rate 'linear': use one of share, raw"):
-        commit_options(SGD, share=0.5, staleness=0.0, rule="linear")
+        commit_step(SGD, share=0.5, staleness=0.0, rule="linear")

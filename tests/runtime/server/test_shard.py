@@ -143,9 +143,50 @@ def test_global_clipping_equals_that_of_torch(generator):
     for _ in range(10):
         run.backward(generator)
         norm = math.sqrt(sum(shard.squared_norm([(run.gradients(shard), 1.0)]) for shard in run.shards))
-        run.commit(clip_factor=min(1.0, 0.05 / (norm + 1e-6)))
+        run.commit(factors=[min(1.0, 0.05 / (norm + 1e-6))] * len(run.optimizer.param_groups))
         assert float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.05)) == pytest.approx(norm, rel=1e-12)
         run.optimizer.step()
+    run.check()
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.25, 0.75]])
+def test_each_groups_gradient_is_taken_times_its_factor(weights, generator):
+    run = Run("momentum")
+    factors = [0.5, 0.0]
+    for _ in range(4):
+        run.backward(generator)
+        for shard in run.shards:
+            messages = [(run.gradients(shard), weight) for weight in weights]
+            shard.commit(messages, run.spec.options(run.optimizer), factors)
+        for group, factor in zip(run.optimizer.param_groups, factors, strict=True):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        run.optimizer.step()
+    run.check()
+
+
+def test_weights_can_be_read_as_momentum_would_move_them(generator):
+    run = Run("momentum", 1)
+    (shard,) = run.shards
+    plain, ahead = run.message(shard), run.message(shard)
+    distances = [0.25, 0.0]
+    shard.read_weights(plain)
+    shard.read_weights(ahead, distances)
+    assert torch.equal(plain, ahead)  # Before the first update there is nothing to move them along.
+    for _ in range(3):
+        run.step(generator)
+    shard.read_weights(plain)
+    shard.read_weights(ahead, distances)
+    states = run.states()
+    layout = shard.layout
+    moved = 0
+    for parameter, weights, there in zip(layout.parameters, layout.views(plain), layout.views(ahead), strict=True):
+        buffer = states.get(parameter.name, {}).get("momentum_buffer")
+        expected = weights if buffer is None else weights - distances[parameter.group] * buffer
+        moved += int(not torch.equal(expected, weights))
+        torch.testing.assert_close(there, expected)
+    assert moved
     run.check()
 
 
@@ -174,7 +215,7 @@ def test_squared_norm_of_huge_gradients_is_infinite():
     assert shard.squared_norm([(message, 1.0)]) == math.inf
 
 
-@pytest.mark.parametrize(("weights", "factor"), [([1.0], None), ([0.5, 0.5], None), ([1.0], 0.5)])
+@pytest.mark.parametrize(("weights", "factor"), [([1.0], 1.0), ([0.5, 0.5], 1.0), ([1.0], 0.5)])
 def test_messages_are_left_as_they_were_and_let_go(weights, factor, generator):
     run = Run("momentum", 1)
     (shard,) = run.shards
@@ -182,7 +223,7 @@ def test_messages_are_left_as_they_were_and_let_go(weights, factor, generator):
     before = bytes(run.gradients(shard).numpy())
     pushed = bytearray(before)
     options = run.spec.options(run.optimizer)
-    shard.commit([(memoryview(pushed), weight) for weight in weights], options, factor)
+    shard.commit([(memoryview(pushed), weight) for weight in weights], options, [factor] * len(options))
     assert pushed == before
     pushed.clear()  # An error while anything still looks into it.
 

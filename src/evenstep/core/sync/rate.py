@@ -1,43 +1,50 @@
-"""The options of a commit: how learning rate and momentum follow from its share of the global batch and its staleness.
+"""What an optimizer does with an asynchronous commit: how rate, gradient and the weights sent out follow staleness.
 
 Knows torch's optimizers by the names of their options alone.
 """
 
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from evenstep.core.errors import ConfigError
 
 RATES: Final = ("share", "raw")
 """The rules: ours, which is the default, and none, as the papers have it."""
 
+_DAMPED_PART: Final = 0.5
+"""How much of momentum's gain a staleness of one global batch takes back where the weights sent out look ahead."""
 
-def commit_options(
-    options: Mapping[str, object], *, share: float, staleness: float, rule: str = "share"
-) -> dict[str, object]:
-    """What an optimizer is to use for one commit, in place of the options of one param group, as torch names them.
+
+class Step(NamedTuple):
+    """How a param group takes a commit: with these options, its gradient times this factor."""
+
+    options: dict[str, object]
+    gradient_factor: float
+
+
+def commit_step(options: Mapping[str, object], *, share: float, staleness: float, rule: str = "share") -> Step:
+    """What an optimizer is to use for one commit, in place of one param group's options, as torch names them.
 
     Source: ours. The papers of ASP, SSP and DSSP leave the rate as it was and do not say how BSP's carries over; with
     N workers that is N times the displacement per global batch. With share s, staleness sigma and momentum mu
-    (dampening d):
+    (dampening d) a commit counts
 
-        lr' = lr * s / (1 + sigma * (gain - 1)),   gain = max(1, (1 - d) / (1 - mu))
+        f = s / (1 + sigma * (gain - 1) / 2),   gain = max(1, (1 - d) / (1 - mu))
 
-    and everything else as it was. `gain` is how far momentum carries a gradient beyond its own step; 1 where there is
-    none, and for Adam and its like, whose momentum is a mean.
+    `gain` is how far momentum carries a gradient beyond its own step; 1 where there is none, and for Adam and its
+    like, whose momentum is a mean. SGD with momentum takes f into the gradient (and weight decay) that enters its
+    memory, so that a small or stale part stays small in every later step; elsewhere, where the size of a gradient
+    cancels out, f scales the learning rate. RMSprop's momentum, which nothing looks ahead for, loses its whole gain
+    rather than half of it.
 
     Why: s keeps the displacement per global batch at BSP's. Staleness is a delay in a feedback loop, and what that
-    loop bears is a displacement per global batch of about 1 / (sigma * curvature), however short or long the momentum
-    remembers; plain SGD under BSP bears 2 / curvature, so only momentum's gain must go, and in the measure of sigma:
-    without staleness it stays whole, at one global batch the displacement is that of plain SGD at the same rate.
-    Powers of mu were measured as well and left out: mu^s multiplies the displacement by nearly 1 / s and diverges;
-    damped to BSP's displacement it diverges later (benchmarks/rate_study.py). What stability costs is speed: on a
-    budget of a few hundred commits, momentum at the largest rate that BSP bears learns less here than under BSP.
+    loop bears is a displacement per global batch of about 1 / (sigma * curvature), however long the momentum
+    remembers; plain SGD under BSP bears 2 / curvature, so momentum's gain must go, and in the measure of sigma. Half
+    of it may stay because workers compute on weights that `look_ahead` has moved on (benchmarks/rate_study.py).
 
     Not exact: momentum remembers as many commits, so fewer samples than under BSP; so do Adam's moments and their bias
     corrections, which count commits. Smaller parts have noisier gradients, which makes the steps of Adam and RMSprop
-    shorter. Adagrad's sum grows by every part, so its steps shrink by about the root of s. A commit of another share or
-    staleness scales its step, with all that momentum brings along, not its own gradient alone.
+    shorter. Adagrad's sum grows by every part, so its steps shrink by about the root of s.
 
     Args:
         options: `lr`, and of `momentum`, `dampening`, `betas`, `weight_decay` ... what the optimizer has.
@@ -52,15 +59,55 @@ def commit_options(
     if rule not in RATES:
         raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
     new = dict(options)
-    if rule == "share" and (share, staleness) != (1.0, 0.0):
-        # A rate may be a tensor, and is any number.
-        new["lr"] = cast("float", options["lr"]) * (share / (1.0 + staleness * (_gain(options) - 1.0)))
-    return new
+    if rule == "raw" or (share, staleness) == (1.0, 0.0):
+        return Step(new, 1.0)
+    linear = _keeps_gradients(options)
+    part = _DAMPED_PART if linear else 1.0
+    factor = share / (1.0 + staleness * part * (_gain(options) - 1.0))
+    if linear:
+        new["weight_decay"] = _number(options, "weight_decay") * factor
+        return Step(new, factor)
+    new["lr"] = _number(options, "lr") * factor
+    return Step(new, 1.0)
+
+
+def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "share") -> float:
+    """How far on to move the weights that a worker is given, along SGD's momentum: weights - this * momentum buffer.
+
+    That is where momentum alone will have taken them when so many more commits have been made, so that a worker
+    computes its gradient about where it will be committed.
+
+    Source: Hakimi, Barkai, Gabel, Schuster, "Taming Momentum in a Distributed Asynchronous Environment", 2019 (DANA),
+    which looks one commit of each worker ahead; we look over the commits that the worker's last push was stale by, and
+    keep one momentum for all.
+
+    Args:
+        options: As of the latest commit.
+        commits: How many are expected between this pull and the push that follows; 0 or more.
+        rule: As in `commit_step`; `raw` looks nowhere.
+
+    Returns:
+        0 where there is no momentum, or none that is SGD's.
+    """
+    if rule == "raw" or not _keeps_gradients(options):
+        return 0.0
+    momentum = _number(options, "momentum")
+    powers = momentum * (1.0 - momentum**commits) / (1.0 - momentum) if momentum < 1.0 else float(commits)
+    # Nesterov's steps are one power of the momentum shorter, beside their own gradient's.
+    return _number(options, "lr") * powers * (momentum if options.get("nesterov") else 1.0)
+
+
+def _keeps_gradients(options: Mapping[str, object]) -> bool:
+    """Whether a memory of gradients as they come drives the steps: torch's SGD alone has a dampening of it."""
+    return "dampening" in options and _number(options, "momentum") != 0.0
 
 
 def _gain(options: Mapping[str, object]) -> float:
     """The displacement that a constant gradient brings per step, over the learning rate; at least 1."""
-    momentum = cast("float", options.get("momentum", 0.0))
-    dampening = cast("float", options.get("dampening", 0.0))
     # A momentum of 1 forgets nothing; torch allows it, and its gain has no bound.
-    return max(1.0, (1.0 - dampening) / max(1.0 - momentum, 1e-12))
+    return max(1.0, (1.0 - _number(options, "dampening")) / max(1.0 - _number(options, "momentum"), 1e-12))
+
+
+def _number(options: Mapping[str, object], name: str) -> float:
+    """An option as a number, which may be a tensor; 0 where the optimizer has none of that name."""
+    return cast("float", options.get(name, 0.0))

@@ -34,6 +34,15 @@ class Fields:
             raise ProtocolError(f"a message had {type(value).__name__} as {name}, not a string")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        """A list of finite numbers; none where it is missing."""
+        value = self._header.get(name, [])
+        if not isinstance(value, list) or any(type(each) not in (int, float) for each in value):
+            raise ProtocolError(f"a message had {str(value)[:60]} as {name}, not a list of numbers")
+        if any(not abs(each) < float("inf") for each in value):
+            raise ProtocolError(f"a message had a number as {name} that is not finite")
+        return [float(each) for each in value]
+
     def wholes(self, name: str, count: int) -> list[int]:
         """A list of so many whole numbers."""
         value = self._header.get(name)

@@ -15,7 +15,7 @@ from evenstep.core.server import (
     PushKey,
     Update,
 )
-from evenstep.core.sync.rate import commit_options
+from evenstep.core.sync.rate import commit_step, look_ahead
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.server.updates import Options, options_to_record
@@ -86,6 +86,8 @@ class Head:
         self._norms: dict[PushKey, float] = {}
         self._commits: dict[int, Update] = {}
         """The latest commit of each worker's push."""
+        self._latest: tuple[Options, ...] = ()
+        """The options of the latest commit of all."""
         self._lost = 0
         self._message_bytes = 0
         self._initialiser: int | None = None
@@ -294,27 +296,26 @@ class Head:
     def _commit(self, update: Update) -> None:
         first = update.pushes[0][0]
         served = cast("Any", self.replica.spec).scheme.served
-        options = tuple(
-            cast(
-                "Options",
-                commit_options(each, share=update.share, staleness=update.behind, rule=served.rate),
-            )
+        steps = [
+            commit_step(each, share=update.share, staleness=update.behind, rule=served.rate)
             for each in self._options[first]
-        )
-        factor = self._clip_factor(update, served.clip)
+        ]
+        clip = self._clip_factor(update, served.clip)
+        self._latest = tuple(cast("Options", step.options) for step in steps)
+        factors = [step.gradient_factor * clip for step in steps]
         if self._followers:
-            record = options_to_record(options)
-            self._tell({"op": "commit", "pushes": update.pushes, "options": record, "clip": factor})
-        self.replica.commit(update.pushes, options, factor)
+            record = options_to_record(self._latest)
+            self._tell({"op": "commit", "pushes": update.pushes, "options": record, "factors": factors})
+        self.replica.commit(update.pushes, self._latest, factors)
         for key, _ in update.pushes:
             self._forget(key)
             self._commits[key[0]] = update
         self._tally.commits += 1
 
-    def _clip_factor(self, update: Update, most: float | None) -> float | None:
+    def _clip_factor(self, update: Update, most: float | None) -> float:
         """What to multiply the commit's gradient by, so that its norm over all shards is at most this."""
         if most is None:
-            return None
+            return 1.0
         if len(update.pushes) == 1:
             norm = self._norms[update.pushes[0][0]]
         else:
@@ -335,21 +336,30 @@ class Head:
         if answer.release is not None:
             header |= {"lead": answer.release.lead, "bound": answer.release.bound, "held": answer.release.held_seconds}
         commit = self._commits.pop(answer.worker, None)
+        ahead: list[float] = []
         if commit is not None:
+            if not answer.over:  # Whoever goes on to evaluate or to save has the weights as they are.
+                ahead = self._look_ahead(commit.staleness)
             header |= {"staleness": commit.staleness, "behind": commit.behind, "share": commit.share}
         sizes = self.coordinator.sizes.all() if self.coordinator.sizes.members else {}
         header["sizes"] = [sizes.get(worker, 0) for worker in range(self.workers)]
-        self._reply(answer.worker, header)
+        self._reply(answer.worker, header, ahead)
 
-    def _reply(self, worker: int, header: Mapping[str, object]) -> None:
+    def _look_ahead(self, commits: int) -> list[float]:
+        """How far on to move each group's weights, for a worker whose last push was stale by so many commits."""
+        rate = cast("Any", self.replica.spec).scheme.served.rate
+        return [look_ahead(options, commits, rule=rate) for options in self._latest] if commits else []
+
+    def _reply(self, worker: int, header: Mapping[str, object], ahead: Sequence[float] = ()) -> None:
         """Answer the request that a worker waits on, on every shard."""
         seat = self.replica.seats.get(worker)
         if seat is None:
             return
         header = {"answer": seat.sequence, **header}
         if self._followers:
-            self._tell({"op": "answer", "worker": worker, "incarnation": seat.incarnation, "answer": seat.sequence})
-        if self.replica.answer(worker, header):
+            about = {"worker": worker, "incarnation": seat.incarnation, "answer": seat.sequence, "ahead": list(ahead)}
+            self._tell({"op": "answer", **about})
+        if self.replica.answer(worker, header, ahead):
             self._tally.bytes += self._message_bytes
 
     def _forget(self, key: PushKey) -> None:

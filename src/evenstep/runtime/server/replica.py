@@ -168,22 +168,25 @@ class Replica:
         return self.shard.squared_norm([(self._staged[key], weight) for key, weight in pushes])
 
     def commit(
-        self, pushes: Sequence[tuple[PushKey, float]], options: Sequence[Options], clip_factor: float | None
+        self, pushes: Sequence[tuple[PushKey, float]], options: Sequence[Options], factors: Sequence[float] = ()
     ) -> None:
-        """Fold these staged pushes into the parameters."""
-        self.shard.commit([(self._staged[key], weight) for key, weight in pushes], options, clip_factor)
+        """Fold these staged pushes into the parameters, with these options and factors of each group."""
+        self.shard.commit([(self._staged[key], weight) for key, weight in pushes], options, factors)
         for key, _ in pushes:
             del self._staged[key]
         self.version += 1
 
-    def answer(self, worker: int, header: Header) -> bool:
-        """Answer the worker's request, with the weights where it has others; whether it had."""
+    def answer(self, worker: int, header: Header, ahead: Sequence[float] = ()) -> bool:
+        """Answer the worker's request, with the weights where it has others; whether it had.
+
+        With `ahead` they are moved on along the momentum, by one number for each group (`core.sync.rate.look_ahead`).
+        """
         seat = self.seats.get(worker)
         if seat is None:
             return False
-        weights = self.version >= 0 and seat.version != self.version
+        weights = self.version >= 0 and (seat.version != self.version or seat.ahead != any(ahead))
         if weights:
-            self.shard.read_weights(seat.weights)
-            seat.version = self.version
+            self.shard.read_weights(seat.weights, ahead)
+            seat.version, seat.ahead = self.version, any(ahead)
         seat.answer({**header, "weights": weights}, weights=weights)
         return weights

@@ -35,6 +35,8 @@ class Seat:
         self.sequence = 0
         self.version = -1
         """The version of the weights that the worker has."""
+        self.ahead = False
+        """Whether they were moved on along the momentum."""
         self.segment = Segment.create(2 * nbytes) if connection.local else None
         if self.segment is None:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)

@@ -405,12 +405,11 @@ class Session:
             return  # The worker has started anew meanwhile, here first.
         if sequence > seat.sequence:
             seat.take_in(sequence)  # A request without gradients came to shard 0 alone.
-        self._replica.answer(worker, {"answer": sequence})
+        self._replica.answer(worker, {"answer": sequence}, fields.numbers("ahead"))
 
     def _follow_commit(self, fields: Fields) -> None:
         pushes = [(_key(key), weight) for key, weight in fields.pairs("pushes")]
-        clip = fields.number("clip") if fields.has("clip") else None
-        self._replica.commit(pushes, options_from_record(fields.items("options")), clip)
+        self._replica.commit(pushes, options_from_record(fields.items("options")), fields.numbers("factors"))
 
     def _follow_restore(self, fields: Fields) -> None:
         self._replica.restore(fields.whole("version"), self._workers)

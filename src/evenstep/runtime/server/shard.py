@@ -55,13 +55,27 @@ class Shard:
         """Take these weights, a message."""
         self._weights.copy_(self.layout.message(weights))
 
-    def read_weights(self, into: torch.Tensor | memoryview) -> None:
-        """Write the weights into a message."""
-        self.layout.message(into).copy_(self._weights)
+    @torch.no_grad()
+    def read_weights(self, into: torch.Tensor | memoryview, ahead: Sequence[float] = ()) -> None:
+        """Write the weights into a message.
+
+        With `ahead`, one number for each group of the run, so many times its momentum buffer less.
+        """
+        if not any(ahead):
+            self.layout.message(into).copy_(self._weights)
+            return
+        flats = self.layout.flats(into)
+        for chunk in self._chunks.all:
+            buffer = self._chunks.state(chunk).get("momentum_buffer")
+            distance = ahead[self.layout.blocks[chunk.block].group]
+            if isinstance(buffer, torch.Tensor) and distance:
+                torch.sub(chunk.weights, buffer, alpha=distance, out=chunk.of(flats))
+            else:
+                chunk.of(flats).copy_(chunk.weights)
 
     @torch.no_grad()
-    def commit(self, gradients: Gradients, options: Sequence[Options], clip_factor: float | None = None) -> None:
-        """One update with the weighted sum of the messages, times the clip factor.
+    def commit(self, gradients: Gradients, options: Sequence[Options], factors: Sequence[float] = ()) -> None:
+        """One update with the weighted sum of the messages, times each group's factor.
 
         Messages are added in their order; one of weight 0 does not count, not even where it holds a NaN. Without any
         that counts the weights stay as they are. The update is computed in the dtype of the weights, half precision
@@ -70,18 +84,19 @@ class Shard:
         Args:
             gradients: Messages and weights.
             options: One mapping for each group of the run, from now on; what it does not name stays.
-            clip_factor: From 0 to 1; None is 1.
+            factors: One number for each group of the run, at least 0; none: 1 for all.
 
         Raises:
             ConfigError: As for `Update.check`; nothing has changed then.
         """
-        messages = self._counted(gradients, 1.0 if clip_factor is None else clip_factor)
+        messages = self._counted(gradients)
         self._chunks.set_options(options)
-        if len(messages) == 1 and messages[0][1] == 1.0:
+        as_it_is = len(messages) == 1 and messages[0][1] == 1.0 and all(factor == 1.0 for factor in factors)
+        if as_it_is:
             self._chunks.step(self._chunks.all, [chunk.of(messages[0][0]) for chunk in self._chunks.all])
         elif messages:
             for chunks in self._batches():
-                self._chunks.step(chunks, self._sums(chunks, messages))
+                self._chunks.step(chunks, self._sums(chunks, messages, factors))
 
     @torch.no_grad()
     def squared_norm(self, gradients: Gradients) -> float:
@@ -89,7 +104,7 @@ class Shard:
 
         Where all are, it overflows only where float64 does.
         """
-        messages = self._counted(gradients, 1.0)
+        messages = self._counted(gradients)
         if not messages:
             return 0.0
         if len(messages) == 1:
@@ -145,9 +160,9 @@ class Shard:
         self.initialise(cast("torch.Tensor", state["weights"]))
         self._chunks = chunks
 
-    def _counted(self, gradients: Gradients, factor: float) -> _Counted:
+    def _counted(self, gradients: Gradients) -> _Counted:
         return [
-            (message if isinstance(message, list) else self.layout.flats(message), weight * factor)
+            (message if isinstance(message, list) else self.layout.flats(message), weight)
             for message, weight in gradients
             if weight
         ]
@@ -167,14 +182,15 @@ class Shard:
             left -= _scratch_bytes(chunk)
         yield batch
 
-    def _sums(self, chunks: Sequence[Chunk], messages: _Counted) -> list[torch.Tensor]:
-        """The weighted sums of the messages over these chunks, in the scratch memory."""
+    def _sums(self, chunks: Sequence[Chunk], messages: _Counted, factors: Sequence[float] = ()) -> list[torch.Tensor]:
+        """The weighted sums of the messages over these chunks, times their groups' factors, in the scratch memory."""
         sums: list[torch.Tensor] = []
         used = 0
         for chunk in chunks:
             dtype = chunk.weights.dtype
             total, used = self._room(chunk, _wide(dtype), used)
-            _add_up([(chunk.of(flats), weight) for flats, weight in messages], total)
+            factor = factors[self.layout.blocks[chunk.block].group] if factors else 1.0
+            _add_up([(chunk.of(flats), weight * factor) for flats, weight in messages], total)
             if total.dtype != dtype:
                 rounded, used = self._room(chunk, dtype, used)
                 total = rounded.copy_(total)
