@@ -132,7 +132,9 @@ LONG_RULES = {
 PLAIN_RULES = {name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu", "same", "ours,"))}
 """Without momentum the others equal `lr s`."""
 ADAM_RULES = {
-    **{name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu^", "mu 0", "ours,"))},
+    **{
+        name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu^", "mu 0", "gain", "of it"))
+    },
     "lr s, betas^s": _rule(memory="power"),
     "lr sqrt(s), betas^s": _rule(lambda s, m, batches, _: s**0.5, memory="power"),
     "lr s / (1 + sigma mu/(1-mu)), betas^s": _rule(_horizon(1.0), memory="power"),
@@ -227,11 +229,19 @@ class Stack:
 
     def given(self, key, distances):
         """The weights that a worker is given, moved on along the momentum."""
-        if self.mean is None or self.adam:
+        if self.mean is None:
             return self.weights
         if ("given", key) not in self.columns:
             self.columns["given", key] = torch.tensor(distances())[None, :, None]
-        return torch.addcmul(self.weights, self.columns["given", key], self.mean, value=-1)
+        return torch.addcmul(self.weights, self.columns["given", key], self._direction(), value=-1)
+
+    def _direction(self):
+        """The momentum, or Adam's step at rate 1; its betas are alike in all runs whose rule looks ahead."""
+        if not self.adam:
+            return self.mean
+        beta1, beta2 = KINDS["Adam"]["betas"]
+        root = (self.square / (1 - beta2**self.steps)).sqrt_().add_(1e-8)
+        return self.mean / (1 - beta1**self.steps) / root
 
     def _columns(self, steps):
         if self.adam:
@@ -258,6 +268,14 @@ class Stack:
         self.weights = self.weights * (1 - rate * decay) - rate_corrected * self.mean / corrected
 
 
+def _distance(run, share, stale):
+    """How far on the weights are for a worker whose last push was stale by so many versions, as the next may be."""
+    rule, options = run
+    if rule.ahead is None:
+        return 0.0
+    return rule.ahead(rule.step(options, share, stale * share, stale)[0], stale)
+
+
 def train(task, runs, speeds, seeds, *, balanced=False):
     """Test accuracy of each run, of shape [seeds, runs]; a run is (rule, options). One worker is BSP."""
     sizes = [task.batch * (speed / sum(speeds) if balanced else 1 / len(speeds)) for speed in speeds]
@@ -281,7 +299,7 @@ def train(task, runs, speeds, seeds, *, balanced=False):
             rows = torch.from_numpy(orders[:, taken : taken + size])
             taken += size
             ends = now + max(0.2, draws.normal(1.0, JITTER)) * sizes[worker] / (sizes[0] * speeds[worker])
-            weights = stack.given(stale, lambda: [rule.ahead(o, stale) if rule.ahead else 0.0 for rule, o in runs])
+            weights = stack.given((stale, size), lambda: [_distance(each, size / task.batch, stale) for each in runs])
             heapq.heappush(queue, (ends, worker, weights, rows, version, committed))
 
     for worker in range(len(speeds)):

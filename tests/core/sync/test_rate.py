@@ -32,7 +32,7 @@ def displacement(make, options, *, share, commits, staleness=0.0):
         ({"lr": 0.1}, 0.25, 4.0, 0.025),
         (SGD | {"momentum": 0.0}, 0.0625, 3.0, 0.00625),
         (ADAM, 0.25, 3.0, 0.0025),
-        ({"lr": 0.01, "alpha": 0.99, "momentum": 0.5}, 0.5, 1.0, 0.0025),
+        ({"lr": 0.01, "alpha": 0.99, "momentum": 0.5}, 0.5, 1.0, 0.01 * 0.5 / 1.5),
     ],
 )
 def test_the_rate_follows_share_and_staleness_and_nothing_else_changes(options, share, staleness, rate):
@@ -141,22 +141,24 @@ def test_a_staleness_of_one_global_batch_takes_half_of_what_momentum_gains(neste
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("make", "options"),
     [
-        {"lr": 0.1, "momentum": 0.9},
-        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-        {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
-        {"lr": 0.1, "momentum": 1.0},
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 1.0}),
+        (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.9}),
     ],
 )
 @pytest.mark.parametrize("commits", [1, 7])
-def test_looking_ahead_is_where_momentum_alone_takes_the_weights(options, commits):
+def test_looking_ahead_is_where_momentum_alone_takes_the_weights(make, options, commits):
     weight = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], **options)
+    optimizer = make([weight], **options)
     for gradient in ([1.0, -2.0, 0.5], [0.3, 1.0, -1.0]):
         weight.grad = torch.tensor(gradient, dtype=torch.float64)
         optimizer.step()
-    ahead = weight.detach() - look_ahead(SGD | options, commits) * optimizer.state[weight]["momentum_buffer"]
+    distance = look_ahead(optimizer.param_groups[0], commits)
+    ahead = weight.detach() - distance * optimizer.state[weight]["momentum_buffer"]
     for _ in range(commits):
         weight.grad = torch.zeros_like(weight)
         optimizer.step()
@@ -169,7 +171,7 @@ def test_looking_ahead_is_where_momentum_alone_takes_the_weights(options, commit
         (SGD, 0, "share"),
         (SGD, 3, "raw"),
         (SGD | {"momentum": 0.0}, 3, "share"),
-        (ADAM, 3, "share"),
+        (ADAM | {"betas": (0.0, 0.9)}, 3, "share"),
         ({"lr": 0.1}, 3, "share"),
     ],
 )
@@ -180,3 +182,7 @@ def test_nothing_looks_ahead_without_staleness_or_momentum_or_under_raw(options,
 def test_an_unknown_rule_is_refused_with_the_rules_there_are():
     with pytest.raises(ConfigError, match="there is no rate 'linear': use one of share, raw"):
         commit_step(SGD, share=0.5, staleness=0.0, rule="linear")
+
+
+def test_looking_ahead_with_adam_follows_its_first_moment():
+    assert look_ahead(ADAM, 2) == pytest.approx(0.01 * (0.9 + 0.81), rel=1e-12)

@@ -166,8 +166,9 @@ def test_each_groups_gradient_is_taken_times_its_factor(weights, generator):
     run.check()
 
 
-def test_weights_can_be_read_as_momentum_would_move_them(generator):
-    run = Run("momentum", 1)
+@pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "adamw amsgrad", "rmsprop"])
+def test_weights_can_be_read_as_momentum_would_move_them(case, generator):
+    run = Run(case, 1)
     (shard,) = run.shards
     plain, ahead = run.message(shard), run.message(shard)
     distances = [0.25, 0.0]
@@ -178,15 +179,17 @@ def test_weights_can_be_read_as_momentum_would_move_them(generator):
         run.step(generator)
     shard.read_weights(plain)
     shard.read_weights(ahead, distances)
-    states = run.states()
-    layout = shard.layout
-    moved = 0
+    states, layout = run.states(), shard.layout
     for parameter, weights, there in zip(layout.parameters, layout.views(plain), layout.views(ahead), strict=True):
-        buffer = states.get(parameter.name, {}).get("momentum_buffer")
-        expected = weights if buffer is None else weights - distances[parameter.group] * buffer
-        moved += int(not torch.equal(expected, weights))
-        torch.testing.assert_close(there, expected)
-    assert moved
+        state = states.get(parameter.name, {})
+        if "exp_avg" in state:
+            beta1, beta2 = run.optimizer.defaults["betas"]
+            square = state.get("max_exp_avg_sq", state["exp_avg_sq"]) / (1 - beta2**3)
+            direction = state["exp_avg"] / (1 - beta1**3) / (square.sqrt() + run.optimizer.defaults["eps"])
+        else:
+            direction = state.get("momentum_buffer", torch.zeros_like(weights))
+        torch.testing.assert_close(there, weights - distances[parameter.group] * direction)
+    assert torch.equal(plain, ahead) == (case == "sgd")
     run.check()
 
 

@@ -12,7 +12,7 @@ RATES: Final = ("share", "raw")
 """The rules: ours, which is the default, and none, as the papers have it."""
 
 _DAMPED_PART: Final = 0.5
-"""How much of momentum's gain a staleness of one global batch takes back where the weights sent out look ahead."""
+"""How much of momentum's gain a staleness of one global batch takes back."""
 
 
 class Step(NamedTuple):
@@ -34,8 +34,7 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
     `gain` is how far momentum carries a gradient beyond its own step; 1 where there is none, and for Adam and its
     like, whose momentum is a mean. SGD with momentum takes f into the gradient (and weight decay) that enters its
     memory, so that a small or stale part stays small in every later step; elsewhere, where the size of a gradient
-    cancels out, f scales the learning rate. RMSprop's momentum, which nothing looks ahead for, loses its whole gain
-    rather than half of it.
+    cancels out, f scales the learning rate.
 
     Why: s keeps the displacement per global batch at BSP's. Staleness is a delay in a feedback loop, and what that
     loop bears is a displacement per global batch of about 1 / (sigma * curvature), however long the momentum
@@ -61,10 +60,8 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
     new = dict(options)
     if rule == "raw" or (share, staleness) == (1.0, 0.0):
         return Step(new, 1.0)
-    linear = _keeps_gradients(options)
-    part = _DAMPED_PART if linear else 1.0
-    factor = share / (1.0 + staleness * part * (_gain(options) - 1.0))
-    if linear:
+    factor = share / (1.0 + staleness * _DAMPED_PART * (_gain(options) - 1.0))
+    if _keeps_gradients(options):
         new["weight_decay"] = _number(options, "weight_decay") * factor
         return Step(new, factor)
     new["lr"] = _number(options, "lr") * factor
@@ -72,14 +69,15 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
 
 
 def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "share") -> float:
-    """How far on to move the weights that a worker is given, along SGD's momentum: weights - this * momentum buffer.
+    """How far on to move the weights that a worker is given, along the momentum: weights - this * direction.
 
-    That is where momentum alone will have taken them when so many more commits have been made, so that a worker
+    The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. That is
+    where momentum alone will have taken the weights when so many more commits have been made, so that a worker
     computes its gradient about where it will be committed.
 
     Source: Hakimi, Barkai, Gabel, Schuster, "Taming Momentum in a Distributed Asynchronous Environment", 2019 (DANA),
-    which looks one commit of each worker ahead; we look over the commits that the worker's last push was stale by, and
-    keep one momentum for all.
+    for SGD, which looks one commit of each worker ahead; we look over the commits that the worker's last push was stale
+    by, and keep one momentum for all. For Adam ours, by the same reasoning, with its second moment taken to stay.
 
     Args:
         options: As of the latest commit.
@@ -87,11 +85,11 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
         rule: As in `commit_step`; `raw` looks nowhere.
 
     Returns:
-        0 where there is no momentum, or none that is SGD's.
+        0 where there is no momentum.
     """
-    if rule == "raw" or not _keeps_gradients(options):
+    if rule == "raw":
         return 0.0
-    momentum = _number(options, "momentum")
+    momentum = cast("tuple[float, ...]", options["betas"])[0] if "betas" in options else _number(options, "momentum")
     powers = momentum * (1.0 - momentum**commits) / (1.0 - momentum) if momentum < 1.0 else float(commits)
     # Nesterov's steps are one power of the momentum shorter, beside their own gradient's.
     return _number(options, "lr") * powers * (momentum if options.get("nesterov") else 1.0)

@@ -12,6 +12,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.server.chunks import Chunk, Chunks, cut
 from evenstep.runtime.server.layout import ShardLayout, aligned
+from evenstep.runtime.server.moved_on import moved_on
 from evenstep.runtime.server.updates import Options, State, Update, options_from_record, options_to_record
 
 Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview | list[torch.Tensor], float]]
@@ -59,19 +60,17 @@ class Shard:
     def read_weights(self, into: torch.Tensor | memoryview, ahead: Sequence[float] = ()) -> None:
         """Write the weights into a message.
 
-        With `ahead`, one number for each group of the run, so many times its momentum buffer less.
+        With `ahead`, one number for each group of the run, moved on by so much along the momentum
+        (`core.sync.rate.look_ahead`).
         """
         if not any(ahead):
             self.layout.message(into).copy_(self._weights)
             return
         flats = self.layout.flats(into)
+        options = self._chunks.options()
         for chunk in self._chunks.all:
-            buffer = self._chunks.state(chunk).get("momentum_buffer")
-            distance = ahead[self.layout.blocks[chunk.block].group]
-            if isinstance(buffer, torch.Tensor) and distance:
-                torch.sub(chunk.weights, buffer, alpha=distance, out=chunk.of(flats))
-            else:
-                chunk.of(flats).copy_(chunk.weights)
+            group = self.layout.blocks[chunk.block].group
+            moved_on(chunk.weights, self._chunks.state(chunk), options[group], ahead[group], out=chunk.of(flats))
 
     @torch.no_grad()
     def commit(self, gradients: Gradients, options: Sequence[Options], factors: Sequence[float] = ()) -> None:
