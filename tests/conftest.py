@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -57,9 +59,29 @@ def variables_changed(before):
 
 def descendants():
     """Every process below this one but multiprocessing's lasting two; what the fork server forked is included."""
-    this = psutil.Process()
-    lasting = {child for child in this.children() if is_lasting(child)}
-    return set(this.children(recursive=True)) - lasting
+    children = {process for process in map(found, children_of(os.getpid())) if process is not None}
+    lasting = {child for child in children if is_lasting(child)}
+    below, looked = set(children), list(children)
+    while looked:
+        further = {process for process in map(found, children_of(looked.pop().pid)) if process is not None} - below
+        below |= further
+        looked += further
+    return below - lasting
+
+
+def children_of(pid):
+    """From the kernel's own lists: psutil would look through all of the machine's processes, twice for each test."""
+    pids = []
+    with suppress(OSError):  # It, or a thread of its, has ended meanwhile.
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            pids += map(int, (thread / "children").read_text().split())
+    return pids
+
+
+def found(pid):
+    with suppress(psutil.Error):
+        return psutil.Process(pid)
+    return None
 
 
 def is_lasting(process):

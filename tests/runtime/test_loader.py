@@ -6,6 +6,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from support import training
+from support.processes import CONTEXT
 from support.training import Run
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
@@ -105,6 +106,13 @@ def test_structures_survive_the_chunks():
     fetched = list(loader_of(Structured(), batch_size=4, num_workers=2))
     assert str(fetched) == str(inline)
     assert inline[0]["name"] == ["n0", "n1", "n2", "n3"]
+
+
+def test_worker_processes_of_a_fork_server_fetch_the_same():
+    def fetched(**options):
+        return [str(batch) for batch in loader_of(training.Numbered(23), batch_size=4, **options)]
+
+    assert fetched(num_workers=2, multiprocessing_context=CONTEXT) == fetched()
 
 
 def test_two_loops_at_once_are_refused():

@@ -90,6 +90,9 @@ def _worker(function, rank, workers, store, environment, end, arguments):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # For the script's own DataLoader, as where nobody chose. What is inherited is the context of this process: a fork
+    # server of its own, which would import torch first.
+    multiprocessing.set_start_method("fork", force=True)
     grouped = workers > 1 and environment is None
     if environment is not None:
         os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(workers))

@@ -220,3 +220,20 @@ def test_many_small_buffers_arrive_as_one_payload(connected):
     room = bytearray(server.receive(30.0).payload_bytes)
     server.receive_payload(memoryview(room))
     assert room == bytes(number % 256 for number in range(3000))
+
+
+def test_messages_that_came_together_over_tcp_are_received_one_by_one():
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as peer:
+        connection = StreamConnection(SocketWire(door.accept()[0], patience_seconds=30.0))
+        with connection:
+            peer.sendall(FRAME * 3)
+            peer.shutdown(socket.SHUT_WR)
+            buffer = bytearray(5)
+            assert connection.receive(30.0).payload_bytes == 5
+            connection.receive_payload(memoryview(buffer))
+            assert buffer == b"bytes"
+            for _ in range(2):
+                # Its payload is thrown away, and what is already here counts as having come.
+                assert connection.receive(0.0).header == {"kind": "push"}
+            with pytest.raises(ConnectionLostError, match="has closed"):
+                connection.receive(0.0)

@@ -26,6 +26,8 @@ from evenstep.transport.segment import Segment
 ASK_AGAIN: Final = 0.25
 """After this part of the heartbeat a worker asks again for an answer that has not come."""
 RETRY_SECONDS: Final = 0.2
+ABSENT_SECONDS: Final = 2.0
+"""How long a worker waits to hear which others have not come."""
 LOOK_SECONDS: Final = 0.2
 """How often the pulse looks whether it is to end."""
 
@@ -148,8 +150,9 @@ class Link:
             try:
                 return self._meet(record, deadline)
             except SilentError as error:
+                missing = ", ".join(map(str, self._absent())) or "unknown"
                 raise WorkerLostError(
-                    f"not all workers came within {self._timeout:g} s: look at the output of the others"
+                    f"not all workers came within {self._timeout:g} s (missing: {missing}): look at their output"
                 ) from error
             except ConnectionLostError as error:
                 self.shards[0].close()
@@ -171,6 +174,17 @@ class Link:
         records = [bytearray(length) for length in lengths]
         connection.receive_payload(*(memoryview(each) for each in records))
         return [bytes(each) for each in records]
+
+    def _absent(self) -> list[object]:
+        """The ranks of some of those who have not come; none where the server does not say."""
+        with suppress(SilentError, ConnectionLostError):
+            connection = self._line(self.shards[0])
+            connection.send({"op": "absent"})
+            while True:
+                absent = connection.receive(ABSENT_SECONDS).header.get("absent")
+                if isinstance(absent, list):
+                    return absent
+        return []
 
     def start(self, described: bytes, nbytes: Sequence[int]) -> None:
         """Take this worker's place at every shard; `described` is the run, `nbytes` the length of a message of each.

@@ -33,6 +33,8 @@ from evenstep.transport.base import Header
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from evenstep.core.values import IntArray
+
 _Result = TypeVar("_Result")
 
 MORE: Final = ("staleness", "behind", "share", "lead", "bound")
@@ -88,6 +90,7 @@ class ServedEngine:
         self._clock = clock
         self._ahead = ahead
         self._shares: ClaimedShares | None = None
+        self._sizes: IntArray = np.zeros(0, dtype=np.int64)
         self._pass = -1
         self._epoch = 0
         self._over = True
@@ -278,9 +281,10 @@ class ServedEngine:
         self._computed_on = int(cast("int", answer["version"]))
         self._over = bool(answer["over"])
         assert self._shares is not None
-        sizes = np.array(answer["sizes"], dtype=np.int64)
-        self._shares.plan(sizes)
-        self.balancer.follow(sizes)
+        if "sizes" in answer:  # Which are sent when they have changed.
+            self._sizes = np.array(answer["sizes"], dtype=np.int64)
+            self.balancer.follow(self._sizes)
+        self._shares.plan(self._sizes)
         self._shares.add(
             tuple(
                 Claim(number=number, ranges=tuple((start, stop) for start, stop in ranges))

@@ -1,13 +1,17 @@
 """A worker's parameters and gradients as what travels to and from the servers."""
 
+import math
 from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
 import torch
 
 from evenstep.runtime.link import Link
 from evenstep.runtime.server.layout import ShardLayout, gather, scatter
 from evenstep.runtime.tensor_memory import memory_of
+
+_PIECE_ELEMENTS: Final = 2**20
+"""What a norm is taken of at once: with more, float32 would lose digits in adding up."""
 
 
 @final
@@ -33,7 +37,7 @@ class ServedParameters:
         self._layouts = layouts
         self._link = link
         self._waits = waits
-        self._gradients: list[list[torch.Tensor]] = []
+        self._gradients: list[_Message] = []
         self._weights: list[list[torch.Tensor]] = []
         self._viewed = -1
         self._left: int | None = None
@@ -44,7 +48,7 @@ class ServedParameters:
         if self._viewed == self._link.incarnation:
             return
         shards = list(zip(self._layouts, self._link.shards, strict=True))
-        self._gradients = [layout.views(shard.gradients) for layout, shard in shards]
+        self._gradients = [_Message(layout, shard.gradients) for layout, shard in shards]
         self._weights = [_own_views(layout, shard.weights) for layout, shard in shards]
         if self._waits:
             for parameters, weights in zip(self._parameters, self._weights, strict=True):
@@ -59,7 +63,7 @@ class ServedParameters:
         self.view()
         for shard, parameters, gradients in zip(self._link.shards, self._parameters, self._gradients, strict=True):
             shard.payload = None
-            scatter([parameter.detach() for parameter in parameters], gradients)
+            scatter([parameter.detach() for parameter in parameters], gradients.views)
 
     def take_weights(self) -> None:
         """The weights that have come become the parameters'."""
@@ -87,22 +91,17 @@ class ServedParameters:
     def put_gradients(self) -> float:
         """The gradients are ready to be sent; their norm, which is not finite where one of them is not."""
         self.view()
-        total = 0.0
-        for layout, shard, parameters, views in zip(
+        norms: list[float] = []
+        for layout, shard, parameters, gradients in zip(
             self._layouts, self._link.shards, self._parameters, self._gradients, strict=True
         ):
             shard.payload = self._in_place(layout, parameters) if self._waits and shard.segment is None else None
             if shard.payload is None:
-                gather(parameters, views)
-                sent: Sequence[torch.Tensor] = views
+                gather(parameters, gradients.views)
+                norms += _norms(gradients.pieces)
             else:
-                sent = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            # No narrower than the gradients, and wide enough for those in half precision.
-            wide = max((each.dtype for each in sent), key=lambda each: each.itemsize, default=torch.float32)
-            dtype = wide if wide.itemsize > torch.float32.itemsize else torch.float32
-            norms = torch._foreach_norm([each for each in sent if each.numel()], 2, dtype=dtype)
-            total += float(torch.stack(list(norms)).double().square().sum())
-        return float(total**0.5)
+                norms += _norms([each.grad for each in parameters if each.grad is not None and each.numel()])
+        return math.hypot(*norms)
 
     def _in_place(self, layout: ShardLayout, parameters: Sequence[torch.nn.Parameter]) -> list[memoryview] | None:
         """The message in pieces of the gradients' own memory; None where they do not lie as it does."""
@@ -117,15 +116,38 @@ class ServedParameters:
                 if gradient is None or gradient.dtype != block.dtype or not _lies_plain(gradient):
                     return None
                 if gradient.numel():
-                    pieces.append(memory_of(gradient.detach().view(-1).view(torch.uint8)))
+                    pieces.append(_memory_of(gradient.detach()))
             end = block.end
         if layout.nbytes > end:
             pieces.append(memoryview(bytes(layout.nbytes - end)))
         return pieces
 
 
+@final
+class _Message:
+    """A message of gradients: a view of each parameter in it, and few large pieces that are all of it."""
+
+    def __init__(self, layout: ShardLayout, message: torch.Tensor) -> None:
+        self.views = layout.views(message)
+        flats = [flat for flat in layout.flats(message) if flat.numel()]
+        self.pieces = [piece for flat in flats for piece in torch.split(flat, _PIECE_ELEMENTS)]
+
+
+def _norms(tensors: list[torch.Tensor]) -> list[float]:
+    """Of each, no narrower than they are, and wide enough for half precision."""
+    if not tensors:
+        return []
+    widest = max({each.dtype for each in tensors} | {torch.float32}, key=lambda dtype: dtype.itemsize)
+    return [norm.item() for norm in torch._foreach_norm(tensors, 2, dtype=widest)]
+
+
 def _lies_plain(gradient: torch.Tensor) -> bool:
     return gradient.layout == torch.strided and gradient.device.type == "cpu" and gradient.is_contiguous()
+
+
+def _memory_of(gradient: torch.Tensor) -> memoryview:
+    """Its memory, also of a dtype that NumPy does not know."""
+    return memory_of(gradient.view(-1).view(torch.uint8) if gradient.dtype == torch.bfloat16 else gradient)
 
 
 def _own_views(layout: ShardLayout, message: torch.Tensor) -> list[torch.Tensor]:

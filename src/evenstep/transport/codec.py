@@ -5,6 +5,7 @@ objects of a class that the peer names.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn, Self, final
 
@@ -139,6 +140,29 @@ def as_bytes(buffer: memoryview) -> memoryview:
     if buffer.nbytes == 0:
         return memoryview(b"")
     return buffer.cast("B")
+
+
+def writable(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """The buffers as plain bytes that a payload can be read into.
+
+    Raises:
+        ValueError: One cannot be written, or its elements do not lie one behind another.
+    """
+    body = [as_bytes(buffer) for buffer in buffers]
+    if any(buffer.readonly for buffer in body if buffer):
+        raise ValueError("a payload cannot be read into memory that is read-only: give writable buffers")
+    return body
+
+
+def wrong_room(room: int, unread: int) -> ValueError:
+    """What to raise where a payload does not fill the buffers given for it exactly; sizes in bytes."""
+    return ValueError(f"the buffers have {room} bytes, but {unread} bytes of payload wait: give room for exactly those")
+
+
+def require_few(files: Sequence[int]) -> None:
+    """ValueError where one message cannot carry so many files."""
+    if len(files) > MOST_FILES:
+        raise ValueError(f"{len(files)} files in one message: send at most {MOST_FILES}")
 
 
 def _refuse_extension(code: int, data: Any) -> NoReturn:  # noqa: ANN401 - what msgpack hands over

@@ -8,7 +8,16 @@ from typing import Self, final
 
 from evenstep.transport.base import Connection, ConnectionLostError, Header, Message, SilentError
 from evenstep.transport.clock import Clock, SystemClock
-from evenstep.transport.codec import DEFAULT_LIMITS, MOST_FILES, Limits, as_bytes, decode_header, encode_header
+from evenstep.transport.codec import (
+    DEFAULT_LIMITS,
+    Limits,
+    as_bytes,
+    decode_header,
+    encode_header,
+    require_few,
+    writable,
+    wrong_room,
+)
 from evenstep.transport.files import close_files
 
 
@@ -40,8 +49,7 @@ class MemoryConnection:
         self._payload = b""
 
     def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
-        if len(files) > MOST_FILES:
-            raise ValueError(f"{len(files)} files in one message: send at most {MOST_FILES}")
+        require_few(files)
         encoded = encode_header(header, self._limits)
         body = b"".join(as_bytes(buffer) for buffer in payload)
         with self._clock.changed:
@@ -74,15 +82,11 @@ class MemoryConnection:
         return Message(header=header, payload_bytes=len(sent.payload), files=sent.files)
 
     def receive_payload(self, *buffers: memoryview) -> None:
-        body = [as_bytes(buffer) for buffer in buffers]
-        if any(buffer.readonly for buffer in body if buffer):
-            raise ValueError("a payload cannot be read into memory that is read-only: give writable buffers")
+        body = writable(buffers)
         self._require_open()
         room, unread = sum(map(len, body)), len(self._payload)
         if room != unread:
-            raise ValueError(
-                f"the buffers have {room} bytes, but {unread} bytes of payload wait: give room for exactly those"
-            )
+            raise wrong_room(room, unread)
         begin = 0
         for buffer in body:
             if buffer:

@@ -7,13 +7,15 @@ from typing import Final, NoReturn, Self, final
 from evenstep.transport.base import ConnectionLostError, Header, Message, SilentError
 from evenstep.transport.codec import (
     DEFAULT_LIMITS,
-    MOST_FILES,
     PREFIX_BYTES,
     Limits,
     Prefix,
     as_bytes,
     decode_header,
     encode_header,
+    require_few,
+    writable,
+    wrong_room,
 )
 from evenstep.transport.files import close_files
 from evenstep.transport.wire import Wire
@@ -45,8 +47,7 @@ class StreamConnection:
     def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
         if files and not self.local:
             raise ValueError("files can be sent on one host only: look at `local` first")
-        if len(files) > MOST_FILES:
-            raise ValueError(f"{len(files)} files in one message: send at most {MOST_FILES}")
+        require_few(files)
         body = [as_bytes(buffer) for buffer in payload]
         encoded = encode_header(header, self._limits)
         prefix = Prefix(header_bytes=len(encoded), payload_bytes=sum(map(len, body)), files=len(files))
@@ -63,16 +64,15 @@ class StreamConnection:
             with self._receiving:
                 self._require_open()
                 self._skip_payload()
-                if self._wire.wait(timeout):
-                    return self._read_message()
+                begun = self._await_message(timeout)
+                if begun is not None:
+                    return self._read_message(*begun)
         except BaseException as error:
             self._end(error, "fell silent in the middle of a message")
         raise SilentError(f"nothing arrived within {timeout} seconds")
 
     def receive_payload(self, *buffers: memoryview) -> None:
-        body = [as_bytes(buffer) for buffer in buffers]
-        if any(buffer.readonly for buffer in body if buffer):
-            raise ValueError("a payload cannot be read into memory that is read-only: give writable buffers")
+        body = writable(buffers)
         try:
             with self._receiving:
                 self._require_open()
@@ -85,12 +85,14 @@ class StreamConnection:
                 unread = self._unread
         except BaseException as error:
             self._end(error, "fell silent in the middle of a message")
-        raise ValueError(
-            f"the buffers have {room} bytes, but {unread} bytes of payload wait: give room for exactly those"
-        )
+        raise wrong_room(room, unread)
+
+    def set_patience(self, seconds: float) -> None:
+        """How long the peer may stand still in the middle of a message, instead of what the limits said."""
+        self._wire.set_patience(seconds)
 
     def fileno(self) -> int:
-        """The socket's descriptor: readable when `receive` will not wait for a message to begin."""
+        """The socket's descriptor: on one host, readable when `receive` will not wait for a message to begin."""
         return self._wire.fileno()
 
     def close(self) -> None:
@@ -136,8 +138,19 @@ class StreamConnection:
             if written:
                 buffers[0] = buffers[0][written:]
 
-    def _read_message(self) -> Message:
-        count, files = self._wire.read_with_files(self._prefix)
+    def _await_message(self, timeout: float | None) -> tuple[int, list[int]] | None:
+        """How much of the next prefix has been read, and the files that came along; None where nothing came in time."""
+        if timeout is not None and not self._wire.wait(timeout):
+            return None
+        while True:
+            try:
+                return self._wire.read_with_files(self._prefix)
+            except BlockingIOError:
+                if timeout is not None:
+                    raise
+                # Between messages a peer may be silent for longer than in one.
+
+    def _read_message(self, count: int, files: list[int]) -> Message:
         try:
             if not count:
                 raise ConnectionLostError("the peer has closed the connection")

@@ -16,6 +16,7 @@ from evenstep.transport.files import close_files
 _FILES_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize)
 _SOCKET_BUFFER_BYTES: Final = 2**22
 _TLS_CHUNK_BYTES: Final = 2**18
+_AHEAD_BYTES: Final = 2**12
 
 
 class Wire(Protocol):
@@ -39,6 +40,9 @@ class Wire(Protocol):
     def write(self, buffers: Sequence[memoryview], files: Sequence[int]) -> int:
         """Write at least one byte of the buffers, one after another, and how many; files go with the first byte."""
 
+    def set_patience(self, seconds: float) -> None:
+        """From the next read or write on, be patient for so long."""
+
     def fileno(self) -> int:
         """The socket's descriptor, to wait on several of them at once."""
 
@@ -51,25 +55,36 @@ class Wire(Protocol):
 
 @final
 class SocketWire:
-    """A plain socket: TCP, or a Unix socket, over which files can go."""
+    """A plain socket: TCP, or a Unix socket, over which files can go.
+
+    Over TCP small reads take what has come, so that the beginning of a message is one call. Not so on a Unix socket:
+    files come with a byte, and whoever waits on the descriptor must not miss what has been read already.
+    """
 
     def __init__(self, sock: socket.socket, *, patience_seconds: float) -> None:
         self.local = sock.family == socket.AF_UNIX
         self._socket = sock
         # The kernel keeps the time: a large read or write is then one call, with no poll before each part of it.
         sock.setblocking(True)
-        patience = _timeval(patience_seconds)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        self.set_patience(patience_seconds)
         _tune(sock)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
+        self._store = memoryview(bytearray(0 if self.local else _AHEAD_BYTES))
+        self._ahead = self._store[:0]
 
     def wait(self, timeout: float | None) -> bool:
-        return bool(self._readable.poll(_milliseconds(timeout)))
+        return bool(self._ahead) or bool(self._readable.poll(_milliseconds(timeout)))
 
     def read(self, buffer: memoryview) -> int:
-        return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
+        if not self._ahead:
+            if len(buffer) >= len(self._store):
+                return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
+            self._ahead = self._store[: self._socket.recv_into(self._store)]
+        count = min(len(buffer), len(self._ahead))
+        buffer[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        return count
 
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
         if not self.local:
@@ -92,6 +107,10 @@ class SocketWire:
             return self._socket.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         return self._socket.sendmsg(buffers)
 
+    def set_patience(self, seconds: float) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+
     def fileno(self) -> int:
         return self._socket.fileno()
 
@@ -110,7 +129,7 @@ class TlsWire:
 
     def __init__(self, sock: ssl.SSLSocket, *, patience_seconds: float) -> None:
         self._socket = sock
-        self._patience = _milliseconds(patience_seconds)
+        self.set_patience(patience_seconds)
         self._state = threading.Lock()
         _tune(sock)
         sock.setblocking(False)
@@ -145,6 +164,9 @@ class TlsWire:
             except ssl.SSLWantWriteError:
                 # What was begun must be repeated with the same bytes.
                 _await(self._writable, self._patience)
+
+    def set_patience(self, seconds: float) -> None:
+        self._patience = _milliseconds(seconds)
 
     def fileno(self) -> int:
         return self._socket.fileno()

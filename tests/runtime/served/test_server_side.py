@@ -2,8 +2,12 @@
 
 import pytest
 from support import served_faults
-from support.served import run_served, server_events
+from support.served import run_served, server_events, serving
 from support.training import Run
+
+from evenstep.core.errors import WorkerLostError
+from evenstep.runtime.link import Link
+from evenstep.transport.connect import connect
 
 pytestmark = pytest.mark.multiprocess
 
@@ -26,3 +30,12 @@ def test_incarnations_of_two_servers_differ(tmp_path):
         run_served(served_faults.train, 2, run, folder, -1, {}, run_dir=folder)
         joined.append({event["incarnation"] for event in server_events(folder, "join")})
     assert not joined[0] & joined[1]
+
+
+def test_a_worker_that_has_waited_for_the_others_says_who_is_missing(tmp_path):
+    settings = {"snapshots": str(tmp_path / "snapshots"), "count": 1, "workers": 3}
+    with serving(settings, 1) as (addresses, secret):
+        link = Link(1, lambda _: connect(addresses[0], secret=bytes.fromhex(secret)), 1, timeout_seconds=0.5)
+        with pytest.raises(WorkerLostError, match="missing: 0, 2"):
+            link.meet(b"mine")
+        link.close()

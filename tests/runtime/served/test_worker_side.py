@@ -14,12 +14,13 @@ import pytest
 import torch
 from support import served_training
 from support.processes import results
-from support.served import run_served
+from support.served import environment, run_served, serving
 from support.training import Run
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import ConfigError
+from evenstep.runtime.join_servers import _JOINED as JOINED
 from evenstep.runtime.link import Shard
 from evenstep.transport.base import Message
 from evenstep.transport.segment import Segment
@@ -57,6 +58,16 @@ def train(model, optimizer, loader):
     return steps
 
 
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """A server such as the launcher starts, for tests in which it is of no account who does; forked, so soon there."""
+    settings = {"snapshots": str(tmp_path / "snapshots"), "count": 1, "workers": 1}
+    with serving(settings, 1) as (addresses, secret):
+        for name, value in {**environment(addresses, secret, tmp_path), JOINED: ""}.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
 def saved_bytes(model):
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
@@ -81,7 +92,9 @@ def test_a_model_on_servers_is_saved_copied_and_loaded_as_one_of_its_own():
     with ExitStack() as stack:
         wrapped, optimizer, loader = prepared(model)
         stack.enter_context(loader)
-        for _ in range(2):
+        for start in range(2):
+            if start:
+                kill_servers(before)
             assert train(wrapped, optimizer, loader) == 4
             # The names in the file differ by the wrapper's prefix.
             assert abs(saved_bytes(model) - alone) < 1000
@@ -90,7 +103,6 @@ def test_a_model_on_servers_is_saved_copied_and_loaded_as_one_of_its_own():
             twin = Mixed()
             twin.load_state_dict(copied)
             assert all(torch.equal(a, b) for a, b in zip(twin.parameters(), model.parameters(), strict=True))
-            kill_servers(before)
 
 
 def shared_memory():
@@ -115,6 +127,7 @@ def test_a_sweep_leaves_no_server_no_thread_and_no_descriptor():
         assert shared_memory() <= memory
 
 
+@pytest.mark.usefixtures("launched")
 def test_a_closed_run_says_so_instead_of_connecting_again():
     model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
     train(model, optimizer, loader)
@@ -123,6 +136,7 @@ def test_a_closed_run_says_so_instead_of_connecting_again():
         optimizer.state_dict()
 
 
+@pytest.mark.usefixtures("launched")
 def test_weights_that_the_script_sets_give_way_to_the_servers_with_one_warning():
     model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
     with loader:
@@ -141,6 +155,7 @@ def test_weights_that_the_script_sets_give_way_to_the_servers_with_one_warning()
             assert all(torch.equal(a, b) for a, b in zip(kept, model.parameters(), strict=True))
 
 
+@pytest.mark.usefixtures("launched")
 def test_weights_that_are_loaded_between_prepare_and_the_first_step_are_the_run_s():
     model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
     with loader:
@@ -151,6 +166,7 @@ def test_weights_that_are_loaded_between_prepare_and_the_first_step_are_the_run_
         assert (model.module.weight == 3.0).all()
 
 
+@pytest.mark.usefixtures("launched")
 def test_state_that_the_optimizer_was_prepared_with_is_the_servers():
     module = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=0.5)
@@ -170,14 +186,23 @@ def test_state_that_the_optimizer_was_prepared_with_is_the_servers():
         torch.testing.assert_close(states[index]["momentum_buffer"], 0.5 * each)
 
 
-def test_the_state_is_fetched_and_given_back_although_all_servers_died():
+def test_servers_that_die_cost_the_pass_in_hand_and_no_state():
+    """Once with a batch in hand, whose samples are given to others then, and once before the state is given back."""
     before = children()
     model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
     with loader:
         train(model, optimizer, loader)
         state = optimizer.state_dict()
-        kill_servers(before)
-        again = optimizer.state_dict()
+        steps = 0
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            (model(inputs) - targets).square().mean().backward()
+            if steps == 1:
+                kill_servers(before)
+                again = optimizer.state_dict()
+            optimizer.step()
+            steps += 1
+        assert steps == 2 + 4  # The pass is the servers' again, from the snapshot at its beginning.
         assert all(
             torch.equal(state["state"][index]["momentum_buffer"], again["state"][index]["momentum_buffer"])
             for index in state["state"]
@@ -185,22 +210,6 @@ def test_the_state_is_fetched_and_given_back_although_all_servers_died():
         kill_servers(before)
         optimizer.load_state_dict(state)
         assert train(model, optimizer, loader) == 4
-
-
-def test_a_batch_whose_samples_were_given_to_others_is_stepped_on_quietly():
-    before = children()
-    model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
-    with loader:
-        steps = 0
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            (model(inputs) - targets).square().mean().backward()
-            if steps == 1:
-                kill_servers(before)
-                optimizer.state_dict()
-            optimizer.step()
-            steps += 1
-        assert steps == 2 + 4  # The pass is the servers' again, from the snapshot at its beginning.
 
 
 def test_more_param_groups_than_travel_with_a_push_are_refused():
@@ -212,6 +221,7 @@ def test_more_param_groups_than_travel_with_a_push_are_refused():
     assert children() == before
 
 
+@pytest.mark.usefixtures("launched")
 def test_an_error_of_the_loop_is_not_hidden_by_what_follows_from_it():
     class Broken(torch.utils.data.Dataset):
         def __len__(self):

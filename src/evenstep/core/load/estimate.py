@@ -14,6 +14,7 @@ _LARGEST_ERROR: Final = 10**7
 _LARGEST_SIZE: Final = 10**9
 _CLOCK_STEP: Final = 1e-9
 _SAME_SIZE: Final = 0.1
+_UNKNOWN: Final = Factors()
 
 
 @final
@@ -48,9 +49,7 @@ class Estimator:
         self._seen += 1
         if self._seen <= self._warmup:
             return
-        sample = Sample(
-            samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or Factors()
-        )
+        sample = Sample(samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or _UNKNOWN)
         if self._shape is None:
             self._predictor.observe(sample)
         elif self._shape.observe(sample):
@@ -64,7 +63,7 @@ class Estimator:
 
     def estimate(self, factors: Factors | None = None) -> Estimate:
         """The next iteration's time, given what is known before it; all zero as long as nothing is known."""
-        prediction = self._predictor.predict(factors or Factors())
+        prediction = self._predictor.predict(factors or _UNKNOWN)
         if prediction is None:
             return Estimate()
         rate = prediction.seconds_per_sample * 1e9

@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.values import State
@@ -13,8 +12,7 @@ Range = tuple[int, int]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(NamedTuple):
     """Positions that one worker alone computes on; `number` names the claim within its epoch."""
 
     number: int
@@ -23,7 +21,10 @@ class Claim:
     @property
     def samples(self) -> int:
         """How many positions it has."""
-        return sum(stop - start for start, stop in self.ranges)
+        samples = 0
+        for start, stop in self.ranges:
+            samples += stop - start
+        return samples
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -75,7 +76,7 @@ class Claims:
             self._next += wanted
         if not ranges:
             return None
-        claim = Claim(number=self._number, ranges=tuple(ranges))
+        claim = Claim(self._number, tuple(ranges))
         self._number += 1
         self._open[worker, claim.number] = claim
         self.unclaimed -= size

@@ -1,7 +1,6 @@
 """What reaches the coordinator of a run on servers, and what it has its driver do; names of pushes."""
 
-from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 from evenstep.core.samples.claims import Claim
 from evenstep.core.sync.base import Release
@@ -11,8 +10,7 @@ PushKey: TypeAlias = tuple[int, int, int]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A worker's push, staged whole.
 
     `claim` is what it was computed on, on the weights of `version`; `row` is its row of `Reports`. `samples` is 0 where
@@ -33,8 +31,7 @@ class Arrival:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(NamedTuple):
     """Fold these staged pushes into the parameters, as one commit.
 
     `pushes` has what each counts, summing to 1. `share` is the part of a global batch that the commit stands for;
@@ -50,16 +47,14 @@ class Update:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discard:
+class Discard(NamedTuple):
     """Forget this staged push: it was empty."""
 
     key: PushKey
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """Answer this worker, with the weights as they are now.
 
     `claims` are what to compute on next, one after another, beside what it holds. None: nothing is left for it, and

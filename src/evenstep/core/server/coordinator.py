@@ -5,15 +5,15 @@ before the next event. It knows workers by rank and nothing of processes, connec
 workers, but for those that concern them all: a pass that begins or ends, a whole barrier.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast, final
 
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.load.base import Load
 from evenstep.core.samples.claims import Claim, Claims
-from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, Update
+from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.server.sizes import Sizes
 from evenstep.core.sync.base import Command, Commit, Push, Release, Sync
 from evenstep.core.values import Problem, State
@@ -25,8 +25,9 @@ class _Worker:
 
     begun: the pass that it is in or waits for; None once it knows that it is over, or has left its loop.
     running: the sync policy has it, computing or held. ahead: how many claims it wants beside the one in hand.
-    claims: what it holds, the first one in hand. answered: versions and samples committed when it was answered, the
-    latest last; it computes on no others.
+    claims: what it holds, the first one in hand. fresh: those of them that its next answer tells it of.
+    answered: versions and samples committed when it was answered, as many of the latest as it may hold claims; it
+    computes on no others.
     """
 
     iteration: int
@@ -34,7 +35,15 @@ class _Worker:
     running: bool = False
     ahead: int = 0
     claims: list[int] = field(default_factory=list)
-    answered: list[tuple[int, int]] = field(default_factory=list)
+    fresh: list[Claim] = field(default_factory=list)
+    answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=1))
+
+    def samples_at(self, version: int) -> int | None:
+        """How many samples were committed when it was answered with that version; None where it was not."""
+        for answered, samples in self.answered:
+            if answered == version:
+                return samples
+        return None
 
 
 @dataclass(slots=True)
@@ -43,14 +52,6 @@ class _Gathering:
 
     epoch: int
     workers: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A push that has arrived and is not committed; `samples` had been committed on the weights it was computed on."""
-
-    arrival: Arrival
-    samples: int
 
 
 @final
@@ -92,7 +93,8 @@ class Coordinator:
         self._workers: dict[int, _Worker] = {}
         self._iterations: dict[int, int] = {}
         """Of those who have left."""
-        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._pending: dict[tuple[int, int], tuple[Arrival, int]] = {}
+        """By worker and iteration, the pushes to be committed, each with the samples that its weights had seen."""
         # Where the workers are, kept beside them so that no event looks through all of them.
         self._awaited = set(range(problem.workers))
         self._gatherings: dict[int, _Gathering] = {}
@@ -159,6 +161,7 @@ class Coordinator:
         commands = self._stopped(worker, now)
         self._awaited.discard(worker)
         state.ahead = ahead
+        state.answered = deque(state.answered, maxlen=1 + ahead)
         if number < self.number:
             commands.append(self._answer(worker, over=True))
             return [*commands, *self._go_on(now)]
@@ -178,31 +181,28 @@ class Coordinator:
         """
         worker = arrival.worker
         state = self._known(worker)
-        if state.claims[:1] != [arrival.claim]:
+        if not state.claims or state.claims[0] != arrival.claim:
             raise ProtocolError(f"worker {worker} pushed the claim {arrival.claim}, but holds {state.claims}")
-        seen = dict(state.answered)
-        if arrival.version not in seen:
-            raise ProtocolError(f"worker {worker} pushed on version {arrival.version}, but was given {sorted(seen)}")
-        push = Push(
-            worker=worker,
-            iteration=state.iteration + 1,
-            samples=arrival.samples,
-            units=arrival.units,
-            share=arrival.samples / self._whole,
-            version=arrival.version,
-        )
+        samples_before = state.samples_at(arrival.version)
+        if samples_before is None:
+            given = sorted({version for version, _ in state.answered})
+            raise ProtocolError(f"worker {worker} pushed on version {arrival.version}, but was given {given}")
+        iteration, share = state.iteration + 1, arrival.samples / self._whole
+        push = Push(worker, iteration, arrival.samples, arrival.units, share, arrival.version)
         # First of all, since it refuses a push by a worker that it holds.
         decided = self.sync.on_push(push, now)
-        state.iteration += 1
+        state.iteration = iteration
         state.claims.pop(0)
-        self.sizes.observe(worker, list(arrival.row))
+        self.sizes.observe(worker, arrival.row)
         commands: list[CoordinatorCommand] = []
         if arrival.samples:
-            self._pending[worker, state.iteration] = _Pending(arrival, seen[arrival.version])
+            self._pending[worker, iteration] = arrival, samples_before
         else:
             commands.append(Discard(key=arrival.key))
             self._claims.finish(worker, arrival.claim)
-        return [*commands, *self._carried_out(decided, now), *self._go_on(now)]
+        commands += self._carried_out(decided, now)
+        commands += self._go_on(now)
+        return commands
 
     def rest(self, worker: int, now: float) -> list[CoordinatorCommand]:
         """A worker for which nothing was left asks for more, and waits for it or for the end of the pass.
@@ -265,8 +265,8 @@ class Coordinator:
 
     def _go_on(self, now: float) -> list[CoordinatorCommand]:
         """Answer everyone who waits and need not any more."""
-        commands = self._serve_resting(now)
-        while self._open():
+        commands = self._serve_resting(now) if self._resting else []
+        while not self._inside and self._open():
             commands += self._serve_resting(now)
         return commands
 
@@ -292,8 +292,8 @@ class Coordinator:
         return commands
 
     def _open(self) -> bool:
-        """Begin the next pass, if nobody is in the present one and, where all go in step, all have come."""
-        if self._inside or not self._gatherings or not self._may_run:
+        """Begin the next pass, as nobody is in the present one, if somebody waits and, in step, all have come."""
+        if not self._gatherings or not self._may_run:
             return False
         waiting = sum(len(gathering.workers) for gathering in self._gatherings.values())
         if self._in_step and waiting < len(self._workers):
@@ -311,7 +311,7 @@ class Coordinator:
         """What the sync policy has decided, with the samples and the sizes put in."""
         commands: list[CoordinatorCommand] = []
         while decided:
-            claims = self._hand_out([each.worker for each in decided if isinstance(each, Release)])
+            self._hand_out([each.worker for each in decided if isinstance(each, Release)])
             further: list[Command] = []
             for command in decided:
                 if isinstance(command, Commit):
@@ -319,62 +319,60 @@ class Coordinator:
                     continue
                 worker = command.worker
                 state = self._workers[worker]
+                over = False
                 if not state.claims:
                     # Whoever has nothing to compute holds nobody.
                     state.running = False
                     further += self.sync.on_leave(worker, now)
-                over = not state.claims and self._claims.over
-                commands.append(self._answer(worker, tuple(claims[worker]), over=over, release=command))
+                    over = self._claims.over
+                commands.append(self._answer(worker, over=over, release=command))
             decided = further
         return commands
 
     def _update(self, commit: Commit) -> Update:
-        pending = [self._pending.pop((push.worker, push.iteration)) for push in commit.pushes]
-        units = [push.units for push in commit.pushes]
-        total = sum(units)
-        update = Update(
-            pushes=tuple(
-                (each.arrival.key, count / total if total else 1 / len(units))
-                for each, count in zip(pending, units, strict=True)
-            ),
-            share=commit.share,
-            staleness=max(self.version - each.arrival.version for each in pending),
-            behind=max(self.samples - each.samples for each in pending) / self._whole,
-            version=self.version + 1,
-        )
-        for each in pending:
-            self._claims.finish(each.arrival.worker, each.arrival.claim)
-            self.samples += each.arrival.samples
+        units = sum([push.units for push in commit.pushes])
+        pushes: list[tuple[PushKey, float]] = []
+        oldest, samples_before, samples = self.version, self.samples, 0
+        for push in commit.pushes:
+            arrival, seen = self._pending.pop((push.worker, push.iteration))
+            pushes.append((arrival.key, push.units / units if units else 1 / len(commit.pushes)))
+            oldest = min(oldest, arrival.version)
+            samples_before = min(samples_before, seen)
+            samples += arrival.samples
+            self._claims.finish(push.worker, arrival.claim)
+        staleness, behind = self.version - oldest, (self.samples - samples_before) / self._whole
         self.version += 1
-        return update
+        self.samples += samples
+        return Update(tuple(pushes), commit.share, staleness, behind, self.version)
 
-    def _hand_out(self, workers: Iterable[int]) -> dict[int, list[Claim]]:
+    def _hand_out(self, wanting: Sequence[int]) -> None:
         """Give each of these as many claims as it wants, as far as anything is left: one round after another.
 
         In step, a round is a slice that they share.
         """
-        claims: dict[int, list[Claim]] = {worker: [] for worker in workers}
-        wanting = list(claims)
         while wanting and (unclaimed := self._claims.unclaimed):
             planned = self.sizes.slice_of(tuple(wanting), unclaimed) if self._in_step else {}
+            still_wanting = []
             for worker in wanting:
                 size = planned[worker] if self._in_step else self.sizes.next_of(worker, self._claims.unclaimed)
                 claim = self._claims.take(worker, size)
+                state = self._workers[worker]
                 if claim is not None:
-                    claims[worker].append(claim)
-                    self._workers[worker].claims.append(claim.number)
-            wanting = [worker for worker in wanting if len(self._workers[worker].claims) <= self._workers[worker].ahead]
-        return claims
+                    state.claims.append(claim.number)
+                    state.fresh.append(claim)
+                if len(state.claims) <= state.ahead:
+                    still_wanting.append(worker)
+            wanting = still_wanting
 
-    def _answer(
-        self, worker: int, claims: tuple[Claim, ...] = (), *, over: bool, release: Release | None = None
-    ) -> Answer:
+    def _answer(self, worker: int, *, over: bool, release: Release | None = None) -> Answer:
         state = self._workers[worker]
-        state.answered = [*state.answered, (self.version, self.samples)][-1 - state.ahead :]
+        claims = tuple(state.fresh)
+        state.fresh.clear()
+        state.answered.append((self.version, self.samples))
         if over and state.begun is not None:
             state.begun = None
             self._inside -= 1
-        return Answer(worker=worker, claims=claims, over=over, version=self.version, release=release)
+        return Answer(worker, claims, over, self.version, release)
 
     # A checkpoint.
 

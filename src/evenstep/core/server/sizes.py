@@ -1,5 +1,6 @@
 """How much each worker claims while workers come and go: a load policy over those that are there."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, cast, final
 
@@ -32,6 +33,7 @@ class Sizes:
 
     def __init__(self, load: Load, problem: Problem) -> None:
         self._load = load
+        self._steady = isinstance(load, Equal | Static)
         self._whole = problem
         self._minimum = int(problem.minimum.max())
         self._present: set[int] = set()
@@ -39,7 +41,7 @@ class Sizes:
         self._members: tuple[int, ...] = ()
         self._policy: LoadPolicy = load.policy(problem.workers)
         self._problem = problem
-        self._rows: dict[int, list[int]] = {}
+        self._rows: dict[int, Sequence[int]] = {}
         self._largest: dict[int, int] = {}
         self._sizes: dict[int, int] | None = None
         self._saved: State | None = None
@@ -65,12 +67,12 @@ class Sizes:
         self._problem = replace(self._problem, epoch=epoch)
         self._sizes = None
 
-    def observe(self, worker: int, row: list[int]) -> None:
+    def observe(self, worker: int, row: Sequence[int]) -> None:
         """A worker's row of `Reports` for its latest iteration."""
         if worker not in self._present:
             return
         self._settle()
-        if isinstance(self._load, Equal | Static) and row[-1] == self._largest.get(worker):
+        if self._steady and row[-1] == self._largest.get(worker):
             return  # Such sizes do not follow speeds, and the limits are as they were.
         self._largest[worker] = row[-1]
         self._rows[worker] = row

@@ -5,4 +5,4 @@ from evenstep.core.sync.base import Command, Commit, Push
 
 def commit_alone(push: Push) -> list[Command]:
     """The commit of this push, as a step on its share of the global batch; nothing for an empty push."""
-    return [Commit(pushes=(push,), share=push.share)] if push.samples else []
+    return [Commit((push,), push.share)] if push.samples else []

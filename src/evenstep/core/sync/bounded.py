@@ -37,7 +37,8 @@ class BoundedPolicy:
             commands.append(self._roster.release(push.worker, now, bound=self._bound))
         else:
             self._roster.hold(push.worker)
-        return [*commands, *self._roster.release_up_to(self._bound, now, bound=self._bound)]
+        commands += self._roster.release_up_to(self._bound, now, bound=self._bound)
+        return commands
 
     def on_leave(self, worker: int, now: float) -> list[Command]:
         self._roster.leave(worker)

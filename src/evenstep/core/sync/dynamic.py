@@ -57,7 +57,7 @@ class DynamicPolicy:
         self._interval_seconds[worker] = self._roster.push(push, now)
         commands = commit_alone(push)
         lead = progress.lead(worker)
-        if extra := self._extra.pop(worker, 0) or self._granted(worker, now):
+        if extra := self._extra.pop(worker, 0) or self._granted(worker, lead, now):
             left = extra - 1
             if left:
                 self._extra[worker] = left
@@ -66,7 +66,8 @@ class DynamicPolicy:
             commands.append(self._roster.release(worker, now, bound=self._lower))
         else:
             self._roster.hold(worker)
-        return [*commands, *self._release_held(now, slowest_before)]
+        commands += self._release_held(now, slowest_before)
+        return commands
 
     def on_leave(self, worker: int, now: float) -> list[Command]:
         slowest_before = self._roster.progress.slowest
@@ -84,10 +85,9 @@ class DynamicPolicy:
         """Go on with the intervals of the given state; leads begin anew as the workers join."""
         self._interval_seconds = dict(cast("list[tuple[int, float]]", state["interval_seconds"]))
 
-    def _granted(self, worker: int, now: float) -> int:
+    def _granted(self, worker: int, lead: int, now: float) -> int:
         """The extra iterations that the controller grants to a worker that has none, whose push has just arrived."""
         progress = self._roster.progress
-        lead = progress.lead(worker)
         if lead <= self._lower or progress.iterations(worker) < progress.fastest:
             return 0
         slowest = progress.last_of_slowest()

@@ -4,12 +4,23 @@ Knows which events are possible in which state, how to hold and release, and wha
 when is the policies' to decide.
 """
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import final
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.sync.base import Push, Release, SyncStatistics
 from evenstep.core.sync.progress import Progress
+
+
+@dataclass(slots=True)
+class _Member:
+    """One that has joined once; it runs or is held `since` then, if it has not left."""
+
+    since: float
+    running: bool = False
+    pushes: int = 0
+    held_seconds: float = 0.0
 
 
 @final
@@ -20,16 +31,13 @@ class Roster:
         progress: Their iterations; to be read only.
     """
 
-    __slots__ = ("_held", "_held_at", "_held_seconds", "_largest_lead", "_pushes", "_running", "_since", "progress")
+    __slots__ = ("_held", "_held_at", "_largest_lead", "_members", "progress")
 
     def __init__(self) -> None:
         self.progress = Progress()
-        self._running: set[int] = set()
-        self._since: dict[int, float] = {}
+        self._members: dict[int, _Member] = {}  # those who have left too, for the statistics
         self._held: dict[int, dict[int, None]] = {}  # by iterations, the first that came first
         self._held_at: list[int] = []  # a heap of the iterations that _held has workers at
-        self._pushes: dict[int, int] = {}
-        self._held_seconds: dict[int, float] = {}
         self._largest_lead = 0
 
     def join(self, worker: int, now: float, *, bound: int | None) -> Release:
@@ -42,10 +50,8 @@ class Roster:
             state = self._state(worker)
             raise ProtocolError(f"worker {worker} joined while it is {state}: it must leave before it joins again")
         self.progress.join(worker)
-        self._since[worker] = now
-        self._pushes.setdefault(worker, 0)
-        self._held_seconds.setdefault(worker, 0.0)
-        return self._run(worker, now, bound)
+        self._members.setdefault(worker, _Member(now)).since = now
+        return self.release(worker, now, bound=bound)
 
     def push(self, push: Push, now: float) -> float:
         """A running worker's push has arrived: how many seconds it ran. `release` it, or `hold` it.
@@ -54,22 +60,31 @@ class Roster:
             ProtocolError: The worker has not joined, or is held.
         """
         worker = push.worker
-        if worker not in self._running:
+        member = self._members.get(worker)
+        if member is None or not member.running:
             state = self._state(worker)
             raise ProtocolError(
                 f"worker {worker} pushed its iteration {push.iteration} while it is {state}: "
                 "only a worker that has joined and was released since its last push may push"
             )
-        self._running.remove(worker)
         self.progress.advance(worker)
-        self._pushes[worker] += 1
-        seconds = now - self._since[worker]
-        self._since[worker] = now
+        seconds = now - member.since
+        member.since = now
+        member.running = False
+        member.pushes += 1
         return seconds
 
     def release(self, worker: int, now: float, *, bound: int | None) -> Release:
-        """The worker whose push has just arrived runs on."""
-        return self._run(worker, now, bound)
+        """The worker that has just joined, or whose push has just arrived, runs."""
+        member = self._members[worker]
+        lead = self.progress.lead(worker)
+        held_seconds = now - member.since
+        member.since = now
+        member.running = True
+        member.held_seconds += held_seconds
+        if lead > self._largest_lead:
+            self._largest_lead = lead
+        return Release(worker, lead, bound, held_seconds)
 
     def hold(self, worker: int) -> None:
         """The worker whose push has just arrived waits until `release_up_to` comes to it."""
@@ -84,7 +99,7 @@ class Roster:
         released = []
         while self._held_at and self._held_at[0] <= self.progress.slowest + lead:
             workers = self._held.pop(heappop(self._held_at))
-            released += [self._run(worker, now, bound) for worker in workers]
+            released += [self.release(worker, now, bound=bound) for worker in workers]
         return released
 
     def leave(self, worker: int) -> None:
@@ -96,8 +111,7 @@ class Roster:
         if worker not in self.progress:
             raise ProtocolError(f"worker {worker} left while it is not joined: only a worker that has joined may leave")
         self._held.get(self.progress.iterations(worker), {}).pop(worker, None)
-        self._running.discard(worker)
-        del self._since[worker]
+        self._members[worker].running = False
         self.progress.leave(worker)
         if not len(self.progress):
             self._held.clear()
@@ -105,24 +119,17 @@ class Roster:
 
     def running_since(self, worker: int) -> float:
         """When the release of this running worker was."""
-        return self._since[worker]
+        return self._members[worker].since
 
     def statistics(self) -> SyncStatistics:
         """What has happened since the roster was made."""
         return SyncStatistics(
-            pushes=dict(self._pushes), held_seconds=dict(self._held_seconds), largest_lead=self._largest_lead
+            pushes={worker: member.pushes for worker, member in self._members.items()},
+            held_seconds={worker: member.held_seconds for worker, member in self._members.items()},
+            largest_lead=self._largest_lead,
         )
-
-    def _run(self, worker: int, now: float, bound: int | None) -> Release:
-        lead = self.progress.lead(worker)
-        held_seconds = now - self._since[worker]
-        self._since[worker] = now
-        self._running.add(worker)
-        self._held_seconds[worker] += held_seconds
-        self._largest_lead = max(self._largest_lead, lead)
-        return Release(worker=worker, lead=lead, bound=bound, held_seconds=held_seconds)
 
     def _state(self, worker: int) -> str:
         if worker not in self.progress:
             return "not joined"
-        return "running" if worker in self._running else "held"
+        return "running" if self._members[worker].running else "held"

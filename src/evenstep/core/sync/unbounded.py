@@ -23,7 +23,9 @@ class UnboundedPolicy:
 
     def on_push(self, push: Push, now: float) -> list[Command]:
         self._roster.push(push, now)
-        return [*commit_alone(push), self._roster.release(push.worker, now, bound=None)]
+        commands = commit_alone(push)
+        commands.append(self._roster.release(push.worker, now, bound=None))
+        return commands
 
     def on_leave(self, worker: int, now: float) -> list[Command]:
         self._roster.leave(worker)

@@ -13,14 +13,20 @@ from typing import Final, final
 from evenstep.runtime.server.session import Session
 from evenstep.transport.stream import StreamConnection
 
+PATIENCE_SECONDS: Final = 2.0
 _AT_ONCE: Final = 64
 
 
 @final
 class Desk:
-    """Sessions over connections of this host; `open` may be called from any thread, `serve` from one."""
+    """Sessions over connections of this host; `open` may be called from any thread, `serve` from one.
 
-    def __init__(self) -> None:
+    Args:
+        patience_seconds: How long all may wait for one that stands still in the middle of a message; then it is lost.
+    """
+
+    def __init__(self, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._patience_seconds = patience_seconds
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -29,6 +35,7 @@ class Desk:
 
     def open(self, connection: StreamConnection, session: Session) -> None:
         """Serve this connection too, until it ends."""
+        connection.set_patience(self._patience_seconds)
         with self._changed:
             self._arrived.append((connection, session))
         os.write(self._waker, b"x")

@@ -341,14 +341,21 @@ class Head:
             if not answer.over:  # Whoever goes on to evaluate or to save has the weights as they are.
                 ahead = self._look_ahead(commit.staleness)
             header |= {"staleness": commit.staleness, "behind": commit.behind, "share": commit.share}
-        sizes = self.coordinator.sizes.all() if self.coordinator.sizes.members else {}
-        header["sizes"] = [sizes.get(worker, 0) for worker in range(self.workers)]
+        header |= self._news_of_sizes(answer.worker)
         self._reply(answer.worker, header, ahead)
 
     def _look_ahead(self, commits: int) -> list[float]:
         """How far on to move each group's weights, for a worker whose last push was stale by so many commits."""
         rate = cast("Any", self.replica.spec).scheme.served.rate
         return [look_ahead(options, commits, rule=rate) for options in self._latest] if commits else []
+
+    def _news_of_sizes(self, worker: int) -> Mapping[str, object]:
+        """Everybody's planned sizes, where they are others than this worker was told last."""
+        seat, sizes = self.replica.seats.get(worker), self.coordinator.sizes.all()
+        if seat is None or seat.sizes is sizes:
+            return {}
+        seat.sizes = sizes
+        return {"sizes": [sizes.get(each, 0) for each in range(self.workers)]}
 
     def _reply(self, worker: int, header: Mapping[str, object], ahead: Sequence[float] = ()) -> None:
         """Answer the request that a worker waits on, on every shard."""

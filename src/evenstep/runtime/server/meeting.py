@@ -35,6 +35,11 @@ class Meeting:
                 continue  # It is gone; whoever receives from it finds out.
         self._waiting.clear()
 
+    @property
+    def absent(self) -> list[int]:
+        """The ranks of those who have not come yet."""
+        return [] if self._complete else [rank for rank in range(self._workers) if rank not in self._records]
+
     def leave(self, connection: Connection) -> None:
         """A worker is gone; as long as not all have come, it must come again."""
         for rank, (waiting, _) in list(self._waiting.items()):

@@ -50,6 +50,8 @@ class Seat:
         """The gradients as the shard cuts a message up, once it has."""
         self.options: tuple[Options, ...] | None = None
         """Those of its optimizer, which it sends when they have changed."""
+        self.sizes: Mapping[int, int] | None = None
+        """The plan of batch sizes that the worker was told last."""
         self._answer: tuple[Mapping[str, object], bool] | None = None
         self._outbox: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -72,9 +74,11 @@ class Seat:
             self._sender.start()
         self._outbox.put(self._answer)
 
-    def take_in(self, sequence: int) -> None:
-        """A new request: what was answered before is of no use any more."""
+    def take_in(self, sequence: int, version: int | None = None) -> None:
+        """A new request, by a worker that has these weights; what was answered before is of no use any more."""
         self.sequence = sequence
+        if version is not None:
+            self.version = version
         self._answer = None
 
     def close(self) -> None:

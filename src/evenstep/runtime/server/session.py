@@ -27,6 +27,9 @@ from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 _LARGEST: Final = 2**31
+MOST_NAMED: Final = 16
+"""The most workers that are named of those who have not come."""
+_ROW_LENGTH: Final = Reports.columns()
 MOST_STATES: Final = 8
 """The most tensors of a parameter's size that an optimizer keeps for it."""
 
@@ -71,6 +74,7 @@ class Session:
         self._requests: dict[str, Callable[[Fields, Message], None]] = {
             "ping": self._ping,
             "meet": self._meet,
+            "absent": self._absent,
             "start": self._start,
             "initialise": self._initialise,
             "begin": self._begin,
@@ -163,6 +167,11 @@ class Session:
         with self._lock:
             self._meeting.come(rank, record, sequence, self._connection)
 
+    def _absent(self, fields: Fields, message: Message) -> None:
+        """Somebody has waited for the others for long."""
+        with self._lock:
+            self._connection.send({"absent": self._meeting.absent[:MOST_NAMED]})
+
     def _text(self, message: Message) -> bytes:
         """The payload, where it is a text of a size that can be expected."""
         if message.payload_bytes > MOST_BYTES:
@@ -217,9 +226,8 @@ class Session:
             raise ProtocolError("the worker has not started here, or was given up for dead: start anew")
         return seat
 
-    def _is_new(self, seat: Seat, fields: Fields) -> bool:
+    def _is_new(self, seat: Seat, sequence: int) -> bool:
         """Whether this request has not been taken in before; if it was answered, it is once more."""
-        sequence = fields.whole("seq", least=1)
         if sequence > seat.sequence:
             return True
         if sequence == seat.sequence:
@@ -240,10 +248,10 @@ class Session:
             if self._head is not None:
                 self._head.heard(seat.worker)
 
-    def _still_new(self, fields: Fields) -> bool:
+    def _still_new(self, sequence: int) -> bool:
         """Once the lock is held: whether the place is the worker's, reached on this line, and the request new."""
         seat = self._place()
-        return seat.connection is self._connection and self._is_new(seat, fields)
+        return seat.connection is self._connection and self._is_new(seat, sequence)
 
     def _head_of(self) -> Head:
         if self._head is None:
@@ -251,14 +259,14 @@ class Session:
         return self._head
 
     def _initialise(self, fields: Fields, message: Message) -> None:
-        seat = self._place()
-        if not self._is_new(seat, fields):
+        seat, sequence = self._place(), _sequence(fields)
+        if not self._is_new(seat, sequence):
             return
         self._receive_gradients(seat, message)
         with self._lock:
-            if not self._still_new(fields):
+            if not self._still_new(sequence):
                 return
-            seat.take_in(fields.whole("seq"))
+            seat.take_in(sequence)
             if self._head is not None:
                 self._head.initialised(seat.worker)
             seat.answer({"answer": seat.sequence}, weights=False)
@@ -267,29 +275,28 @@ class Session:
         number, epoch, ahead = fields.whole("number"), fields.whole("epoch"), fields.whole("ahead", most=1)
         with self._lock:
             seat = self._place()
-            if self._is_new(seat, fields):
-                self._take_in(seat, fields)
+            if self._take_in(seat, fields):
                 self._head_of().begin(seat.worker, number, epoch, ahead)
 
     def _push(self, fields: Fields, message: Message) -> None:
-        seat = self._place()
-        if not self._is_new(seat, fields):
+        seat, sequence = self._place(), _sequence(fields)
+        if not self._is_new(seat, sequence):
             return
         arrival = Arrival(
-            key=(seat.worker, seat.incarnation, fields.whole("seq")),
+            key=(seat.worker, seat.incarnation, sequence),
             claim=fields.whole("claim"),
             version=fields.whole("weights"),
             samples=fields.whole("samples", most=_LARGEST),
             units=fields.whole("units"),
-            row=tuple(fields.wholes("row", Reports.columns())),
+            row=tuple(fields.wholes("row", _ROW_LENGTH)),
         )
-        norm = fields.number("norm")
+        norm, has = fields.number("norm"), _has(fields)
         options = self._options_of(seat, fields)
         self._receive_gradients(seat, message, empty=not arrival.samples)
         with self._lock:
-            if not self._still_new(fields):
+            if not self._still_new(sequence):
                 return
-            self._take_in(seat, fields)
+            seat.take_in(sequence, has)
             self._replica.stage(arrival.key)
             try:
                 self._head_of().push(arrival, options, norm)
@@ -307,19 +314,21 @@ class Session:
             raise ProtocolError("a worker's first push had no options")
         return seat.options
 
-    def _take_in(self, seat: Seat, fields: Fields) -> None:
-        seat.take_in(fields.whole("seq", least=1))
-        # What the worker says that it has; -1 makes sure that it is sent the weights.
-        seat.version = fields.whole("has", least=-1)
+    def _take_in(self, seat: Seat, fields: Fields) -> bool:
+        """Take in a request without gradients; False where that was done before."""
+        sequence, has = _sequence(fields), _has(fields)
+        if not self._is_new(seat, sequence):
+            return False
+        seat.take_in(sequence, has)
+        return True
 
     def _stage(self, fields: Fields, message: Message) -> None:
         """On the other shards: the gradients are here, and nothing is decided."""
-        seat = self._place()
-        sequence = fields.whole("seq", least=1)
+        seat, sequence = self._place(), _sequence(fields)
         if sequence > seat.sequence:
             self._receive_gradients(seat, message)
             with self._lock:
-                if self._still_new(fields):
+                if self._still_new(sequence):
                     seat.take_in(sequence)
                     self._replica.stage((seat.worker, seat.incarnation, sequence))
         with self._lock:
@@ -342,15 +351,13 @@ class Session:
     def _rest(self, fields: Fields, message: Message) -> None:
         with self._lock:
             seat = self._place()
-            if self._is_new(seat, fields):
-                self._take_in(seat, fields)
+            if self._take_in(seat, fields):
                 self._head_of().rest(seat.worker)
 
     def _stop(self, fields: Fields, message: Message) -> None:
         with self._lock:
             seat = self._place()
-            if self._is_new(seat, fields):
-                self._take_in(seat, fields)
+            if self._take_in(seat, fields):
                 self._head_of().stop(seat.worker)
 
     def _bye(self, fields: Fields, message: Message) -> None:
@@ -396,6 +403,8 @@ class Session:
 
     def _follow(self, fields: Fields, message: Message) -> None:
         """This connection is shard 0's: do what it says, in its order."""
+        if self._head is not None or self._replica.led:
+            raise ProtocolError("a server is told what to do by the first server alone, on one connection")
         self._follows = self._replica.led = True
 
     def _follow_answer(self, fields: Fields) -> None:
@@ -422,6 +431,15 @@ class Session:
         failure = self._replica.snapshot()
         if failure is not None:
             print(f"evenstep: server {self._replica.index} wrote no snapshot: {failure}", file=sys.stderr, flush=True)
+
+
+def _sequence(fields: Fields) -> int:
+    return fields.whole("seq", least=1)
+
+
+def _has(fields: Fields) -> int:
+    """The version of the weights that the worker says it has; -1 makes sure that it is sent the weights."""
+    return fields.whole("has", least=-1)
 
 
 def _key(values: list[int]) -> PushKey:

@@ -134,6 +134,8 @@ class Update:
         Raises:
             ConfigError: One is unknown, of the wrong kind or out of range, or would need another state.
         """
+        if len(options) != len(self.spec.groups):
+            raise ConfigError(f"options came for {len(options)} groups: send those of all {len(self.spec.groups)}")
         for known, given in zip(self.spec.groups, options, strict=True):
             for name, value in given.items():
                 self._check(name, known.get(name), value)

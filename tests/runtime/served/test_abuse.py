@@ -1,0 +1,48 @@
+"""Promise 4 on servers against a peer that was let in: it is refused or cut off, and nobody else notices."""
+
+import multiprocessing
+
+import pytest
+from support import served_abuse
+from support.processes import CONTEXT, results, run_workers
+from support.served import environment, leaves, server_events, serving
+from support.served_faults import rank
+from support.training import Run
+
+pytestmark = pytest.mark.multiprocess
+
+MESSAGES = 5_000
+MOST_BYTES = 20_000_000
+
+
+def abuse_or_train(run, servers, seed, number, abused):
+    if rank() == 1:
+        return served_abuse.abuse(run, servers, MESSAGES, seed, number, abused)
+    return served_abuse.train_beside(run, number, abused)
+
+
+@pytest.mark.parametrize(("scheme", "servers", "network"), [("asp:servers=2", 2, False), ("ssp:bound=1", 1, True)])
+def test_a_joined_worker_that_sends_rubbish_is_refused_and_disturbs_nobody(tmp_path, scheme, servers, network):
+    run = Run(scheme=scheme, samples=40)
+    settings = {"snapshots": str(tmp_path / "snapshots"), "count": servers, "workers": 2}
+    with serving(settings, servers) as (addresses, secret):
+        pids = [process.pid for process in multiprocessing.active_children()]
+        assert len(pids) == servers
+        told = environment(addresses, secret, tmp_path, network=network)
+        shared = CONTEXT.Value("q", 0), CONTEXT.Event()
+        trained, abused = results(run_workers(abuse_or_train, 2, run, pids, 4, *shared, environment=told))
+    answers = abused["answers"]
+    assert sum(answers.values()) == MESSAGES * 6 // 5
+    assert set(answers) <= {"closed", *served_abuse.ERRORS}
+    assert min(answers["closed"], answers["ProtocolError"]) > MESSAGES // 20
+    for grown_bytes, descriptors, threads in abused["grown"]:
+        assert grown_bytes < MOST_BYTES
+        assert descriptors < 10
+        assert threads < 10
+    passes, losses = zip(*trained, strict=True)
+    assert len(passes) > 2, "nothing was trained while the other sent rubbish"
+    assert all(positions == list(range(40)) for positions in passes)
+    assert losses[-1] < losses[0] / 2
+    # The one that trains was never given up.
+    assert leaves(tmp_path)[0] == ["is done"]
+    assert len(server_events(tmp_path, "join")) > MESSAGES // 50
