@@ -35,6 +35,18 @@ def train_with_nans(run, victim, iterations):
     }
 
 
+def train_apart(run):
+    """At a learning rate at which the weights leave what a float can hold."""
+    model, optimizer, loader, _ = served_training.prepared(run)
+    for group in optimizer.param_groups:
+        group["lr"] = 50_000.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of what is left out at first.
+        for _ in range(run.epochs):
+            for inputs, targets in loader:
+                training.step(model, optimizer, inputs, targets)
+
+
 def train_clipping(run):
     """A script that clips by itself; what it was warned of."""
     model, optimizer, loader, _ = served_training.prepared(run)

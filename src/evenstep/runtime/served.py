@@ -40,10 +40,18 @@ _Result = TypeVar("_Result")
 MORE: Final = ("staleness", "behind", "share", "lead", "bound")
 """What the servers tell of a push that is written down with its iteration."""
 
+_MOST_SKIPPED: Final = 100
+"""Pushes in a row that a worker may leave out; a loss scale that is looked for takes fewer."""
+
 
 @final
 class NonfiniteGradientError(EvenstepError, FloatingPointError):
     """A gradient holds a NaN or an infinity, and the scheme refuses such."""
+
+
+@final
+class DivergedError(EvenstepError, FloatingPointError):
+    """The training cannot go on: the weights, or gradients without end, hold a NaN or an infinity."""
 
 
 @final
@@ -113,6 +121,7 @@ class ServedEngine:
         self._gradient_version: int | None = None
         self._warned = False
         self._warned_of_weights = False
+        self._skipped_in_a_row = 0
 
     # The loader's side.
 
@@ -329,8 +338,11 @@ class ServedEngine:
         norm = 0.0
         if samples:
             norm = self._parameters.put_gradients()
-            if not math.isfinite(norm):
-                norm, samples = 0.0, self._skip(now)
+            if math.isfinite(norm):
+                self._skipped_in_a_row = 0
+            else:
+                self._skip(now)
+                norm, samples = 0.0, 0
         self._pushed, self._row = now, self.balancer.row(now)
         claim, self._in_hand = self._in_hand, None
         fields: dict[str, object] = {
@@ -396,20 +408,32 @@ class ServedEngine:
                 stacklevel=2,
             )
 
-    def _skip(self, now: Iteration) -> int:
+    def _skip(self, now: Iteration) -> None:
+        """The gradient in hand is not pushed.
+
+        Raises:
+            NonfiniteGradientError: The scheme refuses such.
+            DivergedError: No later one can be better.
+        """
         if self._served.nonfinite == "refuse":
             raise NonfiniteGradientError(
                 f"the gradient of iteration {now.number} on worker {self.workers.rank} holds a NaN or an infinity:"
                 " lower the learning rate or the loss's scale, or have such pushes skipped with nonfinite=skip"
             )
         self.balancer.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == _MOST_SKIPPED or not self._parameters.finite():
+            raise DivergedError(
+                f"training has diverged by iteration {now.number} of worker {self.workers.rank}: the weights hold a NaN"
+                f" or an infinity, or {_MOST_SKIPPED} gradients in a row did; lower the learning rate, and go on from"
+                " the last snapshot with evenstep run --resume"
+            )
         if self.balancer.skipped == 1:
             warnings.warn(
                 f"worker {self.workers.rank} left out a push whose gradient holds a NaN or an infinity; further ones"
                 " are counted in loader.statistics()",
                 stacklevel=2,
             )
-        return 0
 
     def watch_gradients(self) -> None:
         """Note what one gradient is like when it is complete, to see whether the script changes it later."""

@@ -88,6 +88,10 @@ class ServedParameters:
         # They only grow. What the servers write into shared memory counts nowhere.
         return sum(parameter._version for parameters in self._parameters for parameter in parameters)
 
+    def finite(self) -> bool:
+        """Whether no parameter holds a NaN or an infinity."""
+        return all(bool(each.isfinite().all()) for parameters in self._parameters for each in parameters)
+
     def put_gradients(self) -> float:
         """The gradients are ready to be sent; their norm, which is not finite where one of them is not."""
         self.view()

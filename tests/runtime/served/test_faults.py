@@ -59,7 +59,8 @@ def test_a_worker_killed_in_an_iteration_holds_nobody(tmp_path, scheme, servers,
     ],
 )
 def test_a_worker_killed_within_the_exchange_holds_nobody(tmp_path, scheme, servers, plan, committed):
-    run = Run(scheme=scheme, samples=77, epochs=2)
+    # Whoever pushes last in an epoch need not rest in it: one that is to rest gets many to do so in.
+    run = Run(scheme=scheme, samples=77, epochs=20 if plan.operation == "rest" else 2)
     outcomes = run_served(served_faults.train, 3, run, tmp_path, 1, plan, run_dir=tmp_path, servers=servers)
     others_finish(outcomes, 1)
     lost = () if committed else {(1, plan.number)}
@@ -142,13 +143,15 @@ def test_a_worker_that_was_stopped_beyond_the_heartbeat_comes_back(tmp_path, sch
     ],
 )
 def test_a_connection_that_is_cut_changes_nothing(tmp_path, servers, plan):
-    run = Run(scheme=f"bsp:engine=server,servers={servers}", samples=77, epochs=2)
+    # Of several workers the lowest that has come by then is asked for its weights, which need not be the victim.
+    workers = 1 if plan.operation == "initialise" else 3
+    run = Run(scheme=f"bsp:engine=server,servers={servers}", samples=77, epochs=2, batch_size=15 // workers)
     outcomes = run_served(
-        served_faults.train, 3, run, tmp_path, 0, plan, run_dir=tmp_path, servers=servers, network=True
+        served_faults.train, workers, run, tmp_path, 0, plan, run_dir=tmp_path, servers=servers, network=True
     )
     values = results(outcomes)
     assert values[0]["fired"]
     for value in values:
         np.testing.assert_allclose(value["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10)
     assert served_faults.pushed(tmp_path) == whole(run)
-    assert len(server_events(tmp_path, "join")) == 3
+    assert len(server_events(tmp_path, "join")) == workers

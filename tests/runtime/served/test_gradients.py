@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from support import served_scripts, served_training
 from support.processes import results
 from support.served import run_served
@@ -26,6 +27,16 @@ def test_pushes_that_are_not_finite_can_be_refused(tmp_path):
     outcomes = run_served(served_scripts.train_with_nans, 1, run, 0, [2], run_dir=tmp_path)
     assert outcomes[0].error.startswith("NonfiniteGradientError")
     assert "iteration 1 on worker 0" in outcomes[0].error
+
+
+def test_training_that_diverges_ends_with_an_error_and_leaves_the_snapshots_from_before(tmp_path):
+    run = Run(scheme="asp", samples=77, epochs=100)
+    outcomes = run_served(served_scripts.train_apart, 2, run, run_dir=tmp_path)
+    assert any(outcome.error.startswith("DivergedError: training has diverged") for outcome in outcomes)
+    assert all(outcome.error for outcome in outcomes)
+    for shard in (tmp_path / "snapshots").rglob("*.pt"):
+        state = torch.load(shard, weights_only=True)
+        assert state["shard"]["weights"].view(torch.float64).isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,12 @@ class Replica:
         return state
 
     def snapshot(self, **beside: object) -> str | None:
-        """Write the parameters as they are now, and what stands beside them; why that failed, if it did."""
+        """Write the parameters as they are now, and what stands beside them; why that failed, if it did.
+
+        Weights from which nobody could go on do not take the place of those before.
+        """
+        if not self.shard.finite():
+            return "the weights hold a NaN or an infinity"
         state = {"run": self._encoded.decode(), "shard": self.shard.state_dict(), **beside}
         try:
             self._snapshots.write(self.version, self.index, state)

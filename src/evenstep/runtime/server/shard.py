@@ -72,6 +72,10 @@ class Shard:
             group = self.layout.blocks[chunk.block].group
             moved_on(chunk.weights, self._chunks.state(chunk), options[group], ahead[group], out=chunk.of(flats))
 
+    def finite(self) -> bool:
+        """Whether no weight is a NaN or an infinity."""
+        return all(bool(chunk.weights.isfinite().all()) for chunk in self._chunks.all)
+
     @torch.no_grad()
     def commit(self, gradients: Gradients, options: Sequence[Options], factors: Sequence[float] = ()) -> None:
         """One update with the weighted sum of the messages, times each group's factor.
