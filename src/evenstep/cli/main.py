@@ -37,9 +37,16 @@ def _run(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _simulate(arguments: list[str]) -> int:
+    from evenstep.cli.simulate import run_simulate
+
+    return run_simulate(arguments)
+
+
 VERBS = {
     "demo": Verb(summary="train on real data with a slow worker, and see what balancing gains", run=_demo),
     "run": Verb(summary="start a training script on several workers, under any scheme", run=_run),
+    "simulate": Verb(summary="compare schemes on a cluster that you need not have, in virtual time", run=_simulate),
 }
 
 

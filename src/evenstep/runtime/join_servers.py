@@ -5,7 +5,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, cast, final
@@ -44,7 +44,7 @@ def join_servers(
     rank, count = _place(os.environ)
     hosting: _Hosting | None = None
     if launched.servers:
-        _require_first()
+        _require_first(launched.servers)
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
         hosting = _host(shards, count, "127.0.0.1", run_dir, None, resume=launched.resume)
@@ -69,18 +69,20 @@ def join_servers(
     return workers, link
 
 
-def _require_first() -> None:
+def _require_first(addresses: Sequence[Sequence[str]]) -> None:
     """The launcher's servers serve one run.
 
     Raises:
         ConfigError: This process has joined them before.
     """
-    if os.environ.get(_JOINED) == str(os.getpid()):
+    # What a process's children inherit is not theirs.
+    joined = f"{os.getpid()} {addresses}"
+    if os.environ.get(_JOINED) == joined:
         raise ConfigError(
             "this script calls prepare a second time, but the launcher's servers serve one run: start the script once"
             " for each, or leave the scheme out of evenstep run's options and name it in prepare alone"
         )
-    os.environ[_JOINED] = str(os.getpid())
+    os.environ[_JOINED] = joined
 
 
 def _place(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -2,5 +2,17 @@
 
 from evenstep.core.cluster.cluster import Cluster, ClusterWorker, Host, Link, parse_cluster
 from evenstep.core.cluster.slow import parse_slow
+from evenstep.core.cluster.spot import DrawnSpot, RecordedSpot, Spot, Stay
 
-__all__ = ["Cluster", "ClusterWorker", "Host", "Link", "parse_cluster", "parse_slow"]
+__all__ = [
+    "Cluster",
+    "ClusterWorker",
+    "DrawnSpot",
+    "Host",
+    "Link",
+    "RecordedSpot",
+    "Spot",
+    "Stay",
+    "parse_cluster",
+    "parse_slow",
+]

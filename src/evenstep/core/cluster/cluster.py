@@ -5,13 +5,15 @@ time.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 from evenstep.core.cluster.quantity import BANDWIDTH, DURATION
 from evenstep.core.cluster.read_device import read_device
 from evenstep.core.cluster.read_disturbance import read_disturbance
+from evenstep.core.cluster.read_spot import read_spot
+from evenstep.core.cluster.spot import Spot
 from evenstep.core.cluster.table import Table, as_name, placed
 from evenstep.core.disturb.base import Disturbance
 from evenstep.core.disturb.chain import Chain
@@ -23,6 +25,8 @@ from evenstep.core.disturb.require import require_at_least, require_positive
 from evenstep.core.disturb.undisturbed import Undisturbed
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
+
+T = TypeVar("T")
 
 _MOST_WORKERS: Final = 1_000_000
 
@@ -54,11 +58,17 @@ class Host:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterWorker:
-    """One worker: its device (None: the real one), its host (None: not told) and what disturbs it, in this order."""
+    """One worker: its device (None: the real one), its host (None: not told) and what disturbs it, in this order.
+
+    `link` is its own where it has a host to itself that needs no name; else None. `spot` says when it is there (None:
+    always), which is heeded in virtual time alone.
+    """
 
     device: Device | None = None
     host: Host | None = None
+    link: Link | None = None
     disturbances: tuple[Disturbance, ...] = ()
+    spot: Spot | None = None
 
     def disturbance(self) -> Disturbance:
         """The device, then the disturbances one upon the other; Undisturbed where there is none of them."""
@@ -69,11 +79,16 @@ class ClusterWorker:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The workers, in the order of their ids, and the hosts and links that the file defines, used or not."""
+    """The workers, in the order of their ids, and the hosts and links that the file defines, used or not.
+
+    `servers` are the hosts of parameter servers: server i stands on the i-th of them, after the last on the first
+    again. Empty: on hosts of their own, whose network costs nothing.
+    """
 
     workers: tuple[ClusterWorker, ...]
     hosts: tuple[Host, ...] = ()
     links: tuple[Link, ...] = ()
+    servers: tuple[Host, ...] = ()
     seed: int = 0
 
     def __len__(self) -> int:
@@ -103,6 +118,8 @@ class _Parts:
     devices: Mapping[str, Device]
     hosts: Mapping[str, Host]
     disturbances: Mapping[str, Disturbance]
+    links: Mapping[str, Link]
+    spots: Mapping[str, Spot]
 
 
 def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
@@ -115,8 +132,13 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
       points from `fit_from` (16) samples up. `largest_batch`: the samples that its memory is known to hold. Or `memory`
       and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learnt by trying.
     * `[links.NAME]`: `bandwidth`, `latency` ("0 s"). `[hosts.NAME]`: `link`.
-    * `[[workers]]`: `device` (the real one), `host`, `disturb` (a list of names, applied in this order), `count` (1).
-      Workers are numbered from 0 in the order of the file.
+    * `[[workers]]`: `device` (the real one), `host`, or `link` for a host of its own, `disturb` (a list of names,
+      applied in this order), `spot`, `count` (1). Workers are numbered from 0 in the order of the file.
+    * `[[servers]]`: `host`, `count` (1): where parameter servers stand, in this order, and over again where a scheme
+      has more of them. Without any, they are reached over the workers' links alone.
+    * `[spots.NAME]`: when a worker is there; in virtual time alone. Either `stays`, the mean length of a stay, and
+      `away`, that of an absence (without it, who has left stays away), both drawn exponentially; or `recorded`, a list
+      of stays such as `[["0 s", "90 s"], ["120 s", "400 s"]]`.
     * `[disturbances.NAME]`, by its `kind`: "constant" (`factor`, `extra` or both), "episodic" (`factor`, `period`,
       `shortest`, `longest`, in iterations), "from" (`factor`, `first`, and `until`, the iteration that is fast again),
       "jitter" (`spread`), "trace" (`factors`, one per iteration, repeating).
@@ -172,7 +194,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
 
 
 def _read_cluster(table: Table) -> Cluster:
-    table.only(("seed", "devices", "links", "hosts", "disturbances", "workers"))
+    table.only(("seed", "devices", "links", "hosts", "disturbances", "spots", "workers", "servers"))
     seed = table.integer("seed", 0)
     require_seed(seed)
     links = table.each("links", _read_link)
@@ -182,20 +204,36 @@ def _read_cluster(table: Table) -> Cluster:
         disturbances=table.each(
             "disturbances", lambda name, entry: read_disturbance(entry, seed=derive_seed(seed, name))
         ),
+        links=links,
+        spots=table.each("spots", lambda name, entry: read_spot(entry, seed=derive_seed(seed, name))),
     )
-    workers: list[ClusterWorker] = []
-    for number, item in enumerate(table.items("workers"), start=1):
-        with placed(f"[[workers]] number {number}"):
-            entry = Table.of(item)
-            worker = _read_worker(entry, parts)
-            count = entry.integer("count", 1, least=1)
-            # Checked before the tuple is made: a slip of the finger must not fill the memory.
-            if count > _MOST_WORKERS - len(workers):
-                raise ConfigError(f"count must keep the cluster within {_MOST_WORKERS} workers, not {count}")
-            workers += [worker] * count
+    workers = _counted(table, "workers", lambda entry: _read_worker(entry, parts))
     if not workers:
         raise ConfigError("workers must hold at least one table [[workers]]")
-    return Cluster(workers=tuple(workers), hosts=tuple(parts.hosts.values()), links=tuple(links.values()), seed=seed)
+    return Cluster(
+        workers=workers,
+        hosts=tuple(parts.hosts.values()),
+        links=tuple(links.values()),
+        servers=_counted(table, "servers", lambda entry: _read_server(entry, parts))
+        if "servers" in table.entries
+        else (),
+        seed=seed,
+    )
+
+
+def _counted(table: Table, key: str, read: Callable[[Table], T]) -> tuple[T, ...]:
+    """What `read` makes of each table of a list, as many times as its `count` says."""
+    read_so_far: list[T] = []
+    for number, item in enumerate(table.items(key), start=1):
+        with placed(f"[[{key}]] number {number}"):
+            entry = Table.of(item)
+            value = read(entry)
+            count = entry.integer("count", 1, least=1)
+            # Checked before the tuple is made: a slip of the finger must not fill the memory.
+            if count > _MOST_WORKERS - len(read_so_far):
+                raise ConfigError(f"count must keep the cluster within {_MOST_WORKERS} {key}, not {count}")
+            read_so_far += [value] * count
+    return tuple(read_so_far)
 
 
 def _read_link(name: str, table: Table) -> Link:
@@ -213,11 +251,20 @@ def _read_host(name: str, table: Table, links: Mapping[str, Link]) -> Host:
 
 
 def _read_worker(table: Table, parts: _Parts) -> ClusterWorker:
-    table.only(("device", "host", "disturb", "count"))
+    table.only(("device", "host", "link", "disturb", "spot", "count"))
+    if "host" in table.entries and "link" in table.entries:
+        raise ConfigError("the key 'link' is for a worker with a host of its own: remove it, or 'host'")
     return ClusterWorker(
         device=parts.devices[table.name("device", parts.devices)] if "device" in table.entries else None,
         host=parts.hosts[table.name("host", parts.hosts)] if "host" in table.entries else None,
+        link=parts.links[table.name("link", parts.links)] if "link" in table.entries else None,
         disturbances=tuple(
             parts.disturbances[as_name("disturb", item, parts.disturbances)] for item in table.items("disturb", ())
         ),
+        spot=parts.spots[table.name("spot", parts.spots)] if "spot" in table.entries else None,
     )
+
+
+def _read_server(table: Table, parts: _Parts) -> Host:
+    table.only(("host", "count"))
+    return parts.hosts[table.name("host", parts.hosts)]

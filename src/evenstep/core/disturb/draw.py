@@ -12,6 +12,7 @@ from typing import Final
 from evenstep.core.errors import ConfigError
 
 _SEEDS: Final = 2**64
+_PLACE: Final = struct.Struct("<QQQQ")
 
 
 class Purpose(IntEnum):
@@ -19,6 +20,7 @@ class Purpose(IntEnum):
 
     JITTER = 1
     EPISODE = 2
+    SPOT = 3
 
 
 def require_seed(seed: int) -> None:
@@ -38,7 +40,13 @@ def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int
     A keyed hash of where the draw is used: any index costs the same (about a microsecond), and the numbers are the same
     in every version of every library.
     """
-    place = struct.pack("<QQQQ", seed, purpose, worker, index)
+    place = _PLACE.pack(seed, purpose, worker, index)
     digest = hashlib.blake2b(place, digest_size=8 * count).digest()
     # 52 bits and a half: neither 0 nor 1 can come out, of which an inverse distribution function makes infinities.
     return [((word >> 12) + 0.5) * 2.0**-52 for word in struct.unpack(f"<{count}Q", digest)]
+
+
+def uniform(seed: int, purpose: int, worker: int, index: int) -> float:
+    """The one draw that `uniforms(1, ...)` gives, at half of its cost: a simulation draws by the million."""
+    digest = hashlib.blake2b(_PLACE.pack(seed, purpose, worker, index), digest_size=8).digest()
+    return ((int.from_bytes(digest, "little") >> 12) + 0.5) * 2.0**-52

@@ -1,14 +1,15 @@
 """Jitter: every iteration a little faster or slower than the last."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Final, final
 
-from evenstep.core.disturb.draw import Purpose, require_seed, uniforms
+from evenstep.core.disturb.draw import Purpose, require_seed, uniform
 from evenstep.core.disturb.require import require_at_least
 
 _NORMAL: Final = NormalDist()
+_PURPOSE: Final = int(Purpose.JITTER)
 
 
 @final
@@ -29,14 +30,17 @@ class Jitter:
 
     spread: float
     seed: int
+    _variance: float = field(init=False, repr=False, compare=False)
+    _sigma: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse values outside their ranges."""
+        """Refuse values outside their ranges, and work out what every draw needs."""
         require_at_least("spread", self.spread, 0)
         require_seed(self.seed)
+        object.__setattr__(self, "_variance", math.log1p(self.spread**2))
+        object.__setattr__(self, "_sigma", math.sqrt(self._variance))
 
     def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
         """The natural seconds times the factor of this worker and iteration."""
-        variance = math.log1p(self.spread**2)
-        draws = uniforms(1, seed=self.seed, purpose=Purpose.JITTER, worker=worker, index=iteration)
-        return natural_seconds * math.exp(math.sqrt(variance) * _NORMAL.inv_cdf(draws[0]) - variance / 2)
+        normal = _NORMAL.inv_cdf(uniform(self.seed, _PURPOSE, worker, iteration))
+        return natural_seconds * math.exp(self._sigma * normal - self._variance / 2)

@@ -1,0 +1,242 @@
+"""Is the simulator right? The same scenarios trained for real on emulated devices, and simulated.
+
+Workers, disturbances, schemes, sizes and epochs are the same on both sides; what an exchange takes, which nobody
+emulates, is fitted on two other runs, of equal workers, one with servers and one without. Both sides write the same
+event log, and the same code takes samples/s, waiting shares and sizes from it.
+"""
+
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from harness import clusters, record, served
+from harness.serving import served as serving
+from harness.workers import run_workers
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
+from evenstep.core.disturb import Episodic, From, Jitter
+from evenstep.schemes import parse_scheme
+from evenstep.sim import Log, Scenario, simulate
+from evenstep.telemetry import JsonlRecorder, Silent
+from evenstep.telemetry.recorder import read_events
+
+WORKERS, BATCH, SECONDS = 4, 64, 0.2
+"""Workers, samples of a global batch, and its seconds if nobody ever waited."""
+EPOCHS, EPOCH_ITERATIONS = 3, 25
+SCENARIOS = {
+    "persistent": "speeds 1:1:2:4, lasting",
+    "episodic": "equal workers, each 3x slower in episodes of 4 to 12 iterations, one in every 30",
+    "jitter": "equal workers, jitter of 10 %",
+    "change": "speeds 1:1:2:4, until the fastest becomes 4x slower in its 20th iteration",
+}
+SCHEMES = (
+    "bsp", "lb-bsp", "lb-bsp:predictor=ema", "dbs", "local-sgd:period=5",
+    "bsp:engine=server", "ssp:bound=3", "dssp:lower=3,upper=15", "asp", "ssp:bound=3,load=lb-bsp:predictor=ema",
+)  # fmt: skip
+FITTED_ON = {"collective": "bsp", "server": "asp"}
+GOAL = "<= 0.03"
+
+
+def main():
+    parser = record.arguments(__doc__)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
+    options = parser.parse_args()
+    epochs = 1 if options.quick else EPOCHS
+    cells = list(itertools.product(options.scenarios, options.schemes))
+    fits = [("equal", scheme) for scheme in FITTED_ON.values()]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        plan = [(name, scheme, _cluster(name, options.seed), epochs) for name, scheme in [*fits, *cells]]
+        run_workers(WORKERS, _all_real, (plan, folder, options.seed), record.console.print)
+        real = {(name, scheme): _observed(_folder(folder, name, scheme)) for name, scheme, _, _ in plan}
+        exchange = {engine: _exchange_seconds(real["equal", scheme]) for engine, scheme in FITTED_ON.items()}
+        rows = []
+        for name, scheme in cells:
+            simulated = _simulated(name, scheme, epochs, exchange, Path(folder) / "simulated", options.seed)
+            rows.append({"scenario": name, "scheme": scheme, **_compared(real[name, scheme], simulated)})
+    record.console.print(f"  {len(cells)} cells in {(time.monotonic() - began) / 60:.1f} minutes")
+    done = record.publish(
+        "fidelity",
+        f"Simulated against trained, {WORKERS} workers",
+        options,
+        config={
+            "workers": WORKERS, "global_batch_size": BATCH, "ideal_seconds": SECONDS,
+            "epochs": epochs, "epoch_iterations": EPOCH_ITERATIONS,
+            "scenarios": {name: SCENARIOS[name] for name in options.scenarios}, "schemes": options.schemes,
+            "exchange_seconds_fitted_on_equal_workers": {**exchange, "schemes": FITTED_ON},
+            "waiting": "the part of the workers' time that was neither compute nor the exchange itself",
+            "sizes": "each worker's mean size over the run; the largest difference, over the mean size of all",
+        },
+        figures=[
+            record.figure("samples/s, off by", [abs(row["samples_per_second_off"]) for row in rows], goal=GOAL),
+            record.figure("waiting share, off by", [abs(row["waiting_off"]) for row in rows], goal=GOAL),
+            record.figure("sizes, off by", [row["sizes_off"] for row in rows], goal=GOAL),
+            record.figure("cells within 3 % in all three", [fmean(_within(row) for row in rows)], goal=">= 1"),
+        ],
+        tables=[_table(name, [row for row in rows if row["scenario"] == name]) for name in options.scenarios],
+        raw=rows,
+    )  # fmt: skip
+    return 0 if done else 1
+
+
+def _cluster(name, seed):
+    speeds = (1, 1, 2, 4) if name in ("persistent", "change") else (1, 1, 1, 1)
+    episodes = Episodic(factor=3.0, period=30, shortest=4, longest=12, seed=seed)
+    jitter = Jitter(spread=0.1, seed=seed)
+    disturbances = {
+        "episodic": [(worker, episodes) for worker in range(WORKERS)],
+        "jitter": [(worker, jitter) for worker in range(WORKERS)],
+        "change": [(WORKERS - 1, From(worker=WORKERS - 1, factor=4.0, first=20))],
+    }.get(name, [])
+    return clusters.cluster_of(clusters.proportional(speeds, BATCH, SECONDS), disturbances)
+
+
+def _folder(folder, name, scheme):
+    return Path(folder) / f"{name}-{scheme}".replace(":", "_").replace("=", "_").replace(",", "_")
+
+
+# For real.
+
+
+def _all_real(rank, argument, tell):
+    plan, folder, seed = argument
+    for number, (name, scheme, cluster, epochs) in enumerate(plan, start=1):
+        run_dir = _folder(folder, name, scheme)
+        with serving(scheme, run_dir):
+            took = _train(rank, scheme, cluster, epochs, run_dir, seed)
+        tell(f"  {number}/{len(plan)} {name}, {scheme}: {took:.1f} s")
+
+
+def _train(rank, scheme, cluster, epochs, folder, seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(served.FEATURES, served.CLASSES)
+    samples = BATCH * EPOCH_ITERATIONS
+    inputs, targets = torch.randn(samples, served.FEATURES), torch.zeros(samples, dtype=torch.int64)
+    model, optimizer, loader = evenstep.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        DataLoader(TensorDataset(inputs, targets), batch_size=BATCH // WORKERS, shuffle=False),
+        scheme=scheme,
+        global_batch_size=BATCH,
+        seed=seed,
+        emulate=cluster,
+        run_dir=folder,
+    )
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(epochs):
+        for x, y in loader:
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    ended = time.perf_counter() - began
+    dist.barrier()
+    loader.close()
+    took = [None] * WORKERS
+    dist.all_gather_object(took, ended)
+    if rank == 0:
+        (folder / "seconds").write_text(repr(max(took)))
+    return max(took)
+
+
+# In virtual time.
+
+
+def _simulated(name, scheme, epochs, exchange, folder, seed):
+    engine = "collective" if parse_scheme(scheme).served is None else "server"
+    scenario = Scenario(
+        cluster=_cluster(name, seed),
+        scheme=parse_scheme(scheme),
+        global_batch_size=BATCH,
+        iterations=epochs * EPOCH_ITERATIONS,
+        epoch_samples=BATCH * EPOCH_ITERATIONS,
+        exchange_seconds=exchange[engine],
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    log = Log(
+        workers=[JsonlRecorder(folder, worker) for worker in range(WORKERS)],
+        server=Silent() if engine == "collective" else JsonlRecorder(folder, 0, role="server"),
+    )
+    run = simulate(scenario, log=log)
+    log.close()
+    (folder / "seconds").write_text(repr(run.seconds))
+    return _observed(folder)
+
+
+# From the log of either.
+
+
+def _observed(folder):
+    """What a run's log says of it."""
+    events = list(read_events(folder, kinds=("iteration",)))
+    seconds = float((folder / "seconds").read_text())
+    by_worker = [[event for event in events if event["worker"] == worker] for worker in range(WORKERS)]
+    compute = [sum(event["compute_seconds"] for event in each) for each in by_worker]
+    return {
+        "samples_per_second": sum(event["samples"] for event in events) / seconds,
+        "not_compute": 1.0 - sum(compute) / (WORKERS * seconds),
+        "iterations": [len(each) for each in by_worker],
+        "sizes": [fmean(event["samples"] for event in each) for each in by_worker],
+        "comm_seconds": median(event["comm_seconds"] for event in events),
+        "seconds": seconds,
+        "compute": compute,
+        "plans": [event["batch_sizes"] for event in read_events(folder, kinds=("plan",)) if event["worker"] == 0],
+    }
+
+
+def _exchange_seconds(observed):
+    """What an iteration of equal workers takes beyond its compute."""
+    return max(0.0, observed["seconds"] / max(observed["iterations"]) - SECONDS)
+
+
+def _compared(real, simulated):
+    mean_size = fmean(real["sizes"])
+    return {
+        "real": real,
+        "simulated": simulated,
+        "samples_per_second_off": simulated["samples_per_second"] / real["samples_per_second"] - 1.0,
+        "waiting_off": simulated["not_compute"] - real["not_compute"],
+        "sizes_off": float(np.max(np.abs(np.subtract(simulated["sizes"], real["sizes"])))) / mean_size,
+        "same_plans": real["plans"] == simulated["plans"],
+    }
+
+
+def _within(row):
+    return all(abs(row[name]) <= 0.03 for name in ("samples_per_second_off", "waiting_off", "sizes_off"))
+
+
+def _table(name, rows):
+    headings = ("scheme", "samples/s", "simulated", "off", "waiting", "simulated", "off", "sizes", "simulated", "plans")
+    return record.table(
+        f"{name}: {SCENARIOS[name]}",
+        headings,
+        [
+            [
+                row["scheme"],
+                f"{row['real']['samples_per_second']:.1f}",
+                f"{row['simulated']['samples_per_second']:.1f}",
+                f"{row['samples_per_second_off']:+.1%}",
+                f"{row['real']['not_compute']:.1%}",
+                f"{row['simulated']['not_compute']:.1%}",
+                f"{row['waiting_off']:+.1%}",
+                " ".join(f"{size:.1f}" for size in row["real"]["sizes"]),
+                " ".join(f"{size:.1f}" for size in row["simulated"]["sizes"]),
+                "equal" if row["same_plans"] else "differ",
+            ]
+            for row in rows
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Schemes without servers in virtual time: what the runtime's collective and local engines do, in their order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.load.equal import Equal
+from evenstep.core.load.memory import limited
+from evenstep.core.load.static import Static
+from evenstep.core.samples import Share, ends_period, short_slice_sizes
+from evenstep.core.values import IntArray, Reports
+from evenstep.sim.log import Log
+from evenstep.sim.network import Network
+from evenstep.sim.result import SimulatedRun, SimulatedWorker
+from evenstep.sim.scenario import Scenario
+from evenstep.sim.worker import VirtualWorker, batch_of, rests_on_estimates
+
+_Seconds = npt.NDArray[np.float64]
+_PROGRESS_EVERY = 16
+
+
+@final
+class CollectiveRun:
+    """All workers behind a barrier: at every iteration, or at the end of each period under local SGD.
+
+    An iteration takes as long as its slowest worker, and then what summing the gradients takes. Sizes of an iteration
+    rest on the reports of all before it, as on a CPU in the runtime.
+    """
+
+    def __init__(self, scenario: Scenario, log: Log | None) -> None:
+        scheme, count = scenario.scheme, len(scenario.cluster)
+        self._scenario = scenario
+        self._log = log
+        estimates = log is not None or rests_on_estimates(scheme.load)
+        self._workers = [
+            VirtualWorker(spec, number, scheme, estimates=estimates)
+            for number, spec in enumerate(scenario.cluster.workers)
+        ]
+        # Where nothing follows from reports, none are made.
+        self._reports = (
+            estimates
+            or not isinstance(scheme.load, Equal | Static)
+            or any(worker.learns_its_limit for worker in self._workers)
+        )
+        self._policy = scheme.load.policy(count)
+        self._problem = scenario.problem
+        self._limits = scenario.limits
+        self._minimum = int(self._problem.minimum[0])
+        self._comm_seconds = _communication(scenario)
+        self._now = 0.0
+        self._number = 0
+        self._epoch = 0
+        self._planned: IntArray = np.zeros(0, dtype=np.int64)
+        # Since the workers have met: what each computed on, how long, and in how many iterations.
+        self._batches = np.zeros(count, dtype=np.int64)
+        self._spent: _Seconds = np.zeros(count)
+        self._largest: list[int] = [0] * count
+        self._passes = 0
+        self._since_meeting = np.zeros(count, dtype=np.int64)
+        # Over the whole run.
+        self._samples = np.zeros(count, dtype=np.int64)
+        self._compute: _Seconds = np.zeros(count)
+        self._wait: _Seconds = np.zeros(count)
+        self._meetings = 0
+
+    def finish(self, progress: Callable[[float], None]) -> SimulatedRun:
+        """Run to the end; `progress` is told now and then which part is done."""
+        iterations = self._scenario.iterations
+        if self._log is not None:
+            for worker in range(len(self._workers)):
+                self._log.run(worker, self._scenario)
+        while self._number < iterations:
+            self._run_epoch(iterations, progress)
+            self._epoch += 1
+        return self._result()
+
+    def _run_epoch(self, iterations: int, progress: Callable[[float], None]) -> None:
+        ledger = self._scenario.ledger()
+        period = self._scenario.scheme.period or 1
+        sizes = self._allocate()
+        while self._number < iterations and (cut := ledger.take()) is not None:
+            if cut.length < int(sizes.sum()):
+                sizes = short_slice_sizes(sizes, cut.length, self._minimum)
+            self._compute_on(sizes)
+            share = Share(
+                iteration=cut.iteration,
+                positions=(),
+                samples=0,
+                sizes=sizes,
+                ends_epoch=cut.iteration == ledger.iterations - 1,
+            )
+            if ends_period(share, period) or self._number == iterations:
+                self._meet()
+            # As the loader does, after the last slice of an epoch too.
+            sizes = self._allocate()
+            if self._number % _PROGRESS_EVERY == 0:
+                progress(self._number / iterations)
+
+    def _allocate(self) -> IntArray:
+        """Everybody's sizes for the next iteration."""
+        if self._problem.epoch != self._epoch:
+            self._problem = replace(self._problem, epoch=self._epoch)
+        sizes = self._policy.allocate(self._problem).sizes
+        if self._log is not None and not np.array_equal(sizes, self._planned):
+            for worker in range(len(self._workers)):
+                self._log.plan(worker, self._number, sizes.tolist())
+        self._planned = sizes
+        return sizes
+
+    def _compute_on(self, sizes: IntArray) -> None:
+        """One iteration of everybody's own."""
+        number, began, minimum = self._number, self._now, self._minimum
+        batches = [batch_of(size, minimum) for size in sizes.tolist()]
+        seconds = [
+            worker.seconds(number, batch, began + spent)
+            for worker, batch, spent in zip(self._workers, batches, self._spent.tolist(), strict=True)
+        ]
+        self._batches += batches
+        self._spent += seconds
+        self._largest = list(map(max, self._largest, batches))
+        self._passes += 1
+        self._number += 1
+        self._since_meeting += sizes
+
+    def _meet(self) -> None:
+        """All sum their gradients, or average their models, and tell what they have measured."""
+        slowest = float(self._spent.max())
+        waited = slowest - self._spent
+        reports = self._tell() if self._reports else None
+        if self._log is not None and reports is not None:
+            self._write(reports, slowest)
+        self._compute += self._spent
+        self._wait += waited
+        self._samples += self._since_meeting
+        self._now += slowest + self._comm_seconds
+        self._meetings += 1
+        self._batches[:] = 0
+        self._spent[:] = 0.0
+        self._since_meeting[:] = 0
+        self._largest = [0] * len(self._workers)
+        self._passes = 0
+        if reports is not None:
+            self._policy.observe(reports)
+            self._problem = limited(self._problem, np.minimum(self._limits, reports.largest_size))
+
+    def _tell(self) -> Reports:
+        passes = self._passes
+        table = [
+            worker.row(round(batches / passes), spent / passes, largest)
+            for worker, batches, spent, largest in zip(
+                self._workers, self._batches.tolist(), self._spent.tolist(), self._largest, strict=True
+            )
+        ]
+        return Reports.from_table(np.array(table, dtype=np.int64))
+
+    def _write(self, reports: Reports, slowest: float) -> None:
+        assert self._log is not None
+        longest = int(reports.compute_microseconds.max()) * self._passes / 1e6
+        for worker, (samples, spent) in enumerate(zip(self._since_meeting.tolist(), self._spent.tolist(), strict=True)):
+            row = reports.row(worker)
+            compute = row[1] * self._passes / 1e6
+            synchronised = slowest - spent + self._comm_seconds
+            waited = min(longest - compute, synchronised)
+            parts = {
+                "iteration": self._number - 1,
+                "epoch": self._epoch,
+                "samples": samples,
+                "iteration_seconds": slowest + self._comm_seconds,
+                "input_seconds": 0.0,
+                "compute_seconds": compute,
+                "wait_seconds": waited,
+                "comm_seconds": synchronised - waited,
+                "report": row,
+            }
+            self._log.iteration(worker, parts, {})
+
+    def _result(self) -> SimulatedRun:
+        comm = self._meetings * self._comm_seconds
+        return SimulatedRun(
+            scheme=self._scenario.scheme.name,
+            global_batch_size=self._scenario.global_batch_size,
+            seconds=self._now,
+            samples=int(self._samples.sum()),
+            commits=self._meetings,
+            complete=True,
+            workers=tuple(
+                SimulatedWorker(
+                    worker=worker,
+                    samples=samples,
+                    iterations=self._number,
+                    last_batch_size=size,
+                    compute_seconds=compute,
+                    wait_seconds=waited,
+                    comm_seconds=comm,
+                    idle_seconds=0.0,
+                    present_seconds=self._now,
+                    mean_staleness=0.0,
+                    largest_staleness=0,
+                    largest_lead=0,
+                )
+                for worker, (samples, size, compute, waited) in enumerate(
+                    zip(
+                        self._samples.tolist(),
+                        self._planned.tolist(),
+                        self._compute.tolist(),
+                        self._wait.tolist(),
+                        strict=True,
+                    )
+                )
+            ),
+        )
+
+
+def _communication(scenario: Scenario) -> float:
+    """What an exchange takes when the last worker is ready."""
+    network = Network(scenario.cluster, message_bytes=scenario.message_bytes or 0)
+    seconds = network.all_reduce_seconds(scenario.all_reduce) + scenario.exchange_seconds
+    # Telling speeds is done meanwhile, or else after it.
+    return seconds + (network.small_exchange_seconds() if scenario.scheme.exchange == "blocking" else 0.0)

@@ -1,0 +1,130 @@
+"""What came out of a simulation, in a few numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedWorker:
+    """One worker over the whole run; seconds are sums.
+
+    `wait_seconds` is what it waited for others, behind a barrier or held by a bound; `idle_seconds` what it waited for
+    samples or for the beginning of an epoch. `present_seconds` is all the time that it was there. `staleness` counts
+    versions, `lead` iterations; both are 0 without servers. Compute and communication that a leave
+    or the end of the run has cut off are in no sum but `present_seconds`.
+    """
+
+    worker: int
+    samples: int
+    iterations: int
+    last_batch_size: int
+    compute_seconds: float
+    wait_seconds: float
+    comm_seconds: float
+    idle_seconds: float
+    present_seconds: float
+    mean_staleness: float
+    largest_staleness: int
+    largest_lead: int
+
+    @property
+    def speed(self) -> float:
+        """Samples per second of pure compute; 0 for one that has computed nothing."""
+        return self.samples / self.compute_seconds if self.compute_seconds else 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A simulated run.
+
+    `samples` were committed in `seconds` of virtual time, in so many `commits`. `complete`: they are all that there
+    were to be; otherwise all workers have left before.
+    """
+
+    scheme: str
+    global_batch_size: int
+    seconds: float
+    samples: int
+    commits: int
+    complete: bool
+    workers: tuple[SimulatedWorker, ...]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput, waiting and communication included."""
+        return self.samples / self.seconds
+
+    @property
+    def ideal_samples_per_second(self) -> float:
+        """The sum of the workers' speeds as they were on the sizes that they had, each for as long as it was there."""
+        return sum(each.speed * each.present_seconds for each in self.workers) / self.seconds
+
+    @property
+    def over_ideal(self) -> float:
+        """Throughput over that ideal, 1 at best but for what is under way at the ends of the run."""
+        return self.samples_per_second / self.ideal_samples_per_second
+
+    @property
+    def waiting_share(self) -> float:
+        """The part of the workers' time in which they waited for each other, or for samples; 0 to 1."""
+        waited = sum(each.wait_seconds + each.idle_seconds for each in self.workers)
+        return waited / self._present_seconds
+
+    @property
+    def communication_share(self) -> float:
+        """The part of the workers' time in which they communicated; 0 to 1."""
+        return sum(each.comm_seconds for each in self.workers) / self._present_seconds
+
+    @property
+    def mean_staleness(self) -> float:
+        """Over all pushes."""
+        pushes = sum(each.iterations for each in self.workers)
+        return sum(each.mean_staleness * each.iterations for each in self.workers) / pushes
+
+    @property
+    def largest_staleness(self) -> int:
+        """Of any push."""
+        return max(each.largest_staleness for each in self.workers)
+
+    @property
+    def largest_lead(self) -> int:
+        """Of any worker at any release."""
+        return max(each.largest_lead for each in self.workers)
+
+    @property
+    def commits_per_second(self) -> float:
+        """Updates of the parameters."""
+        return self.commits / self.seconds
+
+    @property
+    def _present_seconds(self) -> float:
+        return sum(each.present_seconds for each in self.workers)
+
+    def summary(self) -> dict[str, object]:
+        """Everything but the single workers, for machines."""
+        return {
+            "scheme": self.scheme,
+            "workers": len(self.workers),
+            "global_batch_size": self.global_batch_size,
+            "complete": self.complete,
+            **{name: getattr(self, name) for name in _FIGURES},
+        }
+
+
+_FIGURES: Sequence[str] = (
+    "seconds",
+    "samples",
+    "samples_per_second",
+    "ideal_samples_per_second",
+    "over_ideal",
+    "waiting_share",
+    "communication_share",
+    "mean_staleness",
+    "largest_staleness",
+    "largest_lead",
+    "commits",
+    "commits_per_second",
+)

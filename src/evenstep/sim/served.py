@@ -1,0 +1,349 @@
+"""Schemes on servers in virtual time: drives the coordinator as the server process and its workers do."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.server import Answer, Arrival, Coordinator, CoordinatorCommand, Update
+from evenstep.sim.log import TALLY_SECONDS, Log
+from evenstep.sim.network import Network
+from evenstep.sim.place import Place, Pushed
+from evenstep.sim.queue import Events, Kind
+from evenstep.sim.result import SimulatedRun
+from evenstep.sim.scenario import Scenario
+from evenstep.sim.worker import VirtualWorker, batch_of, rests_on_estimates
+
+_PROGRESS_EVERY: Final = 4096
+_PATIENCE: Final = 100
+"""So many arrivals of each worker without a commit in between mean that there will be none."""
+
+# As plain numbers: to look up members of an enumeration takes as long as half of what a push takes.
+_LEAVE, _JOIN, _ANSWER, _ASK, _PUSH, _COMPUTED = map(int, Kind)
+
+
+@final
+class ServedRun:
+    """Workers that compute on claims, and a coordinator that answers their pushes.
+
+    A push reaches the coordinator when all servers have it, and its worker goes on when all servers' weights have
+    reached it. Requests without gradients or weights take no time, and neither do decisions.
+    """
+
+    def __init__(self, scenario: Scenario, log: Log | None) -> None:
+        scheme = scenario.scheme
+        assert scheme.served is not None
+        self._scenario = scenario
+        self._log = log
+        self._coordinator = Coordinator(
+            sync=scheme.sync,
+            load=scheme.load,
+            problem=scenario.problem,
+            length=scenario.length,
+            drop_last=scenario.drop_last,
+        )
+        self._network = Network(
+            scenario.cluster, message_bytes=scenario.message_bytes or 0, servers=scheme.served.servers
+        )
+        self._free = self._network.free
+        self._exchange_seconds = scenario.exchange_seconds
+        self._overlaps = scheme.served.exchange == "overlapped"
+        self._ahead = int(self._overlaps) if scenario.ahead is None else scenario.ahead
+        self._estimates = log is not None or rests_on_estimates(scheme.load)
+        self._minimum = int(scenario.problem.minimum[0])
+        self._budget = scenario.samples
+        self._places = [Place(number) for number in range(len(scenario.cluster))]
+        self._events = Events()
+        self._now = 0.0
+        self._arrivals_in_vain = 0
+        self._sizes: dict[int, list[int]] = {}
+        """What each worker has heard of everybody's sizes, where it is written down."""
+        self._tallied = (0.0, 0, 0)
+        self._handlers: tuple[Callable[[Place, float], None], ...] = (
+            self._leave,
+            self._join,
+            self._take,
+            self._ask,
+            self._arrive,
+            self._compute_ends,
+        )
+        """By `Kind`."""
+
+    def finish(self, progress: Callable[[float], None]) -> SimulatedRun:
+        """Run to the end; `progress` is told now and then which part is done."""
+        self._gather()
+        events, pop, places, handlers = self._events, self._events.pop, self._places, self._handlers
+        handled, coordinator, budget = 0, self._coordinator, self._budget
+        while events and coordinator.samples < budget:
+            now, kind, worker, incarnation = pop()
+            place = places[worker]
+            if incarnation != place.incarnation:
+                continue  # It was meant for one that is gone.
+            self._now = now
+            handlers[kind](place, now)
+            handled += 1
+            if not handled % _PROGRESS_EVERY:
+                progress(coordinator.samples / budget)
+        return self._result()
+
+    # Workers come and go.
+
+    def _gather(self) -> None:
+        """Those who are there from the beginning have all come before any begins."""
+        absent = []
+        for place, spec in zip(self._places, self._scenario.cluster.workers, strict=True):
+            if spec.spot is not None:
+                place.stays = spec.spot.stays(place.number)
+                stay = next(place.stays)
+                if stay.begins > 0.0:
+                    self._events.add((stay.begins, _JOIN, place.number, place.incarnation))
+                    place.leaves_at = stay.ends
+                    absent.append(place.number)
+                    continue
+                place.leaves_at = stay.ends
+            self._come(place, 0.0)
+        for worker in absent:
+            self._carry_out(self._coordinator.leave(worker, 0.0), 0.0)
+        for place in self._places:
+            if place.here_since is not None:
+                self._begin(place, 0, 0.0)
+
+    def _come(self, place: Place, now: float) -> None:
+        spec = self._scenario.cluster.workers[place.number]
+        place.come(now, VirtualWorker(spec, place.number, self._scenario.scheme, estimates=self._estimates))
+        self._coordinator.join(place.number)
+        if place.leaves_at is not None:
+            self._events.add((place.leaves_at, _LEAVE, place.number, place.incarnation))
+        if self._log is not None:
+            self._log.run(place.number, self._scenario)
+            self._log.served("join", now, self._coordinator.version, worker=place.number, incarnation=place.incarnation)
+
+    def _join(self, place: Place, now: float) -> None:
+        self._arrivals_in_vain += 1
+        if self._arrivals_in_vain > _PATIENCE * len(self._places):
+            raise ConfigError(
+                f"nothing has been committed for {self._arrivals_in_vain} arrivals of workers, which leave before they"
+                " have computed anything: give their [spots.NAME] longer stays, or the workers smaller batches"
+            )
+        self._come(place, now)
+        self._begin(place, max(self._coordinator.number, 0), now)
+
+    def _leave(self, place: Place, now: float) -> None:
+        place.go(now)
+        stay = next(place.stays, None)
+        if stay is not None:
+            place.leaves_at = stay.ends
+            self._events.add((stay.begins, _JOIN, place.number, place.incarnation))
+        if self._log is not None:
+            self._log.served("leave", now, self._coordinator.version, worker=place.number, why="was taken away")
+        self._carry_out(self._coordinator.leave(place.number, now), now)
+
+    # A worker's loop.
+
+    def _begin(self, place: Place, number: int, now: float) -> None:
+        """The worker begins the pass of that number; passes and epochs have the same numbers here."""
+        place.epoch = number
+        place.entered = now
+        place.over = False
+        self._carry_out(self._coordinator.begin(place.number, number, number, now, ahead=self._ahead), now)
+
+    def _ask(self, place: Place, now: float) -> None:
+        """The worker has nothing: it waits for claims, or goes on with the next pass."""
+        if place.over:
+            self._begin(place, place.epoch + 1, now)
+        else:
+            self._carry_out(self._coordinator.rest(place.number, now), now)
+
+    def _start(self, place: Place, now: float) -> None:
+        """The worker computes on its next claim."""
+        if place.idle_since is not None:
+            place.idle_seconds += now - place.idle_since
+            place.idle_since = None
+        claim = place.computing = place.claims.popleft()
+        samples = place.last_batch_size = claim.samples
+        place.handed_out_on = place.version
+        place.began = now
+        if samples < self._minimum:
+            samples = batch_of(samples, self._minimum)
+        assert place.worker is not None
+        place.seconds = seconds = place.worker.seconds(place.iterations, samples, now)
+        place.iterations += 1
+        self._events.add((now + seconds, _COMPUTED, place.number, place.incarnation))
+
+    def _compute_ends(self, place: Place, now: float) -> None:
+        place.computed, place.computing = place.computing, None
+        place.blocked_since = now
+        if not place.asking:  # Where exchanges overlap with compute, one at a time is under way.
+            self._send(place, now)
+
+    def _send(self, place: Place, now: float) -> None:
+        """Push what was computed; where exchanges overlap, go on meanwhile."""
+        claim, place.computed = place.computed, None
+        assert claim is not None
+        assert place.worker is not None
+        samples = place.last_batch_size
+        batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
+        row = place.worker.row(batch, place.seconds, batch)
+        place.sequence += 1
+        key = (place.number, place.incarnation, place.sequence)
+        # In order and not by name, which takes twice as long: key, claim, version, samples, units, row.
+        place.arrival = Arrival(key, claim.number, place.handed_out_on, samples, samples, row)
+        place.samples += samples
+        place.pushes += 1
+        place.compute_seconds += place.seconds
+        place.asking = True
+        if self._log is not None:
+            place.pushed = Pushed(
+                number=place.iterations - 1, samples=samples, entered=place.entered, began=place.began, row=row
+            )
+        if self._overlaps:
+            self._go_on_meanwhile(place, now)
+        if self._free:
+            self._arrive(place, now)
+        else:
+            arrives = self._network.push_arrives(place.number, now)
+            self._events.add((arrives, _PUSH, place.number, place.incarnation))
+
+    def _go_on_meanwhile(self, place: Place, now: float) -> None:
+        """The push is under way: compute on what is in hand, or wait."""
+        if place.pushed is not None:
+            place.pushed.ended = now
+        place.entered = now
+        if place.claims:
+            place.blocked_since = None
+            self._start(place, now)
+
+    def _arrive(self, place: Place, now: float) -> None:
+        assert place.arrival is not None
+        self._carry_out(self._coordinator.push(place.arrival, now), now)
+
+    def _take(self, place: Place, now: float) -> None:
+        """The answer that was on its way has reached its worker."""
+        answer, place.answer = place.answer, None
+        assert answer is not None
+        self._receive(place, answer, now)
+
+    def _receive(self, place: Place, answer: Answer, now: float) -> None:
+        place.version = answer.version
+        place.over = answer.over
+        if answer.claims:
+            place.claims.extend(answer.claims)
+        if place.asking:
+            self._end_exchange(place, answer, now)
+        if place.computed is not None:
+            self._send(place, now)
+        elif place.computing is None:
+            if place.claims:
+                self._start(place, now)
+            else:
+                place.idle_since = now if place.idle_since is None else place.idle_since
+                self._events.add((now, _ASK, place.number, place.incarnation))
+
+    def _end_exchange(self, place: Place, answer: Answer, now: float) -> None:
+        """Count what the exchange took, as far as its worker waited for it."""
+        place.asking = False
+        took = 0.0
+        if place.blocked_since is not None:
+            took = now - place.blocked_since
+            place.blocked_since = None
+        release = answer.release
+        if release is not None:
+            if took:
+                waited = min(release.held_seconds, took)
+                place.wait_seconds += waited
+                place.comm_seconds += took - waited
+            if release.lead > place.largest_lead:
+                place.largest_lead = release.lead
+        else:
+            place.comm_seconds += took
+        if not self._overlaps:
+            place.entered = now
+        if self._log is not None and place.pushed is not None:
+            place.pushed.synchronised = took
+            place.write(self._log, now, answer)
+
+    # The servers.
+
+    def _carry_out(self, commands: Sequence[CoordinatorCommand], now: float) -> None:
+        """Do what was decided, in its order."""
+        for command in commands:
+            if type(command) is Answer:
+                self._send_answer(command, now)
+            elif type(command) is Update:
+                self._commit(command)
+        if self._log is not None and now - self._tallied[0] >= TALLY_SECONDS:
+            self._write_tally(now)
+
+    def _commit(self, update: Update) -> None:
+        self._arrivals_in_vain = 0
+        staleness = update.staleness
+        for key, _ in update.pushes:
+            place = self._places[key[0]]
+            place.commit = update  # To be written down with the iteration that it commits.
+            place.staleness += staleness
+            if staleness > place.largest_staleness:
+                place.largest_staleness = staleness
+
+    def _send_answer(self, answer: Answer, now: float) -> None:
+        place = self._places[answer.worker]
+        if place.here_since is None:
+            return
+        if self._log is not None or not answer.claims:
+            # As the server does, which tells everybody's sizes in every answer; with claims they have been asked for.
+            self._plan(place)
+        arrives = now if self._free else self._network.pull_arrives(answer.worker, now)
+        if place.asking:
+            arrives += self._exchange_seconds
+        if arrives > now or self._overlaps:  # Whose worker may push in turn, which has to wait for the next event.
+            place.answer = answer
+            self._events.add((arrives, _ANSWER, answer.worker, place.incarnation))
+        else:
+            self._receive(place, answer, now)
+
+    def _plan(self, place: Place) -> None:
+        planned = self._coordinator.sizes
+        by_worker = planned.all() if planned.members else {}
+        if self._log is None:
+            return
+        sizes = [by_worker.get(worker, 0) for worker in range(len(self._places))]
+        if sizes != self._sizes.get(place.number):
+            self._sizes[place.number] = sizes
+            self._log.plan(place.number, place.iterations, sizes)
+
+    def _write_tally(self, now: float) -> None:
+        assert self._log is not None
+        since, commits, pushes = self._tallied
+        version = self._coordinator.version
+        pushed = sum(place.pushes for place in self._places)
+        self._tallied = (now, version, pushed)
+        if version == commits:
+            return
+        size = self._network.shard_bytes
+        self._log.served(
+            "tally",
+            now,
+            version,
+            seconds=now - since,
+            commits=version - commits,
+            bytes=round((pushed - pushes) * size),
+            samples=self._coordinator.samples,
+        )
+
+    def _result(self) -> SimulatedRun:
+        coordinator = self._coordinator
+        if not coordinator.samples:
+            raise ConfigError(
+                "all workers have left before anything was committed: give their [spots.NAME] longer stays"
+            )
+        for place in self._places:
+            place.end(self._now)
+        if self._log is not None:
+            self._write_tally(self._now)
+        return SimulatedRun(
+            scheme=self._scenario.scheme.name,
+            global_batch_size=self._scenario.global_batch_size,
+            seconds=self._now,
+            samples=coordinator.samples,
+            commits=coordinator.version,
+            complete=coordinator.samples >= self._budget,
+            workers=tuple(place.result() for place in self._places),
+        )

@@ -1,0 +1,149 @@
+"""`evenstep simulate` on the command line."""
+
+import json
+
+import pytest
+
+from evenstep.cli.main import main
+from evenstep.cli.simulate_schemes import split_schemes, swept
+from evenstep.core.errors import ConfigError
+from evenstep.report.summary import summarise
+from evenstep.schemes import parse_scheme
+
+CLUSTER = """
+[devices.old]
+per_sample = "4 ms"
+[devices.new]
+per_sample = "1 ms"
+[[workers]]
+device = "new"
+count = 3
+[[workers]]
+device = "old"
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return str(path)
+
+
+def values(capsys, *arguments):
+    assert main(["simulate", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_table_has_a_row_for_each_scheme_and_its_speed_up_over_the_first(cluster, capsys):
+    assert main(["simulate", cluster, "--iterations", "50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line.split() for line in lines if line.rstrip().endswith("x")}
+    assert list(rows) == ["bsp", "lb-bsp", "dbs", "ssp", "dssp", "asp"]
+    assert rows["bsp"][-1] == "1.00x"
+    assert rows["bsp"][1:4] == ["1,000", "31%", "56%"]
+    assert float(rows["asp"][-1].rstrip("x")) > 3.0
+
+
+def test_json_has_the_figures_of_each_run_and_worker(cluster, capsys):
+    told = values(capsys, cluster, "--schemes", "bsp", "asp", "--iterations", "50")
+    assert told["simulated"] is True
+    bsp, asp = told["runs"]
+    assert (bsp["scheme"], asp["scheme"]) == ("bsp", "asp")
+    assert bsp["seconds"] == pytest.approx(50 * 0.128)
+    assert bsp["samples"] == asp["samples"] == 6_400
+    assert sum(each["samples"] for each in asp["by_worker"]) >= 6_400
+    assert bsp["waiting_share"] == pytest.approx(9 / 16)
+
+
+def test_a_sweep_runs_the_schemes_that_have_the_parameter(cluster, capsys):
+    told = values(capsys, cluster, "--schemes", "bsp,ssp", "dssp", "--sweep", "bound=1:16:5", "--iterations", "30")
+    assert [run["scheme"] for run in told["runs"]] == [
+        "bsp",
+        "ssp:bound=1",
+        "ssp:bound=6",
+        "ssp:bound=11",
+        "ssp:bound=16",
+        "dssp",
+    ]
+    assert [run["largest_lead"] for run in told["runs"]][1:3] == [1, 6]
+
+
+def test_batches_epochs_and_communication_can_be_told(cluster, capsys):
+    told = values(
+        capsys,
+        *(cluster, "--schemes", "bsp", "--global-batch-size", "40", "--iterations", "7"),
+        *("--samples-per-epoch", "100", "--exchange", "5 ms"),
+    )
+    (run,) = told["runs"]
+    # Epochs of 40, 40 and 20: two of them and one slice more.
+    assert run["samples"] == 240
+    assert run["seconds"] == pytest.approx(5 * 0.040 + 2 * 0.020 + 7 * 0.005)
+
+
+def test_events_go_into_a_folder_for_each_scheme(cluster, tmp_path, capsys):
+    folder = tmp_path / "events"
+    arguments = ["simulate", cluster, "--schemes", "lb-bsp", "ssp:bound=2", "--iterations", "30"]
+    assert main([*arguments, "--run-dir", str(folder)]) == 0
+    assert sorted(each.name for each in folder.iterdir()) == ["lb-bsp", "ssp-bound-2"]
+    assert summarise(folder / "lb-bsp").iterations == 30
+    assert summarise(folder / "ssp-bound-2").served.samples_committed == 3_840
+    capsys.readouterr()
+    assert main([*arguments, "--run-dir", str(folder)]) == 2
+    assert "holds the events of a run already" in capsys.readouterr().err
+
+
+def test_where_workers_come_and_go_the_schemes_are_those_with_servers(tmp_path, capsys):
+    path = tmp_path / "spot.toml"
+    path.write_text(CLUSTER.replace("count = 3", 'count = 3\nspot = "s"') + '[spots.s]\nstays = "3 s"\naway = "1 s"')
+    told = values(capsys, str(path), "--iterations", "50")
+    assert told["runs"][0]["scheme"] == "bsp:engine=server"
+    assert len(told["runs"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ("", "the following arguments are required: CLUSTER.toml"),
+        ("nowhere.toml", "nowhere.toml cannot be read"),
+        ("HERE --schemes lbbsp", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ("HERE --schemes ssp --sweep bund=1:3", "none of the schemes has a parameter 'bund': did you mean 'bound'?"),
+        ("HERE --schemes ssp --sweep bound", "such as bound=1:16, not 'bound'"),
+        ("HERE --schemes ssp --sweep bound=3:1", "must go up"),
+        ("HERE --schemes ssp --sweep bound=1:100000", "at most 1000"),
+        ("HERE --schemes ssp --sweep bound=some", "bound of the scheme 'ssp' takes a whole number, not 'some'"),
+        ("HERE --iterations 0", "nothing to simulate"),
+        ("HERE --iterations many", "argument --iterations: invalid int value: 'many'"),
+        ("HERE --batch-size 0", "global batch size must be at least 1"),
+        ("HERE --gradients big", "--gradients must be a memory size"),
+        ("HERE --exchange long", "--exchange must be a duration"),
+        ("HERE --all-reduce star", "use ring or tree"),
+        ("HERE --itertions 5", "did you mean '--iterations'?"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, fragment, cluster, capsys):
+    assert main(["simulate", *arguments.replace("HERE", cluster).split()]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("evenstep: ")
+    assert len(error.splitlines()) == 1
+    assert fragment in error
+
+
+def test_commas_between_schemes_are_told_from_those_within():
+    assert split_schemes("bsp, ssp:bound=2,servers=2,asp") == ["bsp", "ssp:bound=2,servers=2", "asp"]
+    assert split_schemes("asp:load=lb-bsp:predictor=ema;minimum=4,servers=2,bsp") == [
+        "asp:load=lb-bsp:predictor=ema;minimum=4,servers=2",
+        "bsp",
+    ]
+
+
+def test_two_sweeps_are_their_product():
+    once = swept(["dssp"], "lower=1:2")
+    assert swept(once, "upper=4/8") == [
+        "dssp:lower=1,upper=4",
+        "dssp:lower=1,upper=8",
+        "dssp:lower=2,upper=4",
+        "dssp:lower=2,upper=8",
+    ]
+    with pytest.raises(ConfigError, match="stands twice"):
+        parse_scheme(swept(["ssp:bound=3"], "bound=1:2")[0])
