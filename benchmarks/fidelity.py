@@ -30,7 +30,7 @@ from evenstep.telemetry.recorder import read_events
 
 WORKERS, BATCH, SECONDS = 4, 64, 0.2
 """Workers, samples of a global batch, and its seconds if nobody ever waited."""
-EPOCHS, EPOCH_ITERATIONS = 3, 25
+EPOCHS, EPOCH_ITERATIONS = 3, 20
 SCENARIOS = {
     "persistent": "speeds 1:1:2:4, lasting",
     "episodic": "equal workers, each 3x slower in episodes of 4 to 12 iterations, one in every 30",
@@ -39,9 +39,10 @@ SCENARIOS = {
 }
 SCHEMES = (
     "bsp", "lb-bsp", "lb-bsp:predictor=ema", "dbs", "local-sgd:period=5",
-    "bsp:engine=server", "ssp:bound=3", "dssp:lower=3,upper=15", "asp", "ssp:bound=3,load=lb-bsp:predictor=ema",
+    "ssp:bound=3", "dssp:lower=3,upper=15", "asp", "ssp:bound=3,load=lb-bsp:predictor=ema",
 )  # fmt: skip
 FITTED_ON = {"collective": "bsp", "server": "asp"}
+DECIDED = ("samples", "staleness", "lead")
 GOAL = "<= 0.03"
 
 
@@ -190,7 +191,8 @@ def _observed(folder):
         "comm_seconds": median(event["comm_seconds"] for event in events),
         "seconds": seconds,
         "compute": compute,
-        "plans": [event["batch_sizes"] for event in read_events(folder, kinds=("plan",)) if event["worker"] == 0],
+        # What was decided, iteration by iteration: of each worker its samples, staleness and lead.
+        "trace": [[[event.get(name) for name in DECIDED] for event in each] for each in by_worker],
     }
 
 
@@ -201,13 +203,14 @@ def _exchange_seconds(observed):
 
 def _compared(real, simulated):
     mean_size = fmean(real["sizes"])
+    same = real.pop("trace") == simulated.pop("trace")
     return {
         "real": real,
         "simulated": simulated,
         "samples_per_second_off": simulated["samples_per_second"] / real["samples_per_second"] - 1.0,
         "waiting_off": simulated["not_compute"] - real["not_compute"],
         "sizes_off": float(np.max(np.abs(np.subtract(simulated["sizes"], real["sizes"])))) / mean_size,
-        "same_plans": real["plans"] == simulated["plans"],
+        "same_traces": same,
     }
 
 
@@ -216,7 +219,18 @@ def _within(row):
 
 
 def _table(name, rows):
-    headings = ("scheme", "samples/s", "simulated", "off", "waiting", "simulated", "off", "sizes", "simulated", "plans")
+    headings = (
+        "scheme",
+        "samples/s",
+        "simulated",
+        "off",
+        "waiting",
+        "simulated",
+        "off",
+        "sizes",
+        "simulated",
+        "traces",
+    )
     return record.table(
         f"{name}: {SCENARIOS[name]}",
         headings,
@@ -231,7 +245,7 @@ def _table(name, rows):
                 f"{row['waiting_off']:+.1%}",
                 " ".join(f"{size:.1f}" for size in row["real"]["sizes"]),
                 " ".join(f"{size:.1f}" for size in row["simulated"]["sizes"]),
-                "equal" if row["same_plans"] else "differ",
+                "equal" if row["same_traces"] else "differ",
             ]
             for row in rows
         ],
