@@ -59,7 +59,8 @@ def main():
         plan = [(name, scheme, _cluster(name, options.seed), epochs) for name, scheme in [*fits, *cells]]
         run_workers(WORKERS, _all_real, (plan, folder, options.seed), record.console.print)
         real = {(name, scheme): _observed(_folder(folder, name, scheme)) for name, scheme, _, _ in plan}
-        exchange = {engine: _exchange_seconds(real["equal", scheme]) for engine, scheme in FITTED_ON.items()}
+        # What an iteration of equal workers takes beyond its compute and its waiting.
+        exchange = {engine: real["equal", scheme]["beyond"] for engine, scheme in FITTED_ON.items()}
         rows = []
         for name, scheme in cells:
             simulated = _simulated(name, scheme, epochs, exchange, Path(folder) / "simulated", options.seed)
@@ -188,17 +189,14 @@ def _observed(folder):
         "not_compute": 1.0 - sum(compute) / (WORKERS * seconds),
         "iterations": [len(each) for each in by_worker],
         "sizes": [fmean(event["samples"] for event in each) for each in by_worker],
-        "comm_seconds": median(event["comm_seconds"] for event in events),
+        "beyond": median(
+            event["iteration_seconds"] - event["compute_seconds"] - event["wait_seconds"] for event in events
+        ),
         "seconds": seconds,
         "compute": compute,
         # What was decided, iteration by iteration: of each worker its samples, staleness and lead.
         "trace": [[[event.get(name) for name in DECIDED] for event in each] for each in by_worker],
     }
-
-
-def _exchange_seconds(observed):
-    """What an iteration of equal workers takes beyond its compute."""
-    return max(0.0, observed["seconds"] / max(observed["iterations"]) - SECONDS)
 
 
 def _compared(real, simulated):

@@ -49,7 +49,7 @@ LETTERS = " abcdefghijklmnopqrstuvwxyz.,'_("
 
 
 class Rule(NamedTuple):
-    """step: (options, share, staleness in global batches and in versions) -> options and a factor of the gradient.
+    """step: (options, share, staleness in global batches and in versions) -> options, factor and compensation.
 
     ahead: (options, staleness in versions) -> how many momentum buffers the weights that are given out are moved on by.
     """
@@ -61,12 +61,12 @@ class Rule(NamedTuple):
 OURS = Rule(lambda given, share, batches, _: commit_step(given, share=share, staleness=batches), look_ahead)
 
 
-def _damped(part, ahead):
-    """As ours, with this part of the gain taken back at a staleness of one global batch."""
+def _ours_but(part=0.3, compensation=3.0, ahead=look_ahead):
+    """As ours, with another part of the gain taken back at a staleness of one global batch, or less made up for."""
 
     def step(given, share, batches, _):
         gain = 1 / (1 - given.get("momentum", 0.0))
-        return given, share / (1 + part * batches * (gain - 1))
+        return given, share / (1 + part * batches * (gain - 1)), compensation
 
     return Rule(step, ahead)
 
@@ -83,7 +83,7 @@ def _rule(rate=lambda s, m, batches, versions: s, memory="kept"):
             new["momentum"] = momentum**power if power else 0.0
             if memory == "damped":
                 new["dampening"] = 1 - (1 - new["momentum"]) / (1 - momentum)
-        return new, 1.0
+        return new, 1.0, 0.0
 
     return Rule(step)
 
@@ -106,9 +106,12 @@ RULES = {
     "ours": OURS,
     "raw": Rule(lambda given, share, batches, _: commit_step(given, share=share, staleness=batches, rule="raw")),
     "ours, without looking ahead": Rule(OURS.step),
-    "ours, the whole gain taken back": _damped(1.0, look_ahead),
-    "ours, a fifth of it": _damped(0.2, look_ahead),
-    "ours, none of it": _damped(0.0, look_ahead),
+    "ours, nothing made up for": _ours_but(compensation=0.0),
+    "ours, neither": _ours_but(compensation=0.0, ahead=None),
+    "ours, the whole gain taken back": _ours_but(part=1.0),
+    "ours, half of it": _ours_but(part=0.5),
+    "ours, half of it, nothing made up for": _ours_but(part=0.5, compensation=0.0),
+    "ours, none of it": _ours_but(part=0.0),
     "lr s": _rule(),
     "lr s, mu^s (Decision 5)": _rule(memory="power"),
     "lr s, mu^s damped": _rule(memory="damped"),
@@ -133,7 +136,9 @@ PLAIN_RULES = {name: rule for name, rule in RULES.items() if not any(word in nam
 """Without momentum the others equal `lr s`."""
 ADAM_RULES = {
     **{
-        name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu^", "mu 0", "gain", "of it"))
+        name: rule
+        for name, rule in RULES.items()
+        if not any(word in name for word in ("mu^", "mu 0", "gain", "of it", "made up", "neither"))
     },
     "lr s, betas^s": _rule(memory="power"),
     "lr sqrt(s), betas^s": _rule(lambda s, m, batches, _: s**0.5, memory="power"),
@@ -220,11 +225,13 @@ class Stack:
         self.mean = self.square = None
         self.columns = {}
 
-    def step(self, gradient, key, steps):
+    def step(self, gradient, computed_on, key, steps):
         if key not in self.columns:
             self.columns[key] = self._columns(steps())
         self.steps += 1
-        factor, *columns = self.columns[key]
+        factor, compensation, *columns = self.columns[key]
+        if compensation.any():
+            gradient = gradient + compensation * gradient.abs() * (self.weights - computed_on)
         (self._adam if self.adam else self._sgd)(gradient * factor, *columns)
 
     def given(self, key, distances):
@@ -245,9 +252,9 @@ class Stack:
 
     def _columns(self, steps):
         if self.adam:
-            rows = [(factor, o["lr"], *o["betas"], o["weight_decay"]) for o, factor in steps]
+            rows = [(*factors, o["lr"], *o["betas"], o["weight_decay"]) for o, *factors in steps]
         else:
-            rows = [(factor, o["lr"], o["momentum"], o["dampening"], float(o["nesterov"])) for o, factor in steps]
+            rows = [(*factors, o["lr"], o["momentum"], o["dampening"], float(o["nesterov"])) for o, *factors in steps]
         return torch.tensor(rows).T[:, None, :, None]
 
     def _sgd(self, gradient, rate, momentum, dampening, nesterov):
@@ -309,7 +316,7 @@ def train(task, runs, speeds, seeds, *, balanced=False):
         stale, batches, share = version - pulled, (committed - before) / task.batch, rows.shape[1] / task.batch
         gradient = task.gradient(weights, rows)
         stack.step(
-            gradient, (stale, batches, share),
+            gradient, weights, (stale, batches, share),
             lambda stale=stale, batches=batches, share=share: [rule.step(o, share, batches, stale) for rule, o in runs],
         )  # fmt: skip
         staleness.append(batches)

@@ -27,7 +27,7 @@ SCHEMES = (
 )  # fmt: skip
 TASKS = {
     "digits": {"make": tasks.digits, "batch": 80, "epochs": 14},
-    "letters": {"make": tasks.letters, "batch": 160, "epochs": 6},
+    "letters": {"make": tasks.letters, "batch": 160, "epochs": 12},
 }
 KINDS = {
     "SGD": {"make": partial(torch.optim.SGD, momentum=0.9), "grid": [0.05 * 2**k for k in range(6)]},

@@ -13,6 +13,8 @@ def files(tmp_path):
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     (tmp_path / "wrong-key.toml").write_text(CLUSTER.replace("count", "cuont"))
     (tmp_path / "wrong-unit.toml").write_text(CLUSTER.replace("1 ms", "1 minute"))
+    spots = '[spots.now]\nstays = "9 s"\naway = "1 s"\n'
+    (tmp_path / "spots.toml").write_text(spots + CLUSTER + 'spot = "now"\n')
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "worker-0.jsonl").write_text("")
     (tmp_path / "demo" / "bsp").mkdir(parents=True)
@@ -41,6 +43,7 @@ def files(tmp_path):
         ("run --workers 4 --slow 3=0.5x SCRIPT", "--slow 3=0.5x"),
         ("run --workers 4 --slow fast SCRIPT", "such as 3=4x"),
         ("run --workers 4 --emulate HERE/cluster.toml SCRIPT", "describes 3 workers but 4 are to be started"),
+        ("run --workers 3 --emulate HERE/spots.toml SCRIPT", "only evenstep simulate can follow: leave out spot"),
         ("run --workers 3 --emulate HERE/nowhere.toml SCRIPT", "nowhere.toml cannot be read"),
         ("run --workers 3 --emulate HERE/wrong-key.toml SCRIPT", "did you mean 'count'?"),
         ("run --workers 3 --emulate HERE/wrong-unit.toml SCRIPT", "units: s, ms, us"),

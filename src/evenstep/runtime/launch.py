@@ -36,7 +36,7 @@ from torch.distributed.run import config_from_args, determine_local_world_size
 from evenstep.core.cluster import parse_slow
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.keeper import keeper_command
-from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
+from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, read_failures
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
 from evenstep.schemes import Served, parse_scheme
@@ -225,7 +225,9 @@ def _require_settings(settings: LaunchSettings, workers: int | None) -> None:
                 f"--slow {text} names worker {worker}, but the {workers} workers are numbered from 0 to {workers - 1}"
             )
     if settings.emulate is not None:
-        described = len(read_cluster(Path(settings.emulate)))
+        cluster = read_cluster(Path(settings.emulate))
+        require_emulable(cluster)
+        described = len(cluster)
         if workers is not None and described != workers:
             raise ConfigError(
                 f"{settings.emulate} describes {described} workers but {workers} are to be started:"

@@ -54,3 +54,15 @@ def read_cluster(path: Path) -> Cluster:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the cluster file {path} cannot be read ({error}): give a TOML file") from error
     return parse_cluster(text, name=str(path))
+
+
+def require_emulable(cluster: Cluster) -> None:
+    """Refuse a cluster that can be simulated but not emulated.
+
+    Raises:
+        ConfigError: Workers come and go in it.
+    """
+    if any(worker.spot is not None for worker in cluster.workers):
+        raise ConfigError(
+            "the cluster file has workers that come and go, which only evenstep simulate can follow: leave out spot"
+        )

@@ -24,7 +24,7 @@ from evenstep.runtime import model as models
 from evenstep.runtime.accumulate import require_schedulers_given
 from evenstep.runtime.batch_sizes import sizes_by_rank
 from evenstep.runtime.collective import CommHook
-from evenstep.runtime.launch_settings import LaunchSettings, read_cluster
+from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.order import EpochOrder, order_of
 from evenstep.runtime.out_of_memory import Failure, read_failure
 from evenstep.runtime.workers import Workers, gather, require_agreement
@@ -281,6 +281,7 @@ def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, i
                 f"the cluster to emulate describes {len(cluster)} workers but {workers.count} were started:"
                 " make them the same"
             )
+        require_emulable(cluster)
         parts.append(cluster.disturbance())
         largest_batch, memory = cluster.largest_batch(workers.rank), cluster.memory(workers.rank)
     for text in request.launched.slow:

@@ -10,8 +10,8 @@ from evenstep.runtime.link import Link
 from evenstep.runtime.server.layout import ShardLayout, gather, scatter
 from evenstep.runtime.tensor_memory import memory_of
 
-_PIECE_ELEMENTS: Final = 2**20
-"""What a norm is taken of at once: with more, float32 would lose digits in adding up."""
+_PIECE_ELEMENTS: Final = 2**18
+"""What is copied and then measured at once: it is still in the cache, and float32 loses no digits in adding it up."""
 
 
 @final
@@ -101,8 +101,7 @@ class ServedParameters:
         ):
             shard.payload = self._in_place(layout, parameters) if self._waits and shard.segment is None else None
             if shard.payload is None:
-                gather(parameters, gradients.views)
-                norms += _norms(gradients.pieces)
+                norms += gradients.gather(parameters)
             else:
                 norms += _norms([each.grad for each in parameters if each.grad is not None and each.numel()])
         return math.hypot(*norms)
@@ -129,12 +128,36 @@ class ServedParameters:
 
 @final
 class _Message:
-    """A message of gradients: a view of each parameter in it, and few large pieces that are all of it."""
+    """A message of gradients: a view of each parameter in it, cut into runs of neighbours that fit into the cache."""
 
     def __init__(self, layout: ShardLayout, message: torch.Tensor) -> None:
         self.views = layout.views(message)
-        flats = [flat for flat in layout.flats(message) if flat.numel()]
-        self.pieces = [piece for flat in flats for piece in torch.split(flat, _PIECE_ELEMENTS)]
+        self._runs: list[tuple[slice, torch.Tensor]] = []
+        first = 0
+        for block, flat in zip(layout.blocks, layout.flats(message), strict=True):
+            begin = end = 0
+            beyond = first + len(block.parameters)
+            for number, spec in enumerate(block.parameters, start=first):
+                if begin < end and end + spec.elements > begin + _PIECE_ELEMENTS:
+                    self._runs.append((slice(first, number), flat[begin:end]))
+                    first, begin = number, end
+                end += spec.elements
+            self._runs.append((slice(first, beyond), flat[begin:end]))
+            first = beyond
+
+    def gather(self, parameters: Sequence[torch.Tensor]) -> list[float]:
+        """Copy the gradients into the message, zeros where there is none; norms of its pieces."""
+        norms: list[torch.Tensor] = []
+        for own, flat in self._runs:
+            pieces = torch.split(flat, _PIECE_ELEMENTS)
+            alone = parameters[own.start].grad if own.stop - own.start == 1 and len(pieces) > 1 else None
+            if alone is not None and _lies_plain(alone):
+                for piece, gradient in zip(pieces, torch.split(alone.view(-1), _PIECE_ELEMENTS), strict=True):
+                    norms.append(_norm(piece.copy_(gradient)))
+            else:
+                gather(parameters[own], self.views[own])
+                norms += [_norm(piece) for piece in pieces if len(piece)]
+        return [norm.item() for norm in norms]
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[float]:
@@ -143,6 +166,12 @@ def _norms(tensors: list[torch.Tensor]) -> list[float]:
         return []
     widest = max({each.dtype for each in tensors} | {torch.float32}, key=lambda dtype: dtype.itemsize)
     return [norm.item() for norm in torch._foreach_norm(tensors, 2, dtype=widest)]
+
+
+def _norm(piece: torch.Tensor) -> torch.Tensor:
+    """No narrower than the piece, and wide enough for half precision."""
+    dtype = torch.promote_types(piece.dtype, torch.float32)
+    return torch.linalg.vector_norm(piece, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def _lies_plain(gradient: torch.Tensor) -> bool:

@@ -166,6 +166,36 @@ def test_each_groups_gradient_is_taken_times_its_factor(weights, generator):
     run.check()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_has_changed_since_a_gradient_was_computed_is_made_up_for(dtype, generator):
+    run = Run("momentum", 1, dtype)
+    (shard,) = run.shards
+    stale = run.message(shard)
+    shard.read_weights(stale)
+    for _ in range(2):
+        run.step(generator)
+    run.backward(generator)
+    factors, compensation = [0.5, 1.0], [3.0, 0.0]
+    parameters = [run.parameters[each.name] for each in shard.layout.parameters]
+    shard.commit(
+        [(run.gradients(shard), 1.0)],
+        run.spec.options(run.optimizer),
+        factors,
+        stale=stale,
+        compensation=compensation,
+    )
+    with torch.no_grad():
+        for spec, parameter, then in zip(shard.layout.parameters, parameters, shard.layout.views(stale), strict=True):
+            gradient = parameter.grad.double()
+            moved = parameter.double() - then.double()
+            gradient += compensation[spec.group] * gradient.abs() * moved
+            parameter.grad.copy_(factors[spec.group] * gradient)
+    run.optimizer.step()
+    tolerance = 1e-12 if dtype == torch.float64 else 0.02
+    for name, weight in run.weights().items():
+        torch.testing.assert_close(weight, run.parameters[name].detach(), rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "adamw amsgrad", "rmsprop"])
 def test_weights_can_be_read_as_momentum_would_move_them(case, generator):
     run = Run(case, 1)

@@ -11,15 +11,22 @@ from evenstep.core.errors import ConfigError
 RATES: Final = ("share", "raw")
 """The rules: ours, which is the default, and none, as the papers have it."""
 
-_DAMPED_PART: Final = 0.5
+_DAMPED_PART: Final = 0.3
 """How much of momentum's gain a staleness of one global batch takes back."""
+_COMPENSATION: Final = 3.0
+"""Per unit of a weight."""
 
 
 class Step(NamedTuple):
-    """How a param group takes a commit: with these options, its gradient times this factor."""
+    """How a param group takes a commit: with these options, and this instead of its gradient g.
+
+    gradient_factor * (g + compensation * |g| * (w - v)), element by element, w the weights that the commit meets and v
+    those that g was computed on.
+    """
 
     options: dict[str, object]
-    gradient_factor: float
+    gradient_factor: float = 1.0
+    compensation: float = 0.0
 
 
 def commit_step(options: Mapping[str, object], *, share: float, staleness: float, rule: str = "share") -> Step:
@@ -29,7 +36,7 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
     N workers that is N times the displacement per global batch. With share s, staleness sigma and momentum mu
     (dampening d) a commit counts
 
-        f = s / (1 + sigma * (gain - 1) / 2),   gain = max(1, (1 - d) / (1 - mu))
+        f = s / (1 + 0.3 sigma (gain - 1)),   gain = max(1, (1 - d) / (1 - mu))
 
     `gain` is how far momentum carries a gradient beyond its own step; 1 where there is none, and for Adam and its
     like, whose momentum is a mean. SGD with momentum takes f into the gradient (and weight decay) that enters its
@@ -38,8 +45,11 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
 
     Why: s keeps the displacement per global batch at BSP's. Staleness is a delay in a feedback loop, and what that
     loop bears is a displacement per global batch of about 1 / (sigma * curvature), however long the momentum
-    remembers; plain SGD under BSP bears 2 / curvature, so momentum's gain must go, and in the measure of sigma. Half
-    of it may stay because workers compute on weights that `look_ahead` has moved on (benchmarks/rate_study.py).
+    remembers; plain SGD under BSP bears 2 / curvature, so momentum's gain must go, and in the measure of sigma. Most
+    of it may stay because workers compute on weights that `look_ahead` has moved on, and because what SGD with momentum
+    is still stale by is made up for to first order: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+    Compensation", ICML 2017 (DC-ASGD), take lambda g^2 / sqrt(mean square of g) for the diagonal of the Hessian; with
+    the mean square of this gradient alone, which needs no memory, that is lambda |g| (benchmarks/rate_study.py).
 
     Not exact: momentum remembers as many commits, so fewer samples than under BSP; so do Adam's moments and their bias
     corrections, which count commits. Smaller parts have noisier gradients, which makes the steps of Adam and RMSprop
@@ -59,13 +69,13 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
         raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
     new = dict(options)
     if rule == "raw" or (share, staleness) == (1.0, 0.0):
-        return Step(new, 1.0)
+        return Step(new)
     factor = share / (1.0 + staleness * _DAMPED_PART * (_gain(options) - 1.0))
     if _keeps_gradients(options):
         new["weight_decay"] = _number(options, "weight_decay") * factor
-        return Step(new, factor)
+        return Step(new, factor, _COMPENSATION if staleness else 0.0)
     new["lr"] = _number(options, "lr") * factor
-    return Step(new, 1.0)
+    return Step(new)
 
 
 def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "share") -> float:

@@ -303,10 +303,11 @@ class Head:
         clip = self._clip_factor(update, served.clip)
         self._latest = tuple(cast("Options", step.options) for step in steps)
         factors = [step.gradient_factor * clip for step in steps]
+        compensation = [step.compensation for step in steps]
         if self._followers:
-            record = options_to_record(self._latest)
-            self._tell({"op": "commit", "pushes": update.pushes, "options": record, "factors": factors})
-        self.replica.commit(update.pushes, self._latest, factors)
+            about = {"pushes": update.pushes, "options": options_to_record(self._latest)}
+            self._tell({"op": "commit", **about, "factors": factors, "compensation": compensation})
+        self.replica.commit(update.pushes, self._latest, factors, compensation)
         for key, _ in update.pushes:
             self._forget(key)
             self._commits[key[0]] = update

@@ -173,13 +173,28 @@ class Replica:
         return self.shard.squared_norm([(self._staged[key], weight) for key, weight in pushes])
 
     def commit(
-        self, pushes: Sequence[tuple[PushKey, float]], options: Sequence[Options], factors: Sequence[float] = ()
+        self,
+        pushes: Sequence[tuple[PushKey, float]],
+        options: Sequence[Options],
+        factors: Sequence[float] = (),
+        compensation: Sequence[float] = (),
     ) -> None:
-        """Fold these staged pushes into the parameters, with these options and factors of each group."""
-        self.shard.commit([(self._staged[key], weight) for key, weight in pushes], options, factors)
+        """Fold these staged pushes into the parameters, with these options, factors and compensation of each group."""
+        self.shard.commit(
+            [(self._staged[key], weight) for key, weight in pushes],
+            options,
+            factors,
+            stale=self._computed_on(pushes[0][0]) if len(pushes) == 1 and any(compensation) else None,
+            compensation=compensation,
+        )
         for key, _ in pushes:
             del self._staged[key]
         self.version += 1
+
+    def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
+        """The weights that the worker was given last, which where exchanges overlap are newer; None if it is gone."""
+        seat = self.seats.get(key[0])
+        return seat.weights if seat is not None and seat.incarnation == key[1] else None
 
     def answer(self, worker: int, header: Header, ahead: Sequence[float] = ()) -> bool:
         """Answer the worker's request, with the weights where it has others; whether it had.

@@ -418,7 +418,8 @@ class Session:
 
     def _follow_commit(self, fields: Fields) -> None:
         pushes = [(_key(key), weight) for key, weight in fields.pairs("pushes")]
-        self._replica.commit(pushes, options_from_record(fields.items("options")), fields.numbers("factors"))
+        options = options_from_record(fields.items("options"))
+        self._replica.commit(pushes, options, fields.numbers("factors"), fields.numbers("compensation"))
 
     def _follow_restore(self, fields: Fields) -> None:
         self._replica.restore(fields.whole("version"), self._workers)

@@ -5,7 +5,7 @@ Deterministic and without threads of its own: one caller at a time.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias, cast, final
+from typing import Final, NamedTuple, TypeAlias, cast, final
 
 import torch
 
@@ -23,6 +23,17 @@ _Counted: TypeAlias = Sequence[tuple[Sequence[torch.Tensor], float]]
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 2**16
 _LEAST_CHUNKS: Final = 16
+
+
+_LARGEST_USE: Final = 3
+"""Wide copies of a chunk in the scratch memory: its sum, how far the weights have moved, and the sum's size."""
+
+
+class _MakesUp(NamedTuple):
+    """The weights that a gradient was computed on, block by block, and for each group how much is made up for."""
+
+    stale: list[torch.Tensor]
+    compensation: Sequence[float]
 
 
 @final
@@ -77,7 +88,15 @@ class Shard:
         return all(bool(chunk.weights.isfinite().all()) for chunk in self._chunks.all)
 
     @torch.no_grad()
-    def commit(self, gradients: Gradients, options: Sequence[Options], factors: Sequence[float] = ()) -> None:
+    def commit(
+        self,
+        gradients: Gradients,
+        options: Sequence[Options],
+        factors: Sequence[float] = (),
+        *,
+        stale: torch.Tensor | None = None,
+        compensation: Sequence[float] = (),
+    ) -> None:
         """One update with the weighted sum of the messages, times each group's factor.
 
         Messages are added in their order; one of weight 0 does not count, not even where it holds a NaN. Without any
@@ -88,18 +107,23 @@ class Shard:
             gradients: Messages and weights.
             options: One mapping for each group of the run, from now on; what it does not name stays.
             factors: One number for each group of the run, at least 0; none: 1 for all.
+            stale: The weights that the gradients were computed on, a message; None where they are as these.
+            compensation: For each group of the run, how much is made up for what has changed since
+                (`core.sync.rate.Step`); none: nothing.
 
         Raises:
             ConfigError: As for `Update.check`; nothing has changed then.
         """
         messages = self._counted(gradients)
         self._chunks.set_options(options)
+        makes_up = _MakesUp(self.layout.flats(stale), compensation) if stale is not None and any(compensation) else None
         as_it_is = len(messages) == 1 and messages[0][1] == 1.0 and all(factor == 1.0 for factor in factors)
+        as_it_is &= makes_up is None
         if as_it_is:
             self._chunks.step(self._chunks.all, [chunk.of(messages[0][0]) for chunk in self._chunks.all])
         elif messages:
-            for chunks in self._batches():
-                self._chunks.step(chunks, self._sums(chunks, messages, factors))
+            for chunks in self._batches(_LARGEST_USE if makes_up is not None else 1):
+                self._chunks.step(chunks, self._sums(chunks, messages, factors, makes_up))
 
     @torch.no_grad()
     def squared_norm(self, gradients: Gradients) -> float:
@@ -170,30 +194,46 @@ class Shard:
             if weight
         ]
 
-    def _batches(self) -> Iterator[list[Chunk]]:
-        """Neighbouring chunks that fit into the scratch memory together, so that small ones share a step."""
-        room = max(_scratch_bytes(chunk) for chunk in self._chunks.all)
+    def _batches(self, uses: int = 1) -> Iterator[list[Chunk]]:
+        """Neighbouring chunks that fit into the scratch memory together, so that small ones share a step.
+
+        There is room for as many wide copies of each as it is used for.
+        """
+        room = max(_scratch_bytes(chunk, uses) for chunk in self._chunks.all)
         if self._scratch.numel() < room:
             self._scratch = torch.empty(room, dtype=torch.uint8)
         batch: list[Chunk] = []
         left = room
         for chunk in self._chunks.all:
-            if _scratch_bytes(chunk) > left:
+            if _scratch_bytes(chunk, uses) > left:
                 yield batch
                 batch, left = [], room
             batch.append(chunk)
-            left -= _scratch_bytes(chunk)
+            left -= _scratch_bytes(chunk, uses)
         yield batch
 
-    def _sums(self, chunks: Sequence[Chunk], messages: _Counted, factors: Sequence[float] = ()) -> list[torch.Tensor]:
+    def _sums(
+        self,
+        chunks: Sequence[Chunk],
+        messages: _Counted,
+        factors: Sequence[float] = (),
+        makes_up: "_MakesUp | None" = None,
+    ) -> list[torch.Tensor]:
         """The weighted sums of the messages over these chunks, times their groups' factors, in the scratch memory."""
         sums: list[torch.Tensor] = []
         used = 0
         for chunk in chunks:
             dtype = chunk.weights.dtype
             total, used = self._room(chunk, _wide(dtype), used)
-            factor = factors[self.layout.blocks[chunk.block].group] if factors else 1.0
+            group = self.layout.blocks[chunk.block].group
+            factor = factors[group] if factors else 1.0
             _add_up([(chunk.of(flats), weight * factor) for flats, weight in messages], total)
+            if makes_up is not None and makes_up.compensation[group]:
+                moved, used = self._room(chunk, _wide(dtype), used)
+                size, used = self._room(chunk, _wide(dtype), used)
+                torch.sub(chunk.weights, chunk.of(makes_up.stale), out=moved)
+                torch.abs(total, out=size)
+                total.addcmul_(size, moved, value=makes_up.compensation[group])
             if total.dtype != dtype:
                 rounded, used = self._room(chunk, dtype, used)
                 total = rounded.copy_(total)
@@ -221,11 +261,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
 
 
-def _scratch_bytes(chunk: Chunk) -> int:
-    """For its sum, and for that in the dtype of the weights where it is another."""
+def _scratch_bytes(chunk: Chunk, uses: int) -> int:
+    """For its sum and what else it takes, and for the sum in the dtype of the weights where it is another."""
     elements, dtype = chunk.stop - chunk.start, chunk.weights.dtype
     wide = _wide(dtype)
-    return aligned(elements * wide.itemsize) + (0 if wide == dtype else aligned(elements * dtype.itemsize))
+    return uses * aligned(elements * wide.itemsize) + (0 if wide == dtype else aligned(elements * dtype.itemsize))
 
 
 def _squares(part: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ from evenstep.core.values import Factors, Sample, State
 
 def sample_to_state(sample: Sample) -> State:
     """The sample as plain numbers."""
-    return asdict(sample)
+    return {**sample._asdict(), "factors": asdict(sample.factors)}
 
 
 def sample_from_state(state: State) -> Sample:
