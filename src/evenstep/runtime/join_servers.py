@@ -44,7 +44,6 @@ def join_servers(
     rank, count = _place(os.environ)
     hosting: _Hosting | None = None
     if launched.servers:
-        _require_first(launched.servers)
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
         hosting = _host(shards, count, "127.0.0.1", run_dir, None, resume=launched.resume)
@@ -55,6 +54,8 @@ def join_servers(
         raise ConfigError(
             f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
         )
+    if launched.servers:
+        _require_first(addresses)
     link = Link(
         rank,
         lambda shard: connect(addresses[shard], secret=bytes.fromhex(secret)),

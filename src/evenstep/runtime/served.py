@@ -159,10 +159,14 @@ class ServedEngine:
             self._over = True
 
     def _leave_pass(self) -> None:
-        with suppress(ExpiredError):  # Then it has gone back already.
-            self._take_answer()
-            if not self._over and self._link.ask("stop").get("weights"):
-                self._parameters.take_weights()
+        # Also after starting anew: whoever leaves is to have the weights as they are, which do not look ahead.
+        self._persist(self._take_answer)
+        if not self._over:
+            self._persist(self._stop)
+
+    def _stop(self) -> None:
+        if self._link.ask("stop").get("weights"):
+            self._parameters.take_weights()
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         self._in_hand = share.iteration

@@ -145,6 +145,7 @@ class _Message:
             self._runs.append((slice(first, beyond), flat[begin:end]))
             first = beyond
 
+    @torch.no_grad()
     def gather(self, parameters: Sequence[torch.Tensor]) -> list[float]:
         """Copy the gradients into the message, zeros where there is none; norms of its pieces."""
         norms: list[torch.Tensor] = []

@@ -288,7 +288,7 @@ class ServedRun:
         if place.here_since is None:
             return
         if self._log is not None or not answer.claims:
-            # As the server does, which tells everybody's sizes in every answer; with claims they have been asked for.
+            # As the server does, which asks for everybody's sizes with every answer; with claims that has been done.
             self._plan(place)
         arrives = now if self._free else self._network.pull_arrives(answer.worker, now)
         if place.asking:

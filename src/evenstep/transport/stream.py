@@ -87,9 +87,9 @@ class StreamConnection:
             self._end(error, "fell silent in the middle of a message")
         raise wrong_room(room, unread)
 
-    def set_patience(self, seconds: float) -> None:
-        """How long the peer may stand still in the middle of a message, instead of what the limits said."""
-        self._wire.set_patience(seconds)
+    def set_reading_patience(self, seconds: float) -> None:
+        """How long the peer may stand still in the middle of a message of its own, instead of what the limits said."""
+        self._wire.set_reading_patience(seconds)
 
     def fileno(self) -> int:
         """The socket's descriptor: on one host, readable when `receive` will not wait for a message to begin."""

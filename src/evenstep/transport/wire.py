@@ -40,8 +40,8 @@ class Wire(Protocol):
     def write(self, buffers: Sequence[memoryview], files: Sequence[int]) -> int:
         """Write at least one byte of the buffers, one after another, and how many; files go with the first byte."""
 
-    def set_patience(self, seconds: float) -> None:
-        """From the next read or write on, be patient for so long."""
+    def set_reading_patience(self, seconds: float) -> None:
+        """From the next read on, be patient for so long; writes are waited for as before."""
 
     def fileno(self) -> int:
         """The socket's descriptor, to wait on several of them at once."""
@@ -66,7 +66,8 @@ class SocketWire:
         self._socket = sock
         # The kernel keeps the time: a large read or write is then one call, with no poll before each part of it.
         sock.setblocking(True)
-        self.set_patience(patience_seconds)
+        self.set_reading_patience(patience_seconds)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience_seconds))
         _tune(sock)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -107,9 +108,8 @@ class SocketWire:
             return self._socket.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         return self._socket.sendmsg(buffers)
 
-    def set_patience(self, seconds: float) -> None:
+    def set_reading_patience(self, seconds: float) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -129,7 +129,8 @@ class TlsWire:
 
     def __init__(self, sock: ssl.SSLSocket, *, patience_seconds: float) -> None:
         self._socket = sock
-        self.set_patience(patience_seconds)
+        self._writing_patience = _milliseconds(patience_seconds)
+        self.set_reading_patience(patience_seconds)
         self._state = threading.Lock()
         _tune(sock)
         sock.setblocking(False)
@@ -150,7 +151,7 @@ class TlsWire:
                 with self._state:
                     return self._socket.recv_into(buffer)
             except ssl.SSLWantReadError:
-                _await(self._readable, self._patience)
+                _await(self._readable, self._reading_patience)
 
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
         return self.read(buffer), []
@@ -163,10 +164,10 @@ class TlsWire:
                     return self._socket.send(chunk)
             except ssl.SSLWantWriteError:
                 # What was begun must be repeated with the same bytes.
-                _await(self._writable, self._patience)
+                _await(self._writable, self._writing_patience)
 
-    def set_patience(self, seconds: float) -> None:
-        self._patience = _milliseconds(seconds)
+    def set_reading_patience(self, seconds: float) -> None:
+        self._reading_patience = _milliseconds(seconds)
 
     def fileno(self) -> int:
         return self._socket.fileno()

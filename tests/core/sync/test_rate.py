@@ -84,6 +84,11 @@ def test_a_whole_global_batch_that_is_not_stale_keeps_the_options_exactly(option
     assert step.options is not options
 
 
+def test_who_climbs_is_made_up_for_the_other_way_round():
+    step = commit_step(SGD | {"maximize": True}, share=0.5, staleness=1.0)
+    assert step.compensation == -commit_step(SGD, share=0.5, staleness=1.0).compensation < 0.0
+
+
 def test_one_worker_that_overlaps_its_exchange_is_stale_by_its_whole_batch():
     assert commit_step(SGD, share=1.0, staleness=1.0).gradient_factor == pytest.approx(1 / 3.7)
 

@@ -128,6 +128,20 @@ def test_a_sweep_leaves_no_server_no_thread_and_no_descriptor():
 
 
 @pytest.mark.usefixtures("launched")
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+def test_gradients_that_have_a_graph_of_their_own_can_be_pushed():
+    """As under a gradient penalty; a parameter of many elements is copied piece by piece."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 600), torch.nn.Linear(600, 600), torch.nn.Linear(600, 2))
+    wrapped, optimizer, loader = prepared(model)
+    with loader:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            (wrapped(inputs) - targets).square().mean().backward(create_graph=True)
+            optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("launched")
 def test_a_closed_run_says_so_instead_of_connecting_again():
     model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
     train(model, optimizer, loader)

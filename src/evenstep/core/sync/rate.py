@@ -73,7 +73,8 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
     factor = share / (1.0 + staleness * _DAMPED_PART * (_gain(options) - 1.0))
     if _keeps_gradients(options):
         new["weight_decay"] = _number(options, "weight_decay") * factor
-        return Step(new, factor, _COMPENSATION if staleness else 0.0)
+        uphill = -1.0 if options.get("maximize") else 1.0
+        return Step(new, factor, uphill * _COMPENSATION if staleness else 0.0)
     new["lr"] = _number(options, "lr") * factor
     return Step(new)
 

@@ -35,7 +35,7 @@ class Desk:
 
     def open(self, connection: StreamConnection, session: Session) -> None:
         """Serve this connection too, until it ends."""
-        connection.set_patience(self._patience_seconds)
+        connection.set_reading_patience(self._patience_seconds)
         with self._changed:
             self._arrived.append((connection, session))
         os.write(self._waker, b"x")

@@ -365,8 +365,8 @@ class Head:
             return
         header = {"answer": seat.sequence, **header}
         if self._followers:
-            about = {"worker": worker, "incarnation": seat.incarnation, "answer": seat.sequence, "ahead": list(ahead)}
-            self._tell({"op": "answer", **about})
+            about = {"worker": worker, "incarnation": seat.incarnation, "answer": seat.sequence, "has": seat.version}
+            self._tell({"op": "answer", **about, "ahead": list(ahead)})
         if self.replica.answer(worker, header, ahead):
             self._tally.bytes += self._message_bytes
 

@@ -21,8 +21,8 @@ def moved_on(weights: torch.Tensor, state: State, options: Options, distance: fl
     buffer, mean = state.get("momentum_buffer"), state.get("exp_avg")
     if distance and isinstance(buffer, torch.Tensor):
         torch.sub(weights, buffer, alpha=distance, out=out)
-    elif distance and isinstance(mean, torch.Tensor):
-        steps = float(cast("torch.Tensor", state["step"]))
+    elif distance and isinstance(mean, torch.Tensor) and "exp_avg_sq" in state and _steps(state) > 0:
+        steps = _steps(state)
         of_mean, of_square = (1.0 - beta**steps for beta in cast("tuple[float, float]", options["betas"]))
         square = cast("torch.Tensor", state.get("max_exp_avg_sq", state["exp_avg_sq"]))
         torch.sqrt(square, out=out)
@@ -31,3 +31,7 @@ def moved_on(weights: torch.Tensor, state: State, options: Options, distance: fl
         out.mul_(-distance / of_mean).add_(weights)
     else:
         out.copy_(weights)
+
+
+def _steps(state: State) -> float:
+    return float(cast("torch.Tensor", state["step"]))

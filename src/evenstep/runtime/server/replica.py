@@ -192,9 +192,12 @@ class Replica:
         self.version += 1
 
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
-        """The weights that the worker was given last, which where exchanges overlap are newer; None if it is gone."""
+        """The weights that the worker was given last, or newer ones where exchanges overlap; None if they are not here.
+
+        They are not where its place is new and it had them before.
+        """
         seat = self.seats.get(key[0])
-        return seat.weights if seat is not None and seat.incarnation == key[1] else None
+        return seat.weights if seat is not None and seat.incarnation == key[1] and seat.given else None
 
     def answer(self, worker: int, header: Header, ahead: Sequence[float] = ()) -> bool:
         """Answer the worker's request, with the weights where it has others; whether it had.
@@ -207,6 +210,6 @@ class Replica:
         weights = self.version >= 0 and (seat.version != self.version or seat.ahead != any(ahead))
         if weights:
             self.shard.read_weights(seat.weights, ahead)
-            seat.version, seat.ahead = self.version, any(ahead)
+            seat.version, seat.ahead, seat.given = self.version, any(ahead), True
         seat.answer({**header, "weights": weights}, weights=weights)
         return weights

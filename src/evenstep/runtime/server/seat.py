@@ -37,6 +37,8 @@ class Seat:
         """The version of the weights that the worker has."""
         self.ahead = False
         """Whether they were moved on along the momentum."""
+        self.given = False
+        """Whether they are in the weights buffer: one that starts anew may have had them before."""
         self.segment = Segment.create(2 * nbytes) if connection.local else None
         if self.segment is None:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)

@@ -414,6 +414,7 @@ class Session:
             return  # The worker has started anew meanwhile, here first.
         if sequence > seat.sequence:
             seat.take_in(sequence)  # A request without gradients came to shard 0 alone.
+        seat.version = _has(fields)  # As did what the worker says it has.
         self._replica.answer(worker, {"answer": sequence}, fields.numbers("ahead"))
 
     def _follow_commit(self, fields: Fields) -> None:
