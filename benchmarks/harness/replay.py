@@ -1,54 +1,46 @@
-"""A run on servers in virtual time: the very coordinator and disturbances, and communication that takes no time."""
+"""A run on servers in virtual time, with communication that takes no time: what `evenstep simulate` does."""
 
-import heapq
+import math
 
-import numpy as np
-
-from evenstep.core.server import Answer, Arrival, Coordinator
-from evenstep.core.values import UNLIMITED, Problem
-from harness.reports import row
+from evenstep.sim import Log, Scenario, simulate
+from evenstep.telemetry import Silent
 from harness.track import Track
+
+_MARGIN = 2.0
+"""The epoch is so much longer than what all workers do at their undisturbed speeds, so that it does not end before."""
 
 
 def replay(scheme, cluster, global_batch_size, seconds):
     """The workers' tracks until so many seconds have passed in an epoch that does not end."""
-    workers, disturbance = len(cluster), cluster.disturbance()
-    problem = Problem(
+    size = global_batch_size // len(cluster)
+    samples = sum(size * seconds / worker.device.curve.seconds(size) for worker in cluster.workers)
+    scenario = Scenario(
+        cluster=cluster,
+        scheme=scheme,
         global_batch_size=global_batch_size,
-        minimum=np.ones(workers, dtype=np.int64),
-        maximum=np.full(workers, UNLIMITED, dtype=np.int64),
+        iterations=math.ceil(_MARGIN * samples / global_batch_size) + 10,
     )
-    coordinator = Coordinator(sync=scheme.sync, load=scheme.load, problem=problem, length=10**12)
-    tracks, computing, counts = [Track() for _ in range(workers)], [], [0] * workers
+    kept = [_Kept() for _ in cluster.workers]
+    simulate(scenario, log=Log(workers=kept, server=Silent()))
+    return [each.until(seconds) for each in kept]
 
-    def carry_out(commands, now):
-        for command in commands:
-            if isinstance(command, Answer) and command.claims:
-                begin(command, now)
 
-    def begin(answer, now):
-        """An iteration that this worker has pushed is over, and the next one begins."""
-        worker, claim = answer.worker, answer.claims[0]
-        size = claim.samples
-        if worker in pushed:
-            tracks[worker].add(now, *pushed.pop(worker))
-        taken = disturbance.seconds(
-            worker=worker, iteration=counts[worker], batch_size=size, natural_seconds=0.0, now=0.0
+class _Kept:
+    """One worker's track, from its events."""
+
+    def __init__(self):
+        self.now, self.track = 0.0, Track()
+
+    def record(self, event):
+        if event["event"] == "iteration":
+            self.now += event["iteration_seconds"]
+            self.track.add(self.now, event["samples"], event["compute_seconds"])
+
+    def close(self):
+        pass
+
+    def until(self, seconds):
+        count = sum(ended <= seconds for ended in self.track.ended)
+        return Track(
+            ended=self.track.ended[:count], samples=self.track.samples[:count], compute=self.track.compute[:count]
         )
-        counts[worker] += 1
-        heapq.heappush(computing, (now + taken, worker, claim.number, answer.version, size, taken))
-
-    pushed = {}
-    for worker in range(workers):
-        coordinator.join(worker)
-    for worker in range(workers):
-        carry_out(coordinator.begin(worker, 0, 0, 0.0), 0.0)
-    while computing[0][0] <= seconds:
-        now, worker, claim, version, size, taken = heapq.heappop(computing)
-        pushed[worker] = (size, taken)
-        arrival = Arrival(
-            key=(worker, 0, counts[worker]), claim=claim, version=version, samples=size, units=size,
-            row=tuple(row(size, taken)),
-        )  # fmt: skip
-        carry_out(coordinator.push(arrival, now), now)
-    return tracks

@@ -4,12 +4,9 @@ Every segment has a server process of its own, and a fresh model, optimizer and 
 its epoch does not end before the segment, so that no tail of an epoch counts.
 """
 
-import os
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.cluster import Cluster
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.server.process import SECRET_VARIABLE, ServerSettings, start_servers
+from harness.serving import served
 from harness.track import Track
 from harness.workers import run_workers
 
@@ -68,35 +64,11 @@ def _all(rank, plan, tell):
 
 
 def _segment(rank, segment, seed):
-    with _server(rank, segment):
+    with tempfile.TemporaryDirectory() as folder, served(segment.scheme, folder):
         traces = [None] * dist.get_world_size()
         dist.all_gather_object(traces, _train(rank, segment, seed))
     dist.barrier()
     return Ran(tracks=[track for track, _ in traces], overruns=sum(overruns for _, overruns in traces))
-
-
-@contextmanager
-def _server(rank, segment):
-    """The segment's server, a child of worker 0; all workers are told of it as `evenstep run` tells them."""
-    told = [None]
-    with tempfile.TemporaryDirectory() as folder:
-        servers = None
-        if rank == 0:
-            settings = ServerSettings(count=1, workers=len(segment.cluster), snapshots=Path(folder) / "snapshots")
-            servers = start_servers(settings, _refuse)
-            told = [(servers.addresses, servers.secret)]
-        try:
-            dist.broadcast_object_list(told, src=0)
-            addresses, secret = told[0]
-            os.environ.update({**LaunchSettings(servers=addresses).to_environment(), SECRET_VARIABLE: secret})
-            yield
-        finally:
-            if servers is not None:
-                servers.close()
-
-
-def _refuse(event):
-    raise RuntimeError(f"the server did not serve the whole time: {event['text']}")
 
 
 def _train(rank, segment, seed):

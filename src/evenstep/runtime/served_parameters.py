@@ -7,7 +7,7 @@ from typing import Final, final
 import torch
 
 from evenstep.runtime.link import Link
-from evenstep.runtime.server.layout import ShardLayout, gather, scatter
+from evenstep.runtime.server.layout import ShardLayout, all_finite, gather, scatter
 from evenstep.runtime.tensor_memory import memory_of
 
 _PIECE_ELEMENTS: Final = 2**18
@@ -90,7 +90,7 @@ class ServedParameters:
 
     def finite(self) -> bool:
         """Whether no parameter holds a NaN or an infinity."""
-        return all(bool(each.isfinite().all()) for parameters in self._parameters for each in parameters)
+        return all(all_finite(each) for parameters in self._parameters for each in parameters)
 
     def put_gradients(self) -> float:
         """The gradients are ready to be sent; their norm, which is not finite where one of them is not."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.server.layout import ALIGNMENT, Layout, ShardLayout, gather, scatter
+from evenstep.runtime.server.layout import ALIGNMENT, Layout, ShardLayout, all_finite, gather, scatter
 
 LARGE = 2**40
 
@@ -225,3 +225,20 @@ def test_a_shard_layout_made_of_nothing_but_empty_parameters_beside_others_keeps
     assert isinstance(shard, ShardLayout)
     shapes = [tuple(view.shape) for view in shard.views(torch.zeros(shard.nbytes, dtype=torch.uint8))]
     assert shapes == [(2, 3), (0, 4), ()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_one_element_that_is_not_finite_is_found(dtype, value, place):
+    tensor = torch.linspace(-1.0, 1.0, 7, dtype=dtype)
+    assert all_finite(tensor)
+    tensor[place] = value
+    assert not all_finite(tensor)
+
+
+def test_an_empty_tensor_is_finite_and_so_are_the_largest_numbers():
+    assert all_finite(torch.empty(0))
+    assert all_finite(
+        torch.tensor([torch.finfo(torch.float64).max, torch.finfo(torch.float64).min], dtype=torch.float64)
+    )

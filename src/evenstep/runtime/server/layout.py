@@ -5,6 +5,7 @@ Worker and server hold the same layout, so a message is bytes and nothing else. 
 
 import hashlib
 import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -238,6 +239,13 @@ def as_bytes(buffer: torch.Tensor | memoryview) -> torch.Tensor:
     if buffer.dtype != torch.uint8 or buffer.ndim != 1 or not buffer.is_contiguous():
         raise ValueError(f"a message is a row of uint8, not {buffer.dtype} of shape {list(buffer.shape)}: view it so")
     return buffer
+
+
+@torch.no_grad()
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether it holds no NaN and no infinity; `isfinite` would take as much memory again."""
+    # A NaN anywhere is the least and the largest of all.
+    return not tensor.numel() or all(math.isfinite(float(edge)) for edge in torch.aminmax(tensor))
 
 
 @torch.no_grad()

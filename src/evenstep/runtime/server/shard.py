@@ -11,7 +11,7 @@ import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.server.chunks import Chunk, Chunks, cut
-from evenstep.runtime.server.layout import ShardLayout, aligned
+from evenstep.runtime.server.layout import ShardLayout, aligned, all_finite
 from evenstep.runtime.server.moved_on import moved_on
 from evenstep.runtime.server.updates import Options, State, Update, options_from_record, options_to_record
 
@@ -84,8 +84,8 @@ class Shard:
             moved_on(chunk.weights, self._chunks.state(chunk), options[group], ahead[group], out=chunk.of(flats))
 
     def finite(self) -> bool:
-        """Whether no weight is a NaN or an infinity."""
-        return all(bool(chunk.weights.isfinite().all()) for chunk in self._chunks.all)
+        """Whether no weight is a NaN or an infinity; found without memory beside the weights."""
+        return all(all_finite(flat) for flat in self.layout.flats(self._weights))
 
     @torch.no_grad()
     def commit(
