@@ -5,7 +5,7 @@ It does not communicate: an engine takes its row to the others, and brings back 
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import cast, final
 
 import numpy as np
@@ -218,17 +218,12 @@ class Balancer:
         self.policy.observe(reports)
         self.problem = limited(self.problem, np.minimum(self._limits, reports.largest_size))
         if self.iteration is not None and self.iteration.paused is not None:
-            self._record(self.iteration.event(reports, self.workers.rank, self._ended()))
+            ended = self._clock() if self._entered is None else self._entered
+            self._recorder.record(self.iteration.event(reports, self.workers.rank, ended))
 
     def record_served(self, done: Iteration, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
         """This iteration is over: write it down, with what the servers told of its push."""
-        self._record({**done.served_event(row, held_seconds, self._ended()), **more})
-
-    def _ended(self) -> float:
-        return self._clock() if self._entered is None else self._entered
-
-    def _record(self, event: Mapping[str, object]) -> None:
-        self._recorder.record({**event, "factors": list(astuple(self._factors[0]))})
+        self._recorder.record({**done.served_event(row, held_seconds), **more})
 
     def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
         """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.
@@ -244,6 +239,7 @@ class Balancer:
         elif self._several_measurements:
             now.estimator_before = self.estimator.state_dict()
         now.observed = True
+        now.factors = self._factors[0]
         self.estimator.observe(samples, microseconds / 1e6, self._factors[0])
 
     # A run.

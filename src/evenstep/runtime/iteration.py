@@ -1,12 +1,12 @@
 """One iteration as one worker sees it: what it computes on, when, and what is written down of it."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import final
 
 from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.samples import MicroBatch, Share
-from evenstep.core.values import IntArray, Reports, State
+from evenstep.core.values import Factors, IntArray, Reports, State
 from evenstep.runtime.workers import minority, name_workers
 
 
@@ -35,6 +35,8 @@ class Iteration:
     ended: float | None = None
     """When the script asked for the next batch."""
     observed: bool = False
+    factors: Factors = field(default_factory=Factors)
+    """Those known before what was measured of it."""
     estimator_before: State | None = None
 
     def go_on_from(self, before: "Iteration") -> None:
@@ -59,11 +61,11 @@ class Iteration:
         waited = min(slowest - compute, self.synchronised_seconds)
         return self._parts(compute, waited, reports.row(worker), ended)
 
-    def served_event(self, row: list[int], held_seconds: float, ended: float) -> dict[str, object]:
+    def served_event(self, row: list[int], held_seconds: float) -> dict[str, object]:
         """As `event`, of an iteration whose push was held for so long; `row` is what this worker told of it."""
+        assert self.ended is not None
         compute = row[1] * self.passes / 1e6
-        end = ended if self.ended is None else self.ended
-        return self._parts(compute, min(held_seconds, self.synchronised_seconds), row, end)
+        return self._parts(compute, min(held_seconds, self.synchronised_seconds), row, self.ended)
 
     def _parts(self, compute: float, waited: float, row: list[int], ended: float) -> dict[str, object]:
         return {
@@ -77,6 +79,7 @@ class Iteration:
             "wait_seconds": waited,
             "comm_seconds": self.synchronised_seconds - waited,
             "report": row,
+            "factors": list(astuple(self.factors)),
         }
 
 

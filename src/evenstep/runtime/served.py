@@ -117,7 +117,8 @@ class ServedEngine:
         self._pushed: Iteration | None = None
         """The iteration whose push is under way, or was answered last."""
         self._row: list[int] = []
-        self._answered: dict[str, object] | None = None
+        self._answer: Header | None = None
+        """To that push; None once it is written down."""
         self._gradient_version: int | None = None
         self._warned = False
         self._warned_of_weights = False
@@ -136,11 +137,7 @@ class ServedEngine:
         if self._in_hand is not None:
             self._push_nothing()
         self.balancer.enter_loader()
-        if self._pushed is not None and self._answered is not None:
-            held = float(cast("float", self._answered.get("held", 0.0)))
-            more: dict[str, object] = {name: self._answered[name] for name in MORE if name in self._answered}
-            self.balancer.record_served(self._pushed, self._row, held, more)
-            self._answered = None
+        self._write_down()
 
     def leave_loop(self) -> None:
         """What this worker has claimed and not computed on goes back to the others."""
@@ -386,8 +383,19 @@ class ServedEngine:
         answer = self._link.collect()
         if self._pushed is not None:
             self._pushed.synchronised_seconds += self._clock() - began
-        self._answered = dict(answer)
+        self._answer = answer
+        # Where exchanges overlap, the next push is about to take this one's place.
+        self._write_down()
         self._heed(answer)
+
+    def _write_down(self) -> None:
+        """The iteration that was pushed is over, once it is answered and the script has asked for the next batch."""
+        if self._pushed is None or self._pushed.ended is None or self._answer is None:
+            return
+        held = float(cast("float", self._answer.get("held", 0.0)))
+        more: dict[str, object] = {name: self._answer[name] for name in MORE if name in self._answer}
+        self.balancer.record_served(self._pushed, self._row, held, more)
+        self._answer = None
 
     def _start_anew(self) -> None:
         """This worker was given up for dead: what it held belongs to others, and it goes on with the weights of now."""

@@ -118,15 +118,16 @@ class Head:
         lost = has - self.coordinator.version
         if lost > self._lost:
             self._lost = lost
-            self._record("lost", worker, commits=lost)
+            self._record("lost", self._clock(), worker, commits=lost)
             self._say(f"{lost} commits are lost: the servers went back from version {has} to {has - lost}")
         if worker in self.replica.seats:
             self.lose(worker, self.replica.seats[worker].incarnation, "has started anew")
         self._incarnation += 1
         self.replica.seat(worker, self._incarnation, connection)
         self.coordinator.join(worker)
-        self._heartbeats.heard(worker, self._clock())
-        self._record("join", worker, incarnation=self._incarnation)
+        now = self._clock()
+        self._heartbeats.heard(worker, now)
+        self._record("join", now, worker, incarnation=self._incarnation)
         return self._incarnation
 
     def _define(self, encoded: bytes) -> None:
@@ -152,7 +153,7 @@ class Head:
                 self.replica.spec = None  # Every worker is to hear of it, not only the first.
                 raise
             coordinator.load_state_dict(cast("State", state["coordinator"]))
-            self._record("restored", None, version=version)
+            self._record("restored", self._clock(), None, version=version)
         self._coordinator = coordinator
         self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.replica.count))
         for worker in range(self.workers):
@@ -174,11 +175,12 @@ class Head:
         announced = [key for key in self._options if key[:2] == (worker, incarnation)]
         self._tell({"op": "leave", "worker": worker, "incarnation": incarnation, "announced": announced})
         self.replica.leave(worker, incarnation, announced)
-        self._record("leave", worker, why=why)
+        now = self._clock()
+        self._record("leave", now, worker, why=why)
         if self._initialiser == worker:
             self._initialiser = None
             self._ask_to_initialise()
-        self._carry_out(self.coordinator.leave(worker, self._clock()))
+        self._carry_out(self.coordinator.leave(worker, now))
         self._say_farewell()
 
     def look(self) -> None:
@@ -194,6 +196,7 @@ class Head:
             if seat is None:  # It never came, or was heard of at the moment when it left.
                 self._heartbeats.forget(worker)
                 if self.coordinator.awaits(worker):
+                    self._record("leave", now, worker, why="never came")
                     self._carry_out(self.coordinator.leave(worker, now))
             else:
                 self.lose(worker, seat.incarnation, "was silent for too long")
@@ -225,7 +228,9 @@ class Head:
             self._ask_to_initialise()
             return
         now = self._clock()
-        self._carry_out(self.coordinator.begin(worker, number, epoch, now, ahead=ahead))
+        commands = self.coordinator.begin(worker, number, epoch, now, ahead=ahead)
+        self._record("begin", now, worker, number=number, epoch=epoch, ahead=ahead)
+        self._carry_out(commands)
 
     def initialised(self, worker: int) -> None:
         """The worker has put its weights on every shard: they are the run's."""
@@ -245,23 +250,33 @@ class Head:
 
     def push(self, arrival: Arrival, options: tuple[Options, ...], norm: float) -> None:
         """A worker's push is staged on every shard."""
-        key = arrival.key
+        key, now = arrival.key, self._clock()
         self._options[key], self._norms[key] = options, norm
         try:
-            commands = self.coordinator.push(arrival, self._clock())
+            commands = self.coordinator.push(arrival, now)
         except ProtocolError:
             self._forget(key)
             raise
+        self._record(
+            "push", now, arrival.worker, claim=arrival.claim, pulled=arrival.version, samples=arrival.samples,
+            units=arrival.units, report=arrival.row,
+        )  # fmt: skip
         self._tally.bytes += self._message_bytes if arrival.samples else 0
         self._carry_out(commands)
 
     def rest(self, worker: int) -> None:
         """A worker waits for more."""
-        self._carry_out(self.coordinator.rest(worker, self._clock()))
+        now = self._clock()
+        commands = self.coordinator.rest(worker, now)
+        self._record("rest", now, worker)
+        self._carry_out(commands)
 
     def stop(self, worker: int) -> None:
         """A worker has left its loop."""
-        self._carry_out(self.coordinator.stop(worker, self._clock()))
+        now = self._clock()
+        commands = self.coordinator.stop(worker, now)
+        self._record("stop", now, worker)
+        self._carry_out(commands)
         self._reply(worker, {"version": self.replica.version})
 
     # In between.
@@ -393,22 +408,23 @@ class Head:
         failure = self.replica.snapshot(coordinator=self._coordinator.state_dict())
         self._saved = (self._clock(), self.replica.version)
         if failure is None:
-            self._record("snapshot", None)
+            self._record("snapshot", self._clock(), None)
         elif not self._failing:
             self._say(f"no snapshot can be written ({failure}): a server that dies now loses what it has")
-            self._record("snapshot_failed", None, text=failure)
+            self._record("snapshot_failed", self._clock(), None, text=failure)
         self._failing = failure is not None
 
-    def _record(self, event: str, worker: int | None, **more: object) -> None:
+    def _record(self, event: str, now: float, worker: int | None, **more: object) -> None:
+        """Write an event down. What the coordinator is told is written down with the very time that it is told."""
         about = {} if worker is None else {"worker": worker}
-        self._recorder.record({"event": event, "at": self._clock(), "version": self.replica.version, **about, **more})
+        self._recorder.record({"event": event, "at": now, "version": self.replica.version, **about, **more})
 
     def _write_tally(self, now: float) -> None:
         tally, self._tally = self._tally, _Tally(now)
         if tally.commits:
             samples = self.coordinator.samples
             self._record(
-                "tally", None, seconds=now - tally.since, commits=tally.commits, bytes=tally.bytes, samples=samples
+                "tally", now, None, seconds=now - tally.since, commits=tally.commits, bytes=tally.bytes, samples=samples
             )
 
 
