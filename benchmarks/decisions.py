@@ -70,7 +70,7 @@ def _measurements(workers, pushes):
 def _policy(sync, workers, pushes, random):
     """Microseconds of a sync policy for a push."""
     seconds, iterations, running, spent = _speeds(random, workers), [0] * workers, [], 0
-    policy = sync.policy()
+    policy = sync.policy(workers)
     for worker in range(workers):
         policy.on_join(worker, 0.0)
         running.append((seconds[worker], worker))

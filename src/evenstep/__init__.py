@@ -8,7 +8,7 @@ Importing this package imports no torch; `prepare` needs it.
 from typing import TYPE_CHECKING, Any
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, WorkerLostError
-from evenstep.schemes import Scheme, Served, asp, bsp, dbs, dssp, lb_bsp, local_sgd, ssp
+from evenstep.schemes import Scheme, Served, asp, bsp, dbs, dssp, grouped, lb_bsp, local_sgd, ssp
 
 if TYPE_CHECKING:
     from evenstep.runtime.prepare import prepare
@@ -27,6 +27,7 @@ __all__ = [
     "bsp",
     "dbs",
     "dssp",
+    "grouped",
     "lb_bsp",
     "local_sgd",
     "prepare",

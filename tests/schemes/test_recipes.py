@@ -48,6 +48,13 @@ PARAMETERS = {
     "local-sgd": [{**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)],
     "asp": [{}, *SERVED],
     "ssp": [{}, {"bound": 0}, *({"bound": 5, **served} for served in SERVED)],
+    "grouped": [
+        *({}, {"groups": 4}, {"groups": "4", "by": "speed"}, {"groups": "hosts"}, {"groups": "0-3/4+6/5+7"}),
+        *({"inside": load} for load in LOADS),
+        *({"across": across} for across in ("bsp", "ssp", "ssp:bound=0", "dssp:lower=2;upper=8", "dssp:bounded=false")),
+        {"rate": "raw", "clip": 0.5, "nonfinite": "refuse"},
+        {"groups": 2, "inside": "lb-bsp:predictor=ema;minimum=4", "across": "ssp:bound=2", "servers": 3},
+    ],
     "dssp": [{}, {"lower": 0, "upper": 0}, *({"lower": 1, "bounded": False, **served} for served in SERVED)],
 }
 CASES = [pytest.param(name, given, id=f"{name}-{given}") for name, table in PARAMETERS.items() for given in table]
@@ -83,6 +90,8 @@ STRINGS = [
     "ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4,servers=2",
     "dssp:lower=1,upper=4",
     "dssp:bounded=false,load=dbs:minimum=2;maximum=90",
+    "grouped",
+    "grouped:groups=4,by=speed,inside=lb-bsp:predictor=ema;minimum=4,across=dssp:lower=2;upper=8,servers=2",
 ]
 
 

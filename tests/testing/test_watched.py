@@ -13,7 +13,7 @@ class Broken:
     """`Bounded(bound=1)`, with its commands changed on their way out."""
 
     def __init__(self):
-        self.policy = Bounded(bound=1).policy()
+        self.policy = Bounded(bound=1).policy(4)
 
     def on_join(self, worker, now):
         return self.changed(self.policy.on_join(worker, now))
@@ -93,7 +93,7 @@ class LosesItsState(Broken):
     """Releases nobody but the slowest after a checkpoint, as a policy that came back with another bound."""
 
     def load_state_dict(self, state):
-        self.policy = Bounded(bound=0).policy()
+        self.policy = Bounded(bound=0).policy(4)
 
 
 BROKEN = [

@@ -1,6 +1,7 @@
 """The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
 
 from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
+from evenstep.schemes.grouped import grouped
 from evenstep.schemes.parse import DEFAULT, RECIPES, parse_scheme
 from evenstep.schemes.scheme import Scheme, Served
 from evenstep.schemes.served import asp, dssp, ssp
@@ -14,6 +15,7 @@ __all__ = [
     "bsp",
     "dbs",
     "dssp",
+    "grouped",
     "lb_bsp",
     "local_sgd",
     "parse_scheme",

@@ -12,11 +12,21 @@ from typing import Any
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
 from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd
+from evenstep.schemes.grouped import grouped
 from evenstep.schemes.scheme import Scheme
 from evenstep.schemes.served import asp, dssp, ssp
 
 RECIPES: Mapping[str, Callable[..., Scheme]] = MappingProxyType(
-    {"bsp": bsp, "lb-bsp": lb_bsp, "dbs": dbs, "local-sgd": local_sgd, "asp": asp, "ssp": ssp, "dssp": dssp}
+    {
+        "bsp": bsp,
+        "lb-bsp": lb_bsp,
+        "dbs": dbs,
+        "local-sgd": local_sgd,
+        "asp": asp,
+        "ssp": ssp,
+        "dssp": dssp,
+        "grouped": grouped,
+    }
 )
 """The recipes that a scheme string can name."""
 

@@ -99,8 +99,10 @@ class Watched:
         for command in commands:
             if isinstance(command, Commit):
                 self._commit(command)
-            else:
+            elif isinstance(command, Release):
                 self._release(command, now)
+            else:  # Leads begin anew in other groups.
+                self._iterations = dict.fromkeys(self._iterations, 0)
         assert self._bounds or not self._iterations, f"nobody runs, and {self.held} are held"
         assert self._iterations or not self._uncommitted, f"all have left, and {self._uncommitted} are not committed"
 

@@ -16,8 +16,8 @@ class Watching:
         self.in_step = part.in_step
         self._part = part
 
-    def policy(self):
-        return Watched(self._part.policy())
+    def policy(self, workers):
+        return Watched(self._part.policy(workers))
 
 
 class Run:

@@ -35,8 +35,8 @@ class WatchedSync:
     def in_step(self) -> bool:
         return self.part.in_step
 
-    def policy(self) -> SyncPolicy:
-        return Watched(self.part.policy())
+    def policy(self, workers: int) -> SyncPolicy:
+        return Watched(self.part.policy(workers))
 
 
 @dataclass

@@ -20,8 +20,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.policy = Watched(self.part.policy())
-        self.again = self.part.policy()
+        self.policy = Watched(self.part.policy(WORKERS))
+        self.again = self.part.policy(WORKERS)
         self.now = 0.0
         self.iteration = 0
 
@@ -76,7 +76,7 @@ class AnyOrder(RuleBasedStateMachine):
     def all_leave_for_a_checkpoint(self):
         for worker in [*self.policy.running, *self.policy.held]:
             self.policy.on_leave(worker, self.now)
-        self.again = self.part.policy()
+        self.again = self.part.policy(WORKERS)
         self.again.load_state_dict(json.loads(json.dumps(self.policy.state_dict())))
 
     def teardown(self):

@@ -34,7 +34,7 @@ def releases_by_recursion(table, bound, until):
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_bounded_releases_at_the_times_of_the_recursion(drive, seed, bound):
     table, seconds = jittered(seed)
-    run = drive(Bounded(bound=bound).policy(), seconds, 4, 100.0)
+    run = drive(Bounded(bound=bound).policy(4), seconds, 4, 100.0)
     expected = releases_by_recursion(table, bound, 100.0)
     assert [(i, k) for _, i, k in sorted(run.releases)] == [(i, k) for _, i, k in expected]
     assert np.allclose([now for now, *_ in sorted(run.releases)], [now for now, *_ in expected])
@@ -43,15 +43,15 @@ def test_bounded_releases_at_the_times_of_the_recursion(drive, seed, bound):
 @pytest.mark.parametrize("seed", range(20))
 def test_bounded_by_zero_has_the_release_times_of_a_barrier(drive, seed):
     _, seconds = jittered(seed)
-    barrier = drive(Barrier().policy(), seconds, 4, 50.0)
-    bounded = drive(Bounded(bound=0).policy(), seconds, 4, 50.0)
+    barrier = drive(Barrier().policy(4), seconds, 4, 50.0)
+    bounded = drive(Bounded(bound=0).policy(4), seconds, 4, 50.0)
     assert sorted(barrier.releases) == sorted(bounded.releases)
     assert barrier.statistics == bounded.statistics
 
 
 def test_an_iteration_of_a_barrier_takes_as_long_as_the_slowest_worker(drive):
     table, seconds = jittered(0)
-    run = drive(Barrier().policy(), seconds, 4, 100.0)
+    run = drive(Barrier().policy(4), seconds, 4, 100.0)
     ends = np.cumsum(table.max(axis=0))
     assert np.allclose([now for now, worker, done in run.releases if worker == 0 and done], ends[ends <= 100.0])
     commits = [command for command in run.commands if isinstance(command, Commit)]
@@ -63,14 +63,14 @@ def test_an_iteration_of_a_barrier_takes_as_long_as_the_slowest_worker(drive):
 @pytest.mark.parametrize("seed", range(5))
 def test_dynamic_without_a_range_is_bounded_event_for_event(drive, limit, seed):
     _, seconds = jittered(seed)
-    bounded = drive(Bounded(bound=limit).policy(), seconds, 4, 100.0)
-    dynamic = drive(Dynamic(lower=limit, upper=limit).policy(), seconds, 4, 100.0)
+    bounded = drive(Bounded(bound=limit).policy(4), seconds, 4, 100.0)
+    dynamic = drive(Dynamic(lower=limit, upper=limit).policy(4), seconds, 4, 100.0)
     assert bounded.commands == dynamic.commands
     assert bounded.releases == dynamic.releases
 
 
 def two_workers(drive, part, ratio):
-    return drive(part.policy(), lambda worker, iteration: ratio if worker else 1.0, 2, FAST_ITERATIONS)
+    return drive(part.policy(4), lambda worker, iteration: ratio if worker else 1.0, 2, FAST_ITERATIONS)
 
 
 @pytest.mark.parametrize("ratio", [2.0, 2.17])
@@ -96,7 +96,7 @@ def test_without_a_bound_the_fast_worker_hardly_waits_and_its_lead_grows(drive, 
 
 
 def test_an_unbounded_worker_pushes_at_its_own_speed(drive):
-    run = drive(Unbounded().policy(), lambda worker, iteration: (1.0, 2.0, 4.0)[worker], 3, 100.0)
+    run = drive(Unbounded().policy(4), lambda worker, iteration: (1.0, 2.0, 4.0)[worker], 3, 100.0)
     assert run.statistics.pushes == {0: 100, 1: 50, 2: 25}
 
 
@@ -104,7 +104,7 @@ def test_of_nearly_equal_workers_with_jitter_the_more_freedom_the_more_pushes(dr
     means = np.array([0.98, 0.99, 1.01, 1.02])
     table = means[:, None] * (1.0 + 0.1 * np.random.default_rng(0).standard_normal((4, 4_000)).clip(-5, 5))
     pushes = [
-        sum(drive(part.policy(), lambda i, k: float(table[i, k]), 4, 2_000.0).statistics.pushes.values())
+        sum(drive(part.policy(4), lambda i, k: float(table[i, k]), 4, 2_000.0).statistics.pushes.values())
         for part in (Barrier(), Bounded(bound=3), Dynamic(lower=3, upper=15), Unbounded())
     ]
     assert pushes[0] < pushes[1] < pushes[3]
@@ -115,5 +115,5 @@ def test_the_same_events_lead_to_the_same_commands_and_others_to_others(drive):
     _, seconds = jittered(1)
     _, others = jittered(2)
     part = Dynamic(lower=1, upper=4)
-    assert drive(part.policy(), seconds, 4, 50.0) == drive(part.policy(), seconds, 4, 50.0)
-    assert drive(part.policy(), seconds, 4, 50.0).releases != drive(part.policy(), others, 4, 50.0).releases
+    assert drive(part.policy(4), seconds, 4, 50.0) == drive(part.policy(4), seconds, 4, 50.0)
+    assert drive(part.policy(4), seconds, 4, 50.0).releases != drive(part.policy(4), others, 4, 50.0).releases

@@ -10,7 +10,7 @@ from evenstep.core.sync import Barrier, Bounded, Dynamic, Push, Release, Unbound
 def lines_per_push(part, workers):
     """Of one push by each worker and a second by half of those that run then, and of half of the workers leaving."""
     generator = np.random.default_rng(0)
-    policy = part.policy()
+    policy = part.policy(workers)
     running = {worker for worker in range(workers) if policy.on_join(worker, 0.0)}
     number = count()
     pushes = 0

@@ -59,7 +59,7 @@ def test_the_controller_answers(interval, slowest_interval, due, most, expected)
 
 def started(**limits):
     """Worker 0 takes 1 s, worker 1 takes 4 s; at 5 s worker 0 is two ahead and asks, and worker 1 is due at 8 s."""
-    policy = Dynamic(**limits).policy()
+    policy = Dynamic(**limits).policy(4)
     for worker in (0, 1):
         policy.on_join(worker, 0.0)
     assert releases(policy.on_push(push(0, 0), 1.0)) == [(0, 1, 1)]
@@ -105,7 +105,7 @@ def test_intervals_do_not_contain_the_time_held():
 
 
 def test_only_the_fastest_asks():
-    policy = Dynamic(lower=0, upper=9).policy()
+    policy = Dynamic(lower=0, upper=9).policy(4)
     for worker in (0, 1, 2):
         policy.on_join(worker, 0.0)
     for worker in (0, 1, 2):
@@ -116,7 +116,7 @@ def test_only_the_fastest_asks():
 
 
 def test_extra_iterations_are_kept_by_one_that_is_no_longer_the_fastest():
-    policy = Dynamic(lower=0, upper=9).policy()
+    policy = Dynamic(lower=0, upper=9).policy(4)
     for worker in (0, 1, 2):
         policy.on_join(worker, 0.0)
     for worker in (0, 1, 2):
@@ -132,7 +132,7 @@ def test_extra_iterations_are_kept_by_one_that_is_no_longer_the_fastest():
 
 
 def test_of_several_slowest_the_one_that_came_last_is_waited_for():
-    policy = Dynamic(lower=0, upper=9).policy()
+    policy = Dynamic(lower=0, upper=9).policy(4)
     for worker in (0, 1, 2):
         policy.on_join(worker, 0.0)
     for worker, now in ((0, 1.0), (1, 3.0), (2, 5.0)):
@@ -162,5 +162,5 @@ def test_the_lead_stays_within_the_upper_limit_under_any_speeds(drive, seed):
     generator = np.random.default_rng(seed)
     speeds = np.exp(generator.normal(0.0, 1.0, 4))
     jitter = np.exp(generator.normal(0.0, 0.5, (4, 10_000)))
-    run = drive(Dynamic(lower=1, upper=4).policy(), lambda i, k: float(speeds[i] * jitter[i, k]), 4, 200.0)
+    run = drive(Dynamic(lower=1, upper=4).policy(4), lambda i, k: float(speeds[i] * jitter[i, k]), 4, 200.0)
     assert 1 <= run.statistics.largest_lead <= 4

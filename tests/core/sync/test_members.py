@@ -5,7 +5,8 @@ import pytest
 
 import evenstep.core.sync as sync
 from evenstep.core.errors import ConfigError, ProtocolError
-from evenstep.core.sync import Barrier, Bounded, Commit, Dynamic, Push, Release, Unbounded
+from evenstep.core.groups import ByRank
+from evenstep.core.sync import Barrier, Bounded, Commit, Dynamic, Grouped, Push, Release, Unbounded
 from evenstep.testing.conformance import check_sync_policy
 
 UNDER_TEST = {
@@ -17,6 +18,7 @@ UNDER_TEST = {
     "dynamic without a range": Dynamic(lower=2, upper=2),
     "dynamic without a bound": Dynamic(lower=1, upper=4, bounded=False),
     "unbounded": Unbounded(),
+    "grouped": Grouped(grouping=ByRank(1)),  # more groups have leads of their own: test_grouped.py
 }
 
 
@@ -25,7 +27,7 @@ def push(worker, iteration=0, samples=4):
 
 
 def joined(part, workers):
-    policy = part.policy()
+    policy = part.policy(workers)
     for worker in range(workers):
         policy.on_join(worker, 0.0)
     return policy
@@ -42,7 +44,7 @@ def alone(pushed):
 @pytest.mark.parametrize("name", UNDER_TEST)
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_conforms(name, workers):
-    check_sync_policy(UNDER_TEST[name].policy, workers=workers)
+    check_sync_policy(partial(UNDER_TEST[name].policy, workers), workers=workers)
 
 
 def test_every_public_member_is_under_test():
@@ -206,7 +208,7 @@ def test_a_checkpoint_of_dynamic_keeps_the_intervals():
     policy = joined(Dynamic(lower=1, upper=5), 2)
     policy.on_push(push(0), 1.0)
     policy.on_push(push(1), 4.0)
-    resumed = Dynamic(lower=1, upper=5).policy()
+    resumed = Dynamic(lower=1, upper=5).policy(4)
     resumed.load_state_dict(json.loads(json.dumps(policy.state_dict())))
     for worker in (0, 1):
         resumed.on_join(worker, 10.0)

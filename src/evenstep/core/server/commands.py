@@ -3,7 +3,7 @@
 from typing import NamedTuple, TypeAlias, final
 
 from evenstep.core.samples.claims import Claim
-from evenstep.core.sync.base import Release
+from evenstep.core.sync.base import Regroup, Release
 
 PushKey: TypeAlias = tuple[int, int, int]
 """Names a push for ever: worker, incarnation, sequence."""
@@ -69,4 +69,4 @@ class Answer(NamedTuple):
     release: Release | None = None
 
 
-CoordinatorCommand: TypeAlias = Update | Discard | Answer
+CoordinatorCommand: TypeAlias = Update | Discard | Answer | Regroup

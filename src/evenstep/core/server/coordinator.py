@@ -14,8 +14,9 @@ from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.load.base import Load
 from evenstep.core.samples.claims import Claim, Claims
 from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
+from evenstep.core.server.group_sizes import GroupSizes
 from evenstep.core.server.sizes import Sizes
-from evenstep.core.sync.base import Command, Commit, Push, Release, Sync
+from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync
 from evenstep.core.values import Problem, State
 
 
@@ -84,8 +85,12 @@ class Coordinator:
         self.samples = 0
         self.number = -1
         self.epoch = -1
-        self.sizes = Sizes(load, problem)
-        self.sync = sync.policy()
+        self.sizes: Sizes | GroupSizes = Sizes(load, problem)
+        self._load = load
+        self._problem = problem
+        self._saved_sizes: State | None = None
+        """Of groups that have not been told yet."""
+        self.sync = sync.policy(problem.workers)
         self._in_step = sync.in_step
         self._whole = problem.global_batch_size
         self._length = length - length % self._whole if drop_last else length
@@ -311,11 +316,15 @@ class Coordinator:
         """What the sync policy has decided, with the samples and the sizes put in."""
         commands: list[CoordinatorCommand] = []
         while decided:
+            if self._in_step:
+                commands += self._regrouped(decided)
             self._hand_out([each.worker for each in decided if isinstance(each, Release)])
             further: list[Command] = []
             for command in decided:
                 if isinstance(command, Commit):
                     commands.append(self._update(command))
+                    continue
+                if isinstance(command, Regroup):
                     continue
                 worker = command.worker
                 state = self._workers[worker]
@@ -328,6 +337,17 @@ class Coordinator:
                 commands.append(self._answer(worker, over=over, release=command))
             decided = further
         return commands
+
+    def _regrouped(self, decided: Sequence[Command]) -> list[CoordinatorCommand]:
+        """Where groups have been formed: their sizes are shared out among them, and whoever drives is told."""
+        formed = [command for command in decided if isinstance(command, Regroup)]
+        for command in formed:
+            sizes = GroupSizes(self._load, self._problem, command.groups, self.sizes.members, self.epoch)
+            saved, self._saved_sizes = self._saved_sizes, None
+            if saved is not None and saved["groups"] == [list(group) for group in command.groups]:
+                sizes.load_state_dict(saved)
+            self.sizes = sizes
+        return [*formed]
 
     def _update(self, commit: Commit) -> Update:
         units = sum([push.units for push in commit.pushes])
@@ -395,5 +415,9 @@ class Coordinator:
         self.number = cast("int", state["pass"])
         self.epoch = cast("int", state["epoch"])
         self._claims.load_state_dict(cast("State", state["claims"]))
-        self.sizes.load_state_dict(cast("State", state["sizes"]))
+        sizes = cast("State", state["sizes"])
+        if "groups" in sizes:
+            self._saved_sizes = sizes
+        else:
+            self.sizes.load_state_dict(sizes)
         self.sync.load_state_dict(cast("State", state["sync"]))

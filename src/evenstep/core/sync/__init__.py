@@ -1,9 +1,10 @@
 """How far ahead may a worker run before it waits for the others? Decides what is committed when, and who may run."""
 
 from evenstep.core.sync.barrier import Barrier
-from evenstep.core.sync.base import Command, Commit, Push, Release, Sync, SyncPolicy, SyncStatistics
+from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy, SyncStatistics
 from evenstep.core.sync.bounded import Bounded
 from evenstep.core.sync.dynamic import Dynamic
+from evenstep.core.sync.grouped import Grouped, on_hosts
 from evenstep.core.sync.unbounded import Unbounded
 
 __all__ = [
@@ -12,10 +13,13 @@ __all__ = [
     "Command",
     "Commit",
     "Dynamic",
+    "Grouped",
     "Push",
+    "Regroup",
     "Release",
     "Sync",
     "SyncPolicy",
     "SyncStatistics",
     "Unbounded",
+    "on_hosts",
 ]

@@ -69,8 +69,8 @@ class Barrier:
         """Every iteration is one slice."""
         return True
 
-    def policy(self) -> SyncPolicy:
-        """A new policy, which no worker has joined."""
+    def policy(self, workers: int) -> SyncPolicy:
+        """A new policy for a run of so many workers, none of which has joined."""
         return BarrierPolicy()
 
 

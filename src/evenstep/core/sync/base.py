@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
+from evenstep.core.groups import Groups
 from evenstep.core.values import State
 
 # Values made anew for each push are named tuples: a frozen dataclass takes more than twice as long to make. So does a
@@ -53,7 +54,14 @@ class Release(NamedTuple):
     held_seconds: float
 
 
-Command: TypeAlias = Commit | Release
+class Regroup(NamedTuple):
+    """From here on these are the groups, each of which takes every iteration together; `reason` is one sentence."""
+
+    groups: Groups
+    reason: str
+
+
+Command: TypeAlias = Commit | Release | Regroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +116,12 @@ class Sync(Protocol):
     """The answer to *how far ahead* as a part of a scheme: makes the policy.
 
     Attributes:
-        in_step: All workers take every iteration together, so that its samples are one slice of the epoch.
+        in_step: Workers take every iteration together, so that its samples are one slice of the epoch: all of them, or
+            those of a group where there was a `Regroup`.
     """
 
     @property
     def in_step(self) -> bool: ...
 
-    def policy(self) -> SyncPolicy:
-        """A new policy, which no worker has joined."""
+    def policy(self, workers: int) -> SyncPolicy:
+        """A new policy for a run of so many workers, none of which has joined."""

@@ -51,6 +51,6 @@ class Unbounded:
         """Workers go their own ways."""
         return False
 
-    def policy(self) -> SyncPolicy:
-        """A new policy, which no worker has joined."""
+    def policy(self, workers: int) -> SyncPolicy:
+        """A new policy for a run of so many workers, none of which has joined."""
         return UnboundedPolicy()

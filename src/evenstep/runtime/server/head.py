@@ -303,8 +303,13 @@ class Head:
                     self._tell({"op": "discard", "key": command.key})
                     self.replica.discard(command.key)
                     self._forget(command.key)
-                else:
+                elif isinstance(command, Answer):
                     self._answer(command)
+                else:
+                    self._record(
+                        "regroup", self._clock(), None, groups=[list(group) for group in command.groups],
+                        reason=command.reason,
+                    )  # fmt: skip
         except Exception as error:
             raise BrokenServerError("the servers could not do what was decided") from error
 

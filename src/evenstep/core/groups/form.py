@@ -1,0 +1,116 @@
+"""With whom: the ways to form groups of workers that synchronise inside. Pure functions of speeds, hosts or wishes."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.errors import ConfigError
+
+Groups = tuple[tuple[int, ...], ...]
+"""The groups by number, each with its workers in ascending order."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def by_rank(workers: Sequence[int], count: int) -> Groups:
+    """So many groups of neighbours by rank, whose sizes differ by one at most; fewer where there are fewer workers.
+
+    >>> by_rank(range(5), 2)
+    ((0, 1, 2), (3, 4))
+    """
+    ranks = sorted(workers)
+    count = min(count, len(ranks))
+    bounds = [-(-number * len(ranks) // count) for number in range(count + 1)] if count else []
+    return tuple(tuple(ranks[start:stop]) for start, stop in pairwise(bounds))
+
+
+def by_host(hosts: Sequence[str]) -> Groups:
+    """The workers of each host, who reach each other without the network; `hosts` by rank.
+
+    >>> by_host(["a", "b", "a"])
+    ((0, 2), (1,))
+    """
+    groups: dict[str, list[int]] = {}
+    for worker, host in enumerate(hosts):
+        groups.setdefault(host, []).append(worker)
+    return tuple(map(tuple, groups.values()))
+
+
+def by_speed(seconds: Sequence[float], count: int) -> Groups:
+    """So many groups, at most, of workers of similar speed: those with the most iterations in a second between them.
+
+    A group waits for its slowest, so what N workers do is the sum over groups of n_j / max(seconds of j). No groups
+    of these sizes do more than neighbours in the order of speed, so that only where to cut is to be found. Where a
+    further group would add nothing there are fewer. Groups of faster workers come first.
+
+    Basu et al., "Balancing Stragglers Against Staleness in Distributed Deep Learning", HiPC 2018, do not say how
+    workers are assigned; groups of similar speed are Gao and Chen's (GSGD, 2020).
+
+    Args:
+        seconds: of each worker's iteration, by rank; positive.
+        count: 1 or more.
+
+    >>> by_speed([1.0, 4.0, 1.0, 1.1], 2)
+    ((0, 2, 3), (1,))
+    """
+    order = sorted(range(len(seconds)), key=lambda worker: (seconds[worker], worker))
+    cuts = _best_cuts(np.array([seconds[worker] for worker in order]), count)
+    return tuple(tuple(sorted(order[start:stop])) for start, stop in pairwise(cuts))
+
+
+def rate_of(groups: Groups, seconds: Sequence[float]) -> float:
+    """Workers' iterations in a second where each group waits for its slowest and for nobody else.
+
+    The time to do a number of samples, over the time that N workers of one second each take, is N over this:
+    N / sum over groups of (n_j / s_j), with s_j the slowdown of the slowest in j.
+
+    >>> rate_of(((0, 1), (2, 3)), [1.0, 1.0, 1.0, 4.0])
+    2.5
+    """
+    return sum(len(group) / max(seconds[worker] for worker in group) for group in groups)
+
+
+def require_partition(groups: Groups, workers: int) -> None:
+    """Check groups that a user gave.
+
+    Raises:
+        ConfigError: A worker is in no group or in two, or a group is empty.
+    """
+    named = sorted(worker for group in groups for worker in group)
+    if named != list(range(workers)) or not all(groups):
+        text = " | ".join(" ".join(map(str, group)) for group in groups)
+        raise ConfigError(
+            f"the groups {text!r} do not have each of the workers 0 to {workers - 1} once: name every rank in one group"
+        )
+
+
+def _best_cuts(seconds: FloatArray, count: int) -> list[int]:
+    """Where to cut ascending `seconds` into at most `count` groups; begins with 0 and ends with their number."""
+    workers = len(seconds)
+    # rates[stop]: the most that the first `stop` workers do; a group [start, stop) adds (stop - start) / its slowest.
+    starts = np.arange(workers + 1)
+    rates = np.full(workers + 1, -np.inf)
+    rates[0] = 0.0
+    chosen: list[npt.NDArray[np.int64]] = []
+    best: list[float] = []
+    for _ in range(min(count, workers)):
+        added = np.full(workers + 1, -np.inf)
+        cut = np.zeros(workers + 1, dtype=np.int64)
+        for stop in range(1, workers + 1):
+            candidates = rates[:stop] + (stop - starts[:stop]) / seconds[stop - 1]
+            cut[stop] = int(np.argmax(candidates))
+            added[stop] = candidates[cut[stop]]
+        chosen.append(cut)
+        rates = added
+        best.append(float(rates[workers]))
+    if not best:
+        return [0, workers] if workers else [0]
+    # Rounding must not make a group.
+    most = max(best)
+    fewest = next(number for number, rate in enumerate(best) if rate >= most * (1 - 1e-9))
+    cuts = [workers]
+    for cut in reversed(chosen[: fewest + 1]):
+        cuts.append(int(cut[cuts[-1]]))
+    return cuts[::-1]

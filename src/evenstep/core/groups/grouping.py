@@ -1,0 +1,169 @@
+"""The answer to *with whom* as a part of a scheme: who forms groups, and when they are formed anew."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, NamedTuple, Protocol, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.groups.form import Groups, by_host, by_rank, by_speed, rate_of, require_partition
+
+_WORTH_IT: Final = 0.1
+"""New groups must do so much more than the present ones: to form them, all wait once, and speeds are noisy."""
+
+
+class Reformed(NamedTuple):
+    """Other groups than before, and one sentence that says why."""
+
+    groups: Groups
+    reason: str
+
+
+class Grouping(Protocol):
+    """Forms groups. Pure: what is known of the workers comes as arguments."""
+
+    def form(self, workers: int) -> Groups:
+        """The groups of the ranks 0 to `workers` - 1 before their speeds are known.
+
+        Raises:
+            ConfigError: There are no such groups of so many workers.
+        """
+
+    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
+        """Other groups, where they are worth it; `seconds` of each worker's iteration, by rank, as they are now."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The groups that the user gave; they stay."""
+
+    groups: Groups
+
+    def form(self, workers: int) -> Groups:
+        require_partition(self.groups, workers)
+        return self.groups
+
+    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
+        return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ByHost:
+    """The workers of a host are a group, so that heavy traffic stays off the network; `hosts` by rank."""
+
+    hosts: tuple[str, ...] = ()
+
+    def form(self, workers: int) -> Groups:
+        if len(self.hosts) != workers:
+            raise ConfigError(f"{len(self.hosts)} hosts are known of {workers} workers: name the host of every worker")
+        return by_host(self.hosts)
+
+    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
+        return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ByRank:
+    """So many groups of neighbours by rank; they stay."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_count(self.count)
+
+    def form(self, workers: int) -> Groups:
+        return by_rank(range(workers), self.count)
+
+    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
+        return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BySpeed:
+    """At most so many groups of workers of similar speed, formed anew when speeds have moved."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_count(self.count)
+
+    def form(self, workers: int) -> Groups:
+        return by_rank(range(workers), self.count)
+
+    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
+        best = by_speed(seconds, self.count)
+        gain = rate_of(best, seconds) / rate_of(groups, seconds)
+        return Reformed(best, f"groups of similar speed do {gain:.2f} times as much") if gain > 1 + _WORTH_IT else None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressive:
+    """As few groups as the stragglers allow: one as long as nobody is slow, more while each is worth it.
+
+    Basu et al. (HiPC 2018) raise the number of groups as a delay grows, up to what accuracy allows, and do not say
+    how; we take a further group where the predicted work grows by `worth` of what it is, with groups of similar speed,
+    as long as no group is predicted to fall behind by more than `staleness` global batches in one of its iterations,
+    and give it up as soon as it does not add half of that any more.
+
+    Args:
+        worth: part of the present work that a further group must add; more than 0.
+        staleness: global batches that all others may do in one iteration of any group; more than 0.
+        most: groups; 1 or more.
+    """
+
+    worth: float = _WORTH_IT
+    staleness: float = 10.0
+    most: int = 8
+
+    def __post_init__(self) -> None:
+        _require_count(self.most)
+        if self.worth <= 0 or self.staleness <= 0:
+            raise ConfigError(
+                f"groups cannot be added for {self.worth} more work up to a staleness of {self.staleness}: both are"
+                " positive"
+            )
+
+    def form(self, workers: int) -> Groups:
+        return by_rank(range(workers), 1)
+
+    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
+        best = self._up_to_worth(seconds)
+        now, then = rate_of(groups, seconds), rate_of(best, seconds)
+        slowest = max(range(len(seconds)), key=lambda worker: seconds[worker])
+        slowdown = seconds[slowest] / median(seconds)
+        if then > now * (1 + self.worth) or behind(groups, seconds) > self.staleness:
+            return Reformed(best, f"worker {slowest} takes {slowdown:.2f} times as long as the median one")
+        if len(best) < len(groups) and then > now * (1 - self.worth / 2):
+            return Reformed(best, f"nobody takes more than {slowdown:.2f} times as long as the median one")
+        return None
+
+    def _up_to_worth(self, seconds: Sequence[float]) -> Groups:
+        best = by_speed(seconds, 1)
+        for count in range(2, self.most + 1):
+            further = by_speed(seconds, count)
+            enough = rate_of(further, seconds) > rate_of(best, seconds) * (1 + self.worth)
+            if len(further) < count or not enough or behind(further, seconds) > self.staleness:
+                break
+            best = further
+        return best
+
+
+def behind(groups: Groups, seconds: Sequence[float]) -> float:
+    """Global batches that all other groups do in one iteration of a group; of the group where it is most.
+
+    >>> behind(((0, 1), (2, 3)), [1.0, 1.0, 1.0, 4.0])
+    2.0
+    """
+    slowest = [max(seconds[worker] for worker in group) for group in groups]
+    rates = [len(group) / each for group, each in zip(groups, slowest, strict=True)]
+    return max((sum(rates) - rate) * each / len(seconds) for rate, each in zip(rates, slowest, strict=True))
+
+
+def _require_count(count: int) -> None:
+    if count < 1:
+        raise ConfigError(f"workers cannot be in {count} groups: use 1 or more")

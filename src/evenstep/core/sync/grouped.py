@@ -1,0 +1,271 @@
+"""Barriers inside groups, and any other policy between them: a group is a worker to its parent. Grouped servers."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, cast, final
+
+from evenstep.core.errors import ProtocolError
+from evenstep.core.groups import ByHost, ByRank, Grouping, Groups
+from evenstep.core.sync.barrier import BarrierPolicy
+from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy, SyncStatistics
+from evenstep.core.sync.unbounded import Unbounded
+from evenstep.core.values import State
+
+_REMEMBERED: Final = 9
+"""Intervals of a worker whose median is its speed: a few odd ones move no group."""
+_ROUNDS: Final = 4
+"""Groups are reconsidered when there have been so many pushes for each worker."""
+
+
+@final
+class GroupedPolicy:
+    """Grouped parameter servers (Basu et al., HiPC 2018): a barrier in each group, the `across` policy between groups.
+
+    The pushes of a group are one push to the parent, the mean of its members weighted by units; when the parent
+    releases the group, all its members are released on the same weights. One group of all workers is a barrier, and
+    groups of one worker each are the parent's policy.
+
+    The paper does not say how workers are assigned, nor when that changes: `grouping` does. Groups are formed anew
+    where nobody is in a pass, and else by one barrier across all: each group that arrives is held until all have, and
+    leads begin anew.
+
+    A worker that joins takes part in the iteration that its group is in. A release's lead and bound are its group's.
+    """
+
+    def __init__(self, *, workers: int, grouping: Grouping, across: Sync) -> None:
+        self._grouping = grouping
+        self._groups: Groups = grouping.form(workers)
+        self._said: Groups | None = None
+        """The groups that the latest command has told."""
+        self._across_part = across
+        self._workers = workers
+        self._next: tuple[Groups, str] | None = None
+        """What to form once all groups have arrived."""
+        self._began: dict[int, float] = {}
+        """When each of those who have joined was released, or has arrived."""
+        self._seconds: dict[int, deque[float]] = {}
+        self._since_considered = 0
+        self._pushes: dict[int, int] = {}
+        self._held_seconds: dict[int, float] = {}
+        self._largest_lead = 0
+        self._make()
+
+    def _make(self) -> None:
+        """New policies for the groups as they are, which nobody has joined."""
+        self._group_of = {worker: number for number, group in enumerate(self._groups) for worker in group}
+        self._inside = [BarrierPolicy() for _ in self._groups]
+        self._members: list[set[int]] = [set() for _ in self._groups]
+        self._across = self._across_part.policy(len(self._groups))
+        self._arrived: dict[int, None] = {}
+        """Groups that have pushed, or come, and are not released."""
+        self._iterations = [0] * len(self._groups)
+        self._folded: dict[tuple[int, int], tuple[Push, ...]] = {}
+        """What a group's push to the parent is made of, by group and iteration."""
+        self._latest: dict[int, Release] = {}
+        """How each group was released last."""
+
+    # Events.
+
+    def on_join(self, worker: int, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if not self._began:
+            reformed = self._reconsidered()
+            if reformed is not None:
+                self._groups, reason = reformed
+                self._make()
+                commands.append(self._tell(reason))
+        if self._said is None:
+            commands.append(self._tell("as the run begins"))
+        group = self._group(worker)
+        self._inside[group].on_join(worker, now)
+        self._began[worker] = now
+        self._pushes.setdefault(worker, 0)
+        self._held_seconds.setdefault(worker, 0.0)
+        first = not self._members[group]
+        self._members[group].add(worker)
+        if first:
+            # Where groups are about to be formed anew, the parent's release waits for that.
+            commands += self._from_parent(self._across.on_join(group, now), now)
+        elif group not in self._arrived:
+            commands.append(self._release(worker, self._latest[group], now))
+        return commands + self._reform_once_all_have_arrived(now)
+
+    def on_push(self, push: Push, now: float) -> list[Command]:
+        worker = push.worker
+        group = self._group(worker)
+        if group in self._arrived:
+            raise ProtocolError(
+                f"worker {worker} pushed its iteration {push.iteration} while its group is held:"
+                " only a worker that has joined and was released since its last push may push"
+            )
+        decided = self._inside[group].on_push(push, now)  # First of all, since it refuses what cannot be.
+        self._pushes[worker] += 1
+        self._seconds.setdefault(worker, deque(maxlen=_REMEMBERED)).append(now - self._began[worker])
+        self._began[worker] = now
+        self._since_considered += 1
+        return self._from_inside(group, decided, now) + self._reform_once_all_have_arrived(now)
+
+    def on_leave(self, worker: int, now: float) -> list[Command]:
+        group = self._group(worker)
+        decided = self._inside[group].on_leave(worker, now)
+        del self._began[worker]
+        self._members[group].discard(worker)
+        commands = self._from_inside(group, decided, now)
+        if not self._members[group]:
+            self._arrived.pop(group, None)
+            commands += self._from_parent(self._across.on_leave(group, now), now)
+        return commands + self._reform_once_all_have_arrived(now)
+
+    # Between the two.
+
+    def _from_inside(self, group: int, decided: Iterable[Command], now: float) -> list[Command]:
+        """The group's barrier has opened, or not: its pushes become one to the parent."""
+        pushes: tuple[Push, ...] = ()
+        opened = False
+        for command in decided:
+            opened = True
+            if isinstance(command, Commit):
+                pushes = command.pushes
+        if not opened:
+            return []
+        self._iterations[group] += 1
+        if pushes:
+            self._folded[group, self._iterations[group]] = pushes
+        self._arrived[group] = None
+        alone = len(self._members[group]) == len(self._began)
+        whole = Push(
+            worker=group,
+            iteration=self._iterations[group],
+            samples=sum(push.samples for push in pushes),
+            units=sum(push.units for push in pushes),
+            share=1.0 if alone else sum(push.share for push in pushes),
+            version=min((push.version for push in pushes), default=0),
+        )
+        if self._next is None and self._since_considered >= _ROUNDS * len(self._began):
+            self._next = self._reconsidered()
+        return self._from_parent(self._across.on_push(whole, now), now)
+
+    def _from_parent(self, decided: Iterable[Command], now: float) -> list[Command]:
+        """What the parent has decided about groups, for their members."""
+        commands: list[Command] = []
+        for command in decided:
+            if isinstance(command, Commit):
+                pushes = [
+                    push for whole in command.pushes for push in self._folded.pop((whole.worker, whole.iteration))
+                ]
+                pushes.sort(key=_worker)
+                commands.append(Commit(tuple(pushes), command.share))
+            elif isinstance(command, Release):
+                group = command.worker
+                if self._next is not None:
+                    self._arrived[group] = None
+                    continue
+                self._arrived.pop(group, None)
+                self._latest[group] = command
+                self._largest_lead = max(self._largest_lead, command.lead)
+                commands += [self._release(worker, command, now) for worker in sorted(self._members[group])]
+        return commands
+
+    def _release(self, worker: int, whole: Release, now: float) -> Release:
+        """The release of a member of the group that this one is of."""
+        held_seconds = now - self._began[worker]
+        self._began[worker] = now
+        self._held_seconds[worker] += held_seconds
+        return Release(worker, whole.lead, whole.bound, held_seconds)
+
+    def _group(self, worker: int) -> int:
+        if worker not in self._group_of:
+            raise ProtocolError(f"worker {worker} is in no group, and not joined: there are {self._workers} workers")
+        return self._group_of[worker]
+
+    def _here(self) -> list[int]:
+        """The groups that anybody is in."""
+        return [group for group, members in enumerate(self._members) if members]
+
+    # Other groups.
+
+    def _reconsidered(self) -> tuple[Groups, str] | None:
+        """Other groups than now and why, where the speeds of all are known and say so."""
+        self._since_considered = 0
+        if len(self._seconds) < self._workers:
+            return None
+        seconds = [median(self._seconds[worker]) for worker in range(self._workers)]
+        return self._grouping.reform(self._groups, seconds) if min(seconds) > 0.0 else None
+
+    def _reform_once_all_have_arrived(self, now: float) -> list[Command]:
+        """Where there are to be other groups, those who are here begin in them as soon as nobody runs."""
+        if self._next is None or not all(map(self._arrived.__contains__, self._here())):
+            return []
+        (self._groups, reason), self._next = self._next, None
+        self._make()
+        commands: list[Command] = [self._tell(reason)]
+        here = sorted(self._began)
+        for worker in here:
+            self._inside[self._group_of[worker]].on_join(worker, now)
+            self._members[self._group_of[worker]].add(worker)
+        for group in self._here():
+            commands += self._from_parent(self._across.on_join(group, now), now)
+        return commands
+
+    def _tell(self, reason: str) -> Regroup:
+        self._said = self._groups
+        return Regroup(self._groups, reason)
+
+    # What is known.
+
+    def statistics(self) -> SyncStatistics:
+        return SyncStatistics(
+            pushes=dict(self._pushes), held_seconds=dict(self._held_seconds), largest_lead=self._largest_lead
+        )
+
+    def state_dict(self) -> State:
+        return {
+            "groups": [list(group) for group in self._groups],
+            "seconds": [[worker, list(seconds)] for worker, seconds in self._seconds.items()],
+            "across": self._across.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on with the groups and the speeds of the given state; leads begin anew as the workers join."""
+        self._groups = tuple(tuple(group) for group in cast("list[list[int]]", state["groups"]))
+        self._seconds = {
+            worker: deque(seconds, maxlen=_REMEMBERED)
+            for worker, seconds in cast("list[tuple[int, list[float]]]", state["seconds"])
+        }
+        self._make()
+        self._across.load_state_dict(cast("State", state["across"]))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """A barrier inside each group, and `across` between the groups, which are formed by `grouping`."""
+
+    grouping: Grouping = field(default_factory=lambda: ByRank(2))
+    across: Sync = field(default_factory=Unbounded)
+
+    @property
+    def in_step(self) -> bool:
+        """A group takes every iteration together."""
+        return True
+
+    def policy(self, workers: int) -> SyncPolicy:
+        """A new policy for a run of so many workers, none of which has joined.
+
+        Raises:
+            ConfigError: So many workers cannot be grouped like this.
+        """
+        return GroupedPolicy(workers=workers, grouping=self.grouping, across=self.across)
+
+
+def on_hosts(sync: Sync, hosts: tuple[str, ...]) -> Sync:
+    """The same, with the host of each worker, by rank, where it asks for them."""
+    if isinstance(sync, Grouped) and isinstance(sync.grouping, ByHost):
+        return Grouped(grouping=ByHost(hosts), across=sync.across)
+    return sync
+
+
+def _worker(push: Push) -> int:
+    return push.worker

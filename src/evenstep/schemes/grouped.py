@@ -1,0 +1,104 @@
+"""The recipe of groups: barriers inside, and any policy of parameter servers between them."""
+
+from typing import Literal
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive
+from evenstep.core.sync import Grouped
+from evenstep.schemes.scheme import Scheme, Served, one_of
+from evenstep.schemes.spelling import sizes_of, spelled
+
+
+def grouped(
+    *,
+    groups: int | str = "progressive",
+    by: Literal["rank", "speed"] = "rank",
+    inside: Scheme | str = "bsp",
+    across: Scheme | str = "asp",
+    rate: str = "share",
+    clip: float | None = None,
+    nonfinite: Literal["skip", "refuse"] = "skip",
+    servers: int = 1,
+) -> Scheme:
+    """Grouped parameter servers: a barrier inside each group, and the groups run ahead of each other.
+
+    Source: Basu, Saxena, Panja and Verma, "Balancing Stragglers Against Staleness in Distributed Deep Learning", HiPC
+    2018. Parts: the sizes of `inside`, the bound of `across`, and groups. One group is synchronous training, as many as
+    workers are `across` itself; between the two less waiting is paid for with staleness. The paper says neither who is
+    in which group nor when their number changes (`evenstep.core.groups` does), nor at which rate a group's gradient
+    enters: here by its share of the global batch, as any push (see `asp`).
+
+    When to use it: a few workers are much slower than the others, or hosts are far apart. When not: speeds that stay
+    unequal and that sizes can even out (`lb_bsp`).
+
+    Args:
+        groups: `progressive`: one group as long as nobody is slow, more while each is worth it. A number of groups.
+            `hosts`: the workers of each host. Or the ranks of each, such as `0-3/4+6/5+7`.
+        by: Who is in a number of groups: neighbours by `rank`, or workers of similar `speed`, formed anew when speeds
+            have moved.
+        inside: The scheme whose sizes a group's part of the global batch is shared out by: `bsp` (equal), `lb-bsp`,
+            `dbs`, or one that a recipe made.
+        across: The scheme by which groups wait for each other: `asp`, `ssp`, `dssp` or `bsp`. In a scheme string its
+            own parameters stand behind a colon, with semicolons: `grouped:groups=4,across=dssp:lower=2;upper=8`.
+        rate: `share` or `raw`, as in `asp`.
+        clip: The largest norm of a group's gradient, as in `asp`; on one server.
+        nonfinite: `skip` or `refuse`, as in `asp`.
+        servers: Server processes, each with a part of the parameters.
+    """
+    one_of("by", by, ("rank", "speed"))
+    sizes, between = _inside(inside), _across(across)
+    said = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers}
+    name = spelled("grouped", grouped, {"groups": groups, "by": by, "inside": sizes, "across": between, **said})
+    return Scheme(
+        name=name,
+        load=sizes.load,
+        sync=Grouped(grouping=_grouping(str(groups), by), across=between.sync),
+        served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite),
+    )
+
+
+def _inside(inside: Scheme | str) -> Scheme:
+    try:
+        return sizes_of("grouped", inside)
+    except ConfigError as error:
+        raise ConfigError(
+            f"inside a group is a barrier, and {str(inside)!r} says more than its sizes: use bsp, lb-bsp or dbs"
+        ) from error
+
+
+def _across(across: Scheme | str) -> Scheme:
+    from evenstep.schemes.parse import parse_scheme
+
+    scheme = parse_scheme(across.replace(";", ",")) if isinstance(across, str) else across
+    plain = scheme.served in (None, Served()) and scheme.load == parse_scheme("bsp").load and scheme.period is None
+    if not plain or isinstance(scheme.sync, Grouped):
+        raise ConfigError(
+            f"groups wait for each other as under bsp, asp, ssp or dssp, and {scheme.name!r} says more than that: leave"
+            " out its load and its servers' options, which stand beside across"
+        )
+    return scheme
+
+
+def _grouping(groups: str, by: str) -> Grouping:
+    if groups.isdecimal():
+        return BySpeed(int(groups)) if by == "speed" else ByRank(int(groups))
+    if by != "rank":
+        raise ConfigError(f"by={by} says who is in a number of groups, and there is none: give groups=4, say")
+    if groups == "progressive":
+        return Progressive()
+    return ByHost() if groups == "hosts" else Given(_given(groups))
+
+
+def _given(text: str) -> Groups:
+    groups = []
+    for part in text.split("/"):
+        group: list[int] = []
+        for ranks in part.split("+"):
+            first, dash, last = ranks.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                raise ConfigError(
+                    f"groups cannot be {text!r}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
+                )
+            group += range(int(first), int(last) + 1) if dash else [int(first)]
+        groups.append(tuple(sorted(group)))
+    return tuple(groups)
