@@ -39,6 +39,7 @@ class Place:
         incarnation: Counts its stays; an event for another one is void.
         claims: What it computes on next, one after another.
         computing, computed: What it computes on, and what it has computed on and not pushed; None for none.
+        batch, seconds: What it computes on, copies included, and for how long, or has last.
         asking: Whether a push is under way, or its answer.
         answer: An answer that is on its way.
         blocked_since: Since when it waits for an answer, where it does.
@@ -50,6 +51,7 @@ class Place:
         "answer",
         "arrival",
         "asking",
+        "batch",
         "began",
         "blocked_since",
         "claims",
@@ -77,7 +79,6 @@ class Place:
         "pushes",
         "samples",
         "seconds",
-        "sequence",
         "staleness",
         "stays",
         "version",
@@ -102,8 +103,8 @@ class Place:
         self.idle_since: float | None = None
         self.version = -1
         self.handed_out_on = -1
+        self.batch = 0
         self.began = self.entered = self.seconds = 0.0
-        self.sequence = 0
         self.commit: Update | None = None
         self.arrival: Arrival | None = None
         self.epoch = 0
@@ -124,7 +125,6 @@ class Place:
         self.worker = worker
         self.here_since = self.idle_since = self.entered = now
         self.version = self.handed_out_on = -1
-        self.sequence = 0
         self.over = False
 
     def go(self, now: float) -> None:

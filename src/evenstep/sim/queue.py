@@ -32,15 +32,13 @@ class Events:
     order of rank. Times are compared as they are: two events are simultaneous only where their times are one number.
     """
 
-    __slots__ = ("_heap", "add", "pop")
+    __slots__ = ("add", "heap", "pop")
 
     def __init__(self) -> None:
-        self._heap: list[Event] = []
+        self.heap: list[Event] = []
+        """All of them; to be read only."""
         # As they are, since a method around each would take as long again.
-        self.add: Callable[[Event], None] = partial(heappush, self._heap)
+        self.add: Callable[[Event], None] = partial(heappush, self.heap)
         """This is to happen."""
-        self.pop: Callable[[], Event] = partial(heappop, self._heap)
+        self.pop: Callable[[], Event] = partial(heappop, self.heap)
         """What happens next."""
-
-    def __len__(self) -> int:
-        return len(self._heap)

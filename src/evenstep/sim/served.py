@@ -71,9 +71,9 @@ class ServedRun:
     def finish(self, progress: Callable[[float], None]) -> SimulatedRun:
         """Run to the end; `progress` is told now and then which part is done."""
         self._gather()
-        events, pop, places, handlers = self._events, self._events.pop, self._places, self._handlers
+        heap, pop, places, handlers = self._events.heap, self._events.pop, self._places, self._handlers
         handled, coordinator, budget = 0, self._coordinator, self._budget
-        while events and coordinator.samples < budget:
+        while heap and coordinator.samples < budget:
             now, kind, worker, incarnation = pop()
             place = places[worker]
             if incarnation != place.incarnation:
@@ -160,12 +160,11 @@ class ServedRun:
             place.idle_since = None
         claim = place.computing = place.claims.popleft()
         samples = place.last_batch_size = claim.samples
+        place.batch = batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
         place.handed_out_on = place.version
         place.began = now
-        if samples < self._minimum:
-            samples = batch_of(samples, self._minimum)
         assert place.worker is not None
-        place.seconds = seconds = place.worker.seconds(place.iterations, samples, now)
+        place.seconds = seconds = place.worker.seconds(place.iterations, batch, now)
         place.iterations += 1
         self._events.add((now + seconds, _COMPUTED, place.number, place.incarnation))
 
@@ -180,16 +179,14 @@ class ServedRun:
         claim, place.computed = place.computed, None
         assert claim is not None
         assert place.worker is not None
-        samples = place.last_batch_size
-        batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
-        row = place.worker.row(batch, place.seconds, batch)
-        place.sequence += 1
-        key = (place.number, place.incarnation, place.sequence)
-        # In order and not by name, which takes twice as long: key, claim, version, samples, units, row.
-        place.arrival = Arrival(key, claim.number, place.handed_out_on, samples, samples, row)
+        samples, batch, seconds = place.last_batch_size, place.batch, place.seconds
+        row = place.worker.row(batch, seconds, batch)
         place.samples += samples
-        place.pushes += 1
-        place.compute_seconds += place.seconds
+        place.pushes = sequence = place.pushes + 1  # Which go up over all of its stays.
+        # In order and not by name, which takes twice as long: key, claim, version, samples, units, row.
+        key = (place.number, place.incarnation, sequence)
+        arrival = Arrival(key, claim.number, place.handed_out_on, samples, samples, row)
+        place.compute_seconds += seconds
         place.asking = True
         if self._log is not None:
             place.pushed = Pushed(
@@ -198,8 +195,9 @@ class ServedRun:
         if self._overlaps:
             self._go_on_meanwhile(place, now)
         if self._free:
-            self._arrive(place, now)
+            self._carry_out(self._coordinator.push(arrival, now), now)
         else:
+            place.arrival = arrival
             arrives = self._network.push_arrives(place.number, now)
             self._events.add((arrives, _PUSH, place.number, place.incarnation))
 
@@ -276,8 +274,8 @@ class ServedRun:
     def _commit(self, update: Update) -> None:
         self._arrivals_in_vain = 0
         staleness = update.staleness
-        for key, _ in update.pushes:
-            place = self._places[key[0]]
+        for (worker, _, _), _ in update.pushes:
+            place = self._places[worker]
             place.commit = update  # To be written down with the iteration that it commits.
             place.staleness += staleness
             if staleness > place.largest_staleness:

@@ -67,9 +67,9 @@ class VirtualWorker:
         Raises:
             ConfigError: The device does not hold the batch.
         """
-        if self._micro_batch is not None and batch_size > self._micro_batch:
-            return self._in_micro_batches(iteration, batch_size, self._micro_batch, now)
         if batch_size != self._size:
+            if self._micro_batch is not None and batch_size > self._micro_batch:
+                return self._in_micro_batches(iteration, batch_size, self._micro_batch, now)
             self._look_up(batch_size)
         seconds = self._natural
         for disturbed in self._disturbances:
@@ -106,16 +106,7 @@ class VirtualWorker:
         if self._estimator is None:
             return (samples, microseconds, 0, 0, 0, 0, largest)
         self._estimator.observe(samples, microseconds / 1e6, _FACTORS)
-        estimate = self._estimator.estimate(_FACTORS)
-        return (
-            samples,
-            microseconds,
-            estimate.nanoseconds_per_sample,
-            estimate.fixed_nanoseconds,
-            estimate.error_ppm,
-            estimate.flat_size,
-            largest,
-        )
+        return (samples, microseconds, *self._estimator.estimate(_FACTORS), largest)
 
     @property
     def learns_its_limit(self) -> bool:

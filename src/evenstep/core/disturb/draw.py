@@ -4,15 +4,16 @@ A sequential stream would give a worker other numbers as soon as another worker 
 real time and its replay in virtual time two different experiments.
 """
 
-import hashlib
 import struct
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Final
 
 from evenstep.core.errors import ConfigError
 
 _SEEDS: Final = 2**64
 _PLACE: Final = struct.Struct("<QQQQ")
+_WORD: Final = struct.Struct("<Q")
 
 
 class Purpose(IntEnum):
@@ -31,7 +32,7 @@ def require_seed(seed: int) -> None:
 
 def derive_seed(seed: int, name: str) -> int:
     """The seed that belongs to `name` under `seed`: stable, and unrelated for different names."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
 
 
 def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int) -> list[float]:
@@ -41,12 +42,12 @@ def uniforms(count: int, *, seed: int, purpose: Purpose, worker: int, index: int
     in every version of every library.
     """
     place = _PLACE.pack(seed, purpose, worker, index)
-    digest = hashlib.blake2b(place, digest_size=8 * count).digest()
+    digest = blake2b(place, digest_size=8 * count).digest()
     # 52 bits and a half: neither 0 nor 1 can come out, of which an inverse distribution function makes infinities.
     return [((word >> 12) + 0.5) * 2.0**-52 for word in struct.unpack(f"<{count}Q", digest)]
 
 
 def uniform(seed: int, purpose: int, worker: int, index: int) -> float:
     """The one draw that `uniforms(1, ...)` gives, at half of its cost: a simulation draws by the million."""
-    digest = hashlib.blake2b(_PLACE.pack(seed, purpose, worker, index), digest_size=8).digest()
-    return ((int.from_bytes(digest, "little") >> 12) + 0.5) * 2.0**-52
+    word: int = _WORD.unpack(blake2b(_PLACE.pack(seed, purpose, worker, index), digest_size=8).digest())[0]
+    return ((word >> 12) + 0.5) * 2.0**-52

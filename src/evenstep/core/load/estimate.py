@@ -49,7 +49,8 @@ class Estimator:
         self._seen += 1
         if self._seen <= self._warmup:
             return
-        sample = Sample(samples=samples, compute_seconds=max(compute_seconds, _CLOCK_STEP), factors=factors or _UNKNOWN)
+        # By position here and below, and without min and max: this is done for every worker and iteration.
+        sample = Sample(samples, compute_seconds if compute_seconds > _CLOCK_STEP else _CLOCK_STEP, factors or _UNKNOWN)
         if self._shape is None:
             self._predictor.observe(sample)
         elif self._shape.observe(sample):
@@ -66,14 +67,14 @@ class Estimator:
         prediction = self._predictor.predict(factors or _UNKNOWN)
         if prediction is None:
             return Estimate()
-        rate = prediction.seconds_per_sample * 1e9
-        fixed = 0.0 if self._shape is None else rate * self._shape.fixed_samples
-        return Estimate(
-            nanoseconds_per_sample=max(_integer(rate, _LARGEST_RATE), 1),
-            fixed_nanoseconds=_integer(fixed, _LARGEST_FIXED),
-            error_ppm=_integer(prediction.relative_error * 1e6, _LARGEST_ERROR),
-            flat_size=0 if self._shape is None else _integer(self._shape.flat_samples, _LARGEST_SIZE),
-        )
+        seconds_per_sample, relative_error = prediction
+        rate = seconds_per_sample * 1e9
+        per_sample = _integer(rate, _LARGEST_RATE) or 1
+        error_ppm = _integer(relative_error * 1e6, _LARGEST_ERROR)
+        if self._shape is None:
+            return Estimate(per_sample, 0, error_ppm, 0)
+        fixed = _integer(rate * self._shape.fixed_samples, _LARGEST_FIXED)
+        return Estimate(per_sample, fixed, error_ppm, _integer(self._shape.flat_samples, _LARGEST_SIZE))
 
     def state_dict(self) -> State:
         """Everything that `load_state_dict` needs to go on bit for bit."""
@@ -92,4 +93,4 @@ class Estimator:
 
 
 def _integer(value: float, largest: int) -> int:
-    return round(min(value, largest))
+    return round(value) if value < largest else largest

@@ -62,8 +62,10 @@ class Claims:
 
     def take(self, worker: int, size: int) -> Claim | None:
         """Claim up to `size` positions; None where none is left to claim."""
+        if size > self.unclaimed:
+            size = self.unclaimed
         ranges: list[Range] = []
-        wanted = size = min(size, self.unclaimed)
+        wanted = size
         while wanted and self._returned:
             start, stop = self._returned.popleft()
             cut = min(stop, start + wanted)
@@ -88,7 +90,8 @@ class Claims:
         Raises:
             ProtocolError: The worker holds no such claim.
         """
-        self.finished += self._close(worker, number).samples
+        claim = self._close(worker, number)
+        self.finished += claim.samples
 
     def give_back(self, worker: int, numbers: Iterable[int]) -> None:
         """Return these open claims of the worker's.

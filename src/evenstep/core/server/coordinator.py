@@ -39,13 +39,6 @@ class _Worker:
     fresh: list[Claim] = field(default_factory=list)
     answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=1))
 
-    def samples_at(self, version: int) -> int | None:
-        """How many samples were committed when it was answered with that version; None where it was not."""
-        for answered, samples in self.answered:
-            if answered == version:
-                return samples
-        return None
-
 
 @dataclass(slots=True)
 class _Gathering:
@@ -168,7 +161,7 @@ class Coordinator:
         state.ahead = ahead
         state.answered = deque(state.answered, maxlen=1 + ahead)
         if number < self.number:
-            commands.append(self._answer(worker, over=True))
+            commands.append(self._answer(worker, state, True))
             return [*commands, *self._go_on(now)]
         state.begun = number
         if number == self.number:
@@ -184,29 +177,34 @@ class Coordinator:
         Raises:
             ProtocolError: The worker does not run, or on another claim, or on weights that it was not given last.
         """
-        worker = arrival.worker
+        key, claim, version, samples, units, row = arrival
+        worker = key[0]
         state = self._known(worker)
-        if not state.claims or state.claims[0] != arrival.claim:
-            raise ProtocolError(f"worker {worker} pushed the claim {arrival.claim}, but holds {state.claims}")
-        samples_before = state.samples_at(arrival.version)
-        if samples_before is None:
-            given = sorted({version for version, _ in state.answered})
-            raise ProtocolError(f"worker {worker} pushed on version {arrival.version}, but was given {given}")
-        iteration, share = state.iteration + 1, arrival.samples / self._whole
-        push = Push(worker, iteration, arrival.samples, arrival.units, share, arrival.version)
+        claims = state.claims
+        if not claims or claims[0] != claim:
+            raise ProtocolError(f"worker {worker} pushed the claim {claim}, but holds {claims}")
+        for answered, committed in state.answered:
+            if answered == version:
+                samples_before = committed
+                break
+        else:
+            given = sorted({answered for answered, _ in state.answered})
+            raise ProtocolError(f"worker {worker} pushed on version {version}, but was given {given}")
+        iteration = state.iteration + 1
+        push = Push(worker, iteration, samples, units, samples / self._whole, version)
         # First of all, since it refuses a push by a worker that it holds.
         decided = self.sync.on_push(push, now)
         state.iteration = iteration
-        state.claims.pop(0)
-        self.sizes.observe(worker, arrival.row)
-        commands: list[CoordinatorCommand] = []
-        if arrival.samples:
+        del claims[0]
+        self.sizes.observe(worker, row)
+        if samples:
             self._pending[worker, iteration] = arrival, samples_before
+            commands = self._carried_out(decided, now)
         else:
-            commands.append(Discard(key=arrival.key))
-            self._claims.finish(worker, arrival.claim)
-        commands += self._carried_out(decided, now)
-        commands += self._go_on(now)
+            self._claims.finish(worker, claim)
+            commands = [Discard(key), *self._carried_out(decided, now)]
+        if self._resting or not self._inside:
+            commands += self._go_on(now)
         return commands
 
     def rest(self, worker: int, now: float) -> list[CoordinatorCommand]:
@@ -292,7 +290,7 @@ class Coordinator:
                 decided += self.sync.on_join(worker, now)
             commands += self._carried_out(decided, now)
         if self._claims.over:
-            commands += [self._answer(worker, over=True) for worker in sorted(self._resting)]
+            commands += [self._answer(worker, self._workers[worker], True) for worker in sorted(self._resting)]
             self._resting.clear()
         return commands
 
@@ -318,23 +316,21 @@ class Coordinator:
         while decided:
             if self._in_step:
                 commands += self._regrouped(decided)
-            self._hand_out([each.worker for each in decided if isinstance(each, Release)])
+            self._hand_out([each.worker for each in decided if type(each) is Release])
             further: list[Command] = []
             for command in decided:
-                if isinstance(command, Commit):
+                if type(command) is Commit:
                     commands.append(self._update(command))
-                    continue
-                if isinstance(command, Regroup):
-                    continue
-                worker = command.worker
-                state = self._workers[worker]
-                over = False
-                if not state.claims:
-                    # Whoever has nothing to compute holds nobody.
-                    state.running = False
-                    further += self.sync.on_leave(worker, now)
-                    over = self._claims.over
-                commands.append(self._answer(worker, over=over, release=command))
+                elif type(command) is Release:
+                    worker = command.worker
+                    state = self._workers[worker]
+                    over = False
+                    if not state.claims:
+                        # Whoever has nothing to compute holds nobody.
+                        state.running = False
+                        further += self.sync.on_leave(worker, now)
+                        over = self._claims.over
+                    commands.append(self._answer(worker, state, over, command))
             decided = further
         return commands
 
@@ -350,19 +346,22 @@ class Coordinator:
         return [*formed]
 
     def _update(self, commit: Commit) -> Update:
-        units = sum([push.units for push in commit.pushes])
+        units, count = sum([push.units for push in commit.pushes]), len(commit.pushes)
         pushes: list[tuple[PushKey, float]] = []
-        oldest, samples_before, samples = self.version, self.samples, 0
+        oldest, fewest, committed = self.version, self.samples, 0
         for push in commit.pushes:
-            arrival, seen = self._pending.pop((push.worker, push.iteration))
-            pushes.append((arrival.key, push.units / units if units else 1 / len(commit.pushes)))
-            oldest = min(oldest, arrival.version)
-            samples_before = min(samples_before, seen)
-            samples += arrival.samples
-            self._claims.finish(push.worker, arrival.claim)
-        staleness, behind = self.version - oldest, (self.samples - samples_before) / self._whole
+            worker = push.worker
+            (key, claim, version, samples, _, _), samples_before = self._pending.pop((worker, push.iteration))
+            pushes.append((key, push.units / units if units else 1 / count))
+            if version < oldest:
+                oldest = version
+            if samples_before < fewest:
+                fewest = samples_before
+            committed += samples
+            self._claims.finish(worker, claim)
+        staleness, behind = self.version - oldest, (self.samples - fewest) / self._whole
         self.version += 1
-        self.samples += samples
+        self.samples += committed
         return Update(tuple(pushes), commit.share, staleness, behind, self.version)
 
     def _hand_out(self, wanting: Sequence[int]) -> None:
@@ -370,12 +369,13 @@ class Coordinator:
 
         In step, a round is a slice that they share.
         """
-        while wanting and (unclaimed := self._claims.unclaimed):
-            planned = self.sizes.slice_of(tuple(wanting), unclaimed) if self._in_step else {}
+        claims, sizes = self._claims, self.sizes
+        while wanting and claims.unclaimed:
+            planned = sizes.slice_of(tuple(wanting), claims.unclaimed) if self._in_step else None
             still_wanting = []
             for worker in wanting:
-                size = planned[worker] if self._in_step else self.sizes.next_of(worker, self._claims.unclaimed)
-                claim = self._claims.take(worker, size)
+                size = sizes.next_of(worker, claims.unclaimed) if planned is None else planned[worker]
+                claim = claims.take(worker, size)
                 state = self._workers[worker]
                 if claim is not None:
                     state.claims.append(claim.number)
@@ -384,10 +384,8 @@ class Coordinator:
                     still_wanting.append(worker)
             wanting = still_wanting
 
-    def _answer(self, worker: int, *, over: bool, release: Release | None = None) -> Answer:
-        state = self._workers[worker]
-        claims = tuple(state.fresh)
-        state.fresh.clear()
+    def _answer(self, worker: int, state: _Worker, over: bool, release: Release | None = None) -> Answer:
+        claims, state.fresh = tuple(state.fresh), []
         state.answered.append((self.version, self.samples))
         if over and state.begun is not None:
             state.begun = None

@@ -71,7 +71,8 @@ class Sizes:
         """A worker's row of `Reports` for its latest iteration."""
         if worker not in self._present:
             return
-        self._settle()
+        if self._changed:
+            self._settle()
         if self._steady and row[-1] == self._largest.get(worker):
             return  # Such sizes do not follow speeds, and the limits are as they were.
         self._largest[worker] = row[-1]
@@ -109,8 +110,13 @@ class Sizes:
         Towards the end of an epoch it is less, so that all finish at about once; and nobody is left with less than can
         be computed on, where that can be helped.
         """
-        planned = size = self.all()[worker]
+        sizes = self._sizes
+        if sizes is None or self._changed:
+            sizes = self.all()
+        planned = size = sizes[worker]
         batch, minimum = self._problem.global_batch_size, self._minimum
+        if unclaimed >= batch + minimum:
+            return planned
         if unclaimed < batch:
             size = min(planned, max(minimum, -(-planned // SMALLEST_TAIL), -(-unclaimed * planned // batch)))
         if not 0 < unclaimed - size < minimum:

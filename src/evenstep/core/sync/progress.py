@@ -52,16 +52,22 @@ class Progress:
     def advance(self, worker: int) -> None:
         """A worker that has joined has done one more iteration."""
         done = self._iterations[worker]
-        self._take(worker, done)
+        level = self._workers_at[done]
+        del level[worker]
         self._put(worker, done + 1)
         if done == self.fastest:
             self.fastest += 1
-        if done == self.slowest and done not in self._workers_at:
-            self.slowest += 1  # it alone was the slowest, so that nobody is behind where it is now
+        if not level:
+            del self._workers_at[done]
+            if done == self.slowest:
+                self.slowest += 1  # it alone was the slowest, so that nobody is behind where it is now
 
     def leave(self, worker: int) -> None:
         """A worker that has joined is gone; after the last, iterations count from 0 again."""
-        self._take(worker, self._iterations.pop(worker))
+        iterations = self._iterations.pop(worker)
+        del self._workers_at[iterations][worker]
+        if not self._workers_at[iterations]:
+            del self._workers_at[iterations]
         if not self._iterations:
             self.slowest = self.fastest = 0
             return
@@ -73,9 +79,3 @@ class Progress:
     def _put(self, worker: int, iterations: int) -> None:
         self._iterations[worker] = iterations
         self._workers_at[iterations][worker] = None
-
-    def _take(self, worker: int, iterations: int) -> None:
-        workers = self._workers_at[iterations]
-        del workers[worker]
-        if not workers:
-            del self._workers_at[iterations]

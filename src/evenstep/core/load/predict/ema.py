@@ -41,7 +41,9 @@ class Ema:
     def absorb(self, sample: Sample) -> None:
         measured = seconds_per_sample(sample)
         self._count += 1
-        weight = max(1.0 / self._count, self._alpha)
+        weight = 1.0 / self._count
+        if weight < self._alpha:
+            weight = self._alpha
         # Adding a difference with weight 1 would miss the new value by its rounding.
         self._mean = measured if weight == 1.0 else self._mean + weight * (measured - self._mean)
         self._squared_weights = (1.0 - weight) ** 2 * self._squared_weights + weight**2
@@ -50,9 +52,7 @@ class Ema:
         """The average seconds per sample; the factors are not used."""
         if not self._count:
             return None
-        return Prediction(
-            seconds_per_sample=self._mean, relative_error=self._noise.level * math.sqrt(self._squared_weights)
-        )
+        return Prediction(self._mean, self._noise.level * math.sqrt(self._squared_weights))
 
     def score(self, sample: Sample) -> float:
         if not self._count:
