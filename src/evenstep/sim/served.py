@@ -223,8 +223,7 @@ class ServedRun:
     def _receive(self, place: Place, answer: Answer, now: float) -> None:
         place.version = answer.version
         place.over = answer.over
-        if answer.claims:
-            place.claims.extend(answer.claims)
+        place.claims.extend(answer.claims)
         if place.asking:
             self._end_exchange(place, answer, now)
         if place.computed is not None:
@@ -239,18 +238,18 @@ class ServedRun:
     def _end_exchange(self, place: Place, answer: Answer, now: float) -> None:
         """Count what the exchange took, as far as its worker waited for it."""
         place.asking = False
-        took = 0.0
-        if place.blocked_since is not None:
-            took = now - place.blocked_since
+        took, since, release = 0.0, place.blocked_since, answer.release
+        if since is not None:
+            took = now - since
             place.blocked_since = None
-        release = answer.release
         if release is not None:
             if took:
                 waited = min(release.held_seconds, took)
                 place.wait_seconds += waited
                 place.comm_seconds += took - waited
-            if release.lead > place.largest_lead:
-                place.largest_lead = release.lead
+            lead = release.lead
+            if lead > place.largest_lead:
+                place.largest_lead = lead
         else:
             place.comm_seconds += took
         if not self._overlaps:
@@ -282,18 +281,19 @@ class ServedRun:
                 place.largest_staleness = staleness
 
     def _send_answer(self, answer: Answer, now: float) -> None:
-        place = self._places[answer.worker]
+        worker = answer.worker
+        place = self._places[worker]
         if place.here_since is None:
             return
         if self._log is not None or not answer.claims:
             # As the server does, which asks for everybody's sizes with every answer; with claims that has been done.
             self._plan(place)
-        arrives = now if self._free else self._network.pull_arrives(answer.worker, now)
+        arrives = now if self._free else self._network.pull_arrives(worker, now)
         if place.asking:
             arrives += self._exchange_seconds
         if arrives > now or self._overlaps:  # Whose worker may push in turn, which has to wait for the next event.
             place.answer = answer
-            self._events.add((arrives, _ANSWER, answer.worker, place.incarnation))
+            self._events.add((arrives, _ANSWER, worker, place.incarnation))
         else:
             self._receive(place, answer, now)
 

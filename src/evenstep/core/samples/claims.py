@@ -64,8 +64,24 @@ class Claims:
         """Claim up to `size` positions; None where none is left to claim."""
         if size > self.unclaimed:
             size = self.unclaimed
+        if not size:
+            return None
         ranges: list[Range] = []
         wanted = size
+        if self._returned:
+            wanted = self._take_returned(ranges, wanted)
+        if wanted:
+            start = self._next
+            self._next = stop = start + wanted
+            _append(ranges, (start, stop))
+        number = self._number
+        self._open[worker, number] = claim = Claim(number, tuple(ranges))
+        self._number = number + 1
+        self.unclaimed -= size
+        return claim
+
+    def _take_returned(self, ranges: list[Range], wanted: int) -> int:
+        """Add what was given back, up to so many positions; how many are still wanted."""
         while wanted and self._returned:
             start, stop = self._returned.popleft()
             cut = min(stop, start + wanted)
@@ -73,16 +89,7 @@ class Claims:
                 self._returned.appendleft((cut, stop))
             _append(ranges, (start, cut))
             wanted -= cut - start
-        if wanted:
-            _append(ranges, (self._next, self._next + wanted))
-            self._next += wanted
-        if not ranges:
-            return None
-        claim = Claim(self._number, tuple(ranges))
-        self._number += 1
-        self._open[worker, claim.number] = claim
-        self.unclaimed -= size
-        return claim
+        return wanted
 
     def finish(self, worker: int, number: int) -> None:
         """The worker's work on this claim is in the parameters.

@@ -346,23 +346,27 @@ class Coordinator:
         return [*formed]
 
     def _update(self, commit: Commit) -> Update:
-        units, count = sum([push.units for push in commit.pushes]), len(commit.pushes)
+        version, before, share = self.version, self.samples, commit.share
+        self.version = version + 1
+        if len(commit.pushes) == 1:  # As most are; the rest is the same for many.
+            key, oldest, fewest = self._finish(commit.pushes[0])
+            return Update(((key, 1.0),), share, version - oldest, (before - fewest) / self._whole, version + 1)
+        units = sum([push.units for push in commit.pushes])
         pushes: list[tuple[PushKey, float]] = []
-        oldest, fewest, committed = self.version, self.samples, 0
+        oldest, fewest = version, before
         for push in commit.pushes:
-            worker = push.worker
-            (key, claim, version, samples, _, _), samples_before = self._pending.pop((worker, push.iteration))
-            pushes.append((key, push.units / units if units else 1 / count))
-            if version < oldest:
-                oldest = version
-            if samples_before < fewest:
-                fewest = samples_before
-            committed += samples
-            self._claims.finish(worker, claim)
-        staleness, behind = self.version - oldest, (self.samples - fewest) / self._whole
-        self.version += 1
-        self.samples += committed
-        return Update(tuple(pushes), commit.share, staleness, behind, self.version)
+            key, computed_on, samples_before = self._finish(push)
+            pushes.append((key, push.units / units if units else 1 / len(commit.pushes)))
+            oldest, fewest = min(oldest, computed_on), min(fewest, samples_before)
+        return Update(tuple(pushes), share, version - oldest, (before - fewest) / self._whole, version + 1)
+
+    def _finish(self, push: Push) -> tuple[PushKey, int, int]:
+        """Count this push as committed; its name, and versions and samples committed when it was answered before."""
+        worker = push.worker
+        (key, claim, version, samples, _, _), samples_before = self._pending.pop((worker, push.iteration))
+        self._claims.finish(worker, claim)
+        self.samples += samples
+        return key, version, samples_before
 
     def _hand_out(self, wanting: Sequence[int]) -> None:
         """Give each of these as many claims as it wants, as far as anything is left: one round after another.

@@ -76,8 +76,7 @@ class Roster:
 
     def release(self, worker: int, now: float, *, bound: int | None) -> Release:
         """The worker that has just joined, or whose push has just arrived, runs."""
-        member = self._members[worker]
-        lead = self.progress.lead(worker)
+        member, lead = self._members[worker], self.progress.lead(worker)
         held_seconds = now - member.since
         member.since = now
         member.running = True
