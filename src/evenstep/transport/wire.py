@@ -10,11 +10,13 @@ import threading
 from collections.abc import Sequence
 from typing import Final, Protocol, final
 
+from evenstep.transport.address import is_loopback
 from evenstep.transport.codec import MOST_FILES
 from evenstep.transport.files import close_files
 
 _FILES_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize)
 _SOCKET_BUFFER_BYTES: Final = 2**22
+_LOOPBACK_BUFFER_BYTES: Final = 2**18
 _TLS_CHUNK_BYTES: Final = 2**18
 _AHEAD_BYTES: Final = 2**12
 
@@ -196,11 +198,15 @@ def shut(sock: socket.socket) -> None:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Send small messages at once; TCP sizes its own buffers, better than any fixed size."""
+    """Send small messages at once; between hosts TCP sizes its own buffers, better than any fixed size."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if is_loopback(sock):
+        # Within a host no bytes are on their way: larger buffers, which TCP would make, only fall out of the cache.
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _LOOPBACK_BUFFER_BYTES)
 
 
 def _await(ready: select.poll, patience: int | None) -> None:
