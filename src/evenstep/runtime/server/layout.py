@@ -249,6 +249,18 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
+def norm_of(part: torch.Tensor) -> float:
+    """The norm of a row of numbers, which is not finite where one of them is not; it overflows only where float64 does.
+
+    Taken in float32 where they are narrower.
+    """
+    wide = part.to(torch.promote_types(part.dtype, torch.float32))
+    squares = float(wide.dot(wide))
+    # Many times slower, and overflows later.
+    return math.sqrt(squares) if math.isfinite(squares) else float(torch.linalg.vector_norm(part, dtype=torch.float64))
+
+
+@torch.no_grad()
 def gather(parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
     """Copy the gradients of the parameters into the views; where there is none, zeros."""
     absent = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is None]

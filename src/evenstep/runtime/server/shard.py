@@ -3,7 +3,6 @@
 Deterministic and without threads of its own: one caller at a time.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias, cast, final
 
@@ -11,7 +10,7 @@ import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.server.chunks import Chunk, Chunks, cut
-from evenstep.runtime.server.layout import ShardLayout, aligned, all_finite
+from evenstep.runtime.server.layout import ShardLayout, aligned, all_finite, norm_of
 from evenstep.runtime.server.moved_on import moved_on
 from evenstep.runtime.server.updates import Options, State, Update, options_from_record, options_to_record
 
@@ -269,9 +268,5 @@ def _scratch_bytes(chunk: Chunk, uses: int) -> int:
 
 
 def _squares(part: torch.Tensor) -> float:
-    wide = part.to(_wide(part.dtype))
-    squares = float(wide.dot(wide))
-    if math.isfinite(squares):
-        return squares
-    norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))  # Many times slower, and overflows later.
+    norm = norm_of(part)
     return norm * norm
