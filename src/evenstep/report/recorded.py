@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Self, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.report.served import PushRecord, ServerRecord
+from evenstep.report.served import DivergenceRecord, PushRecord, ServerRecord
 from evenstep.telemetry import read_events
 
 SERVER: Final = "server"
@@ -53,7 +53,7 @@ class RecordedRun:
     """A run: `iterations[worker]` in order; `plans` are everybody's batch sizes, each time that they changed.
 
     `servers` is what parameter servers wrote down; None for a run without any. On servers, workers take different
-    numbers of iterations.
+    numbers of iterations, and may take their training to be `diverging`.
     """
 
     scheme: str
@@ -62,6 +62,7 @@ class RecordedRun:
     iterations: Mapping[int, tuple[Iteration, ...]]
     plans: tuple[tuple[int, ...], ...]
     servers: ServerRecord | None = None
+    diverging: tuple[DivergenceRecord, ...] = ()
 
     @property
     def workers(self) -> list[int]:
@@ -87,6 +88,7 @@ def recorded_run(events: Iterable[Mapping[str, Any]], server_events: Iterable[Ma
     served = False
     done: dict[int, list[Iteration]] = {}
     plans: dict[int, list[tuple[int, ...]]] = {}
+    diverging: list[DivergenceRecord] = []
     for event in events:
         if event["event"] == "run":
             run, served = event, event.get("engine") == SERVER
@@ -96,6 +98,8 @@ def recorded_run(events: Iterable[Mapping[str, Any]], server_events: Iterable[Ma
             plans[run["worker"]].append(tuple(event["batch_sizes"]))
         elif event["event"] == "iteration" and run:
             done[run["worker"]].append(Iteration.from_event(event, served=served))
+        elif event["event"] == "diverging" and run:
+            diverging.append(DivergenceRecord(worker=event["worker"], since=event["since"]))
     if not any(done.values()):
         raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
     return RecordedRun(
@@ -106,6 +110,7 @@ def recorded_run(events: Iterable[Mapping[str, Any]], server_events: Iterable[Ma
         # On servers the first worker may have died before it was told any.
         plans=tuple(next((plans[worker] for worker in sorted(plans) if plans[worker]), [])),
         servers=ServerRecord.from_events(server_events) if served else None,
+        diverging=tuple(diverging),
     )
 
 

@@ -96,6 +96,15 @@ class Leave:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceRecord:
+    """A worker took its training to be diverging, since an iteration of its own."""
+
+    worker: int
+    since: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSummary:
     """What the servers did, and how stale the pushes were.
 
@@ -110,9 +119,12 @@ class ServedSummary:
     samples_committed: int
     joins: int
     leaves: tuple[Leave, ...]
+    diverging: tuple[DivergenceRecord, ...]
 
     @classmethod
-    def of(cls, pushes: tuple[PushSummary, ...], servers: ServerRecord) -> Self:
+    def of(
+        cls, pushes: tuple[PushSummary, ...], servers: ServerRecord, diverging: tuple[DivergenceRecord, ...]
+    ) -> Self:
         """The summary of what workers and servers wrote down."""
         return cls(
             pushes=pushes,
@@ -124,6 +136,7 @@ class ServedSummary:
             leaves=tuple(
                 Leave(worker=each.worker, why=each.why) for each in servers.attendance if each.why is not None
             ),
+            diverging=diverging,
         )
 
 

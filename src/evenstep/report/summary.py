@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import final
 
 from evenstep.report.recorded import Iteration, RecordedRun, read_run
-from evenstep.report.served import ServedSummary, ServerRecord, summary_of_pushes
+from evenstep.report.served import DivergenceRecord, ServedSummary, ServerRecord, summary_of_pushes
 
 
 @final
@@ -75,7 +75,7 @@ def summary_of(run: RecordedRun) -> RunSummary:
         training_seconds=training_seconds,
         samples_per_second=sum(each.samples for done in counted.values() for each in done) / training_seconds,
         workers=tuple(_worker(run, worker, done) for worker, done in counted.items()),
-        served=None if run.servers is None else _served(counted, run.servers),
+        served=None if run.servers is None else _served(counted, run.servers, run.diverging),
     )
 
 
@@ -101,9 +101,11 @@ def _worker(run: RecordedRun, worker: int, done: Sequence[Iteration]) -> WorkerS
     )
 
 
-def _served(counted: Mapping[int, Sequence[Iteration]], servers: ServerRecord) -> ServedSummary:
+def _served(
+    counted: Mapping[int, Sequence[Iteration]], servers: ServerRecord, diverging: tuple[DivergenceRecord, ...]
+) -> ServedSummary:
     pushes = tuple(
         summary_of_pushes(worker, [each.push for each in done if each.push is not None], _waited(done))
         for worker, done in counted.items()
     )
-    return ServedSummary.of(pushes, servers)
+    return ServedSummary.of(pushes, servers, diverging)

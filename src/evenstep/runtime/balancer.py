@@ -225,6 +225,10 @@ class Balancer:
         """This iteration is over: write it down, with what the servers told of its push."""
         self._recorder.record({**done.served_event(row, held_seconds), **more})
 
+    def record_divergence(self, iteration: int, since: int) -> None:
+        """It was found in an iteration that training seems to be diverging, since an earlier one."""
+        self._recorder.record({"event": "diverging", "iteration": iteration, "since": since})
+
     def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
         """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.
 

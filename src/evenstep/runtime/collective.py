@@ -123,6 +123,9 @@ class CollectiveEngine:
             self._weights[model].accumulate()
         self.balancer.compute_goes_on()
 
+    def forward_ends(self, outputs: object) -> None:
+        """No gradient is stale here, so a learning rate that goes well in one process does so too."""
+
     def communicate(
         self, model: int, comm_hook: CommHook | None, bucket: GradBucket
     ) -> torch.futures.Future[torch.Tensor]:

@@ -10,9 +10,9 @@ from evenstep.runtime.workers import Workers
 class Engine(Protocol):
     """Keeps one worker in step with the others.
 
-    The loader calls `enter_loader` and `begin` around each hand-out, the model's wrapper calls `forward_begins`, and
-    the optimizer calls `before_step`. Errors of collectives that nothing typed can carry are kept until the next of
-    `before_step` and `enter_loader`; no weight changes after one.
+    The loader calls `enter_loader` and `begin` around each hand-out, the model's wrapper calls `forward_begins` and
+    `forward_ends`, and the optimizer calls `before_step`. Errors of collectives that nothing typed can carry are kept
+    until the next of `before_step` and `enter_loader`; no weight changes after one.
     """
 
     workers: Workers
@@ -63,6 +63,9 @@ class Engine(Protocol):
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         """A forward pass of the model of that index, whose backward will, or will not, synchronise."""
+
+    def forward_ends(self, outputs: object) -> None:
+        """It has come to these outputs, whatever the model returns."""
 
     def before_step(self) -> None:
         """Before any weight changes.

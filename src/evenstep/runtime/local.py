@@ -136,6 +136,9 @@ class LocalEngine:
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         self.balancer.compute_goes_on()
 
+    def forward_ends(self, outputs: object) -> None:
+        """No gradient is stale here, so a learning rate that goes well in one process does so too."""
+
     def before_step(self) -> None:
         """A copy of somebody else's sample teaches nothing: its gradients are dropped."""
         now = self.balancer.iteration

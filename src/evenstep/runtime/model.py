@@ -53,11 +53,16 @@ class PreparedModel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's model's output."""
-        waits = False
-        if self._engine is not None and self.training and torch.is_grad_enabled():
-            waits = not self._engine.synchronises
-            synchronises = self._replica is None or self._replica.require_backward_grad_sync
-            self._engine.forward_begins(self._index, synchronises=synchronises and not waits)
+        if self._engine is None or not self.training or not torch.is_grad_enabled():
+            return self._computed(False, args, kwargs)
+        waits = not self._engine.synchronises
+        synchronises = self._replica is None or self._replica.require_backward_grad_sync
+        self._engine.forward_begins(self._index, synchronises=synchronises and not waits)
+        outputs = self._computed(waits, args, kwargs)
+        self._engine.forward_ends(outputs)
+        return outputs
+
+    def _computed(self, waits: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._replica is None:
             return self.module(*args, **kwargs)
         with self._replica.no_sync() if waits else nullcontext():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 import numpy as np
 import torch
 
+from evenstep.core.divergence import Divergence
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.core.samples.claims import Claim
@@ -17,6 +18,7 @@ from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.claimed import ClaimedShares
 from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.link import ExpiredError, Link
+from evenstep.runtime.output_watch import OutputWatch
 from evenstep.runtime.served_parameters import ServedParameters
 from evenstep.runtime.server.layout import ShardLayout
 from evenstep.runtime.server.state_message import by_shard
@@ -123,6 +125,8 @@ class ServedEngine:
         self._warned = False
         self._warned_of_weights = False
         self._skipped_in_a_row = 0
+        self._outputs = OutputWatch()
+        self._divergence = Divergence()
 
     # The loader's side.
 
@@ -205,6 +209,9 @@ class ServedEngine:
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         self.balancer.compute_goes_on()
 
+    def forward_ends(self, outputs: object) -> None:
+        self._outputs.watch(outputs)
+
     # The optimizer's side.
 
     def before_step(self) -> None:
@@ -216,6 +223,7 @@ class ServedEngine:
     def forget_gradients(self) -> None:
         """Batches before the one in hand count no more in the next push."""
         self._counted = self._counted[-1:] if self._in_hand is not None else []
+        self._outputs.forget()
 
     def step(self) -> None:
         """Push the gradients of the batch in hand, and pull."""
@@ -341,6 +349,7 @@ class ServedEngine:
             norm = self._parameters.put_gradients()
             if math.isfinite(norm):
                 self._skipped_in_a_row = 0
+                self._warn_of_divergence(now)
             else:
                 self._skip(now)
                 norm, samples = 0.0, 0
@@ -446,6 +455,21 @@ class ServedEngine:
                 " are counted in loader.statistics()",
                 stacklevel=2,
             )
+
+    def _warn_of_divergence(self, now: Iteration) -> None:
+        """Weights that are finite may be lost all the same; it can be an error to say so, so nothing ends."""
+        wrong = self._outputs.take()
+        since = None if wrong is None else self._divergence.observe(now.number, wrong.error, wrong.excess)
+        if since is None:
+            return
+        self.balancer.record_divergence(now.number, since)
+        raw = "use rate=share, " if self._served.rate == "raw" else ""
+        warnings.warn(
+            f"training seems to be diverging since iteration {since} of worker {self.workers.rank}: the model's outputs"
+            f" are as wrong as at the beginning, and larger than is good; lower the learning rate, {raw}let no worker"
+            " run far ahead (ssp with a small bound), or have the servers clip with clip=... in the scheme",
+            stacklevel=2,
+        )
 
     def watch_gradients(self) -> None:
         """Note what one gradient is like when it is complete, to see whether the script changes it later."""
