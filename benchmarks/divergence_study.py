@@ -69,13 +69,15 @@ def train(task, runs, speeds, seeds, sync):
     stack = rate_study.Stack(task.first(seeds).expand(len(seeds), len(runs), -1).contiguous(), "betas" in runs[0])
     watches = [[[Divergence() for _ in runs] for _ in seeds] for _ in speeds]
     warned = np.zeros((len(seeds), len(runs)), dtype=bool)
-    samples = len(task.train[1])
+    samples, iterations = len(task.train[1]), [0] * len(speeds)
 
     def watch(worker, seen):
+        number, iterations[worker] = iterations[worker], iterations[worker] + 1
         for seed, of_seed in enumerate(seen):
             for run, (error, excess) in enumerate(of_seed):
-                if np.isfinite(error + excess):
-                    warned[seed, run] |= watches[worker][seed][run].observe(0, error, excess) is not None
+                decision = watches[worker][seed][run]
+                if np.isfinite(error + excess) and decision.due(number):
+                    warned[seed, run] |= decision.observe(number, error, excess) is not None
 
     draws, last = np.random.default_rng(len(speeds)), [0] * len(speeds)
     for epoch in range(task.epochs):
@@ -94,7 +96,7 @@ def train(task, runs, speeds, seeds, sync):
 
 
 def _epoch(task, stack, runs, speeds, policy, orders, draws, last):
-    """Train without a barrier, and yield the worker of each push and what `Task.push` saw; `last` is how stale those before were."""
+    """Train without a barrier, and yield each push's worker and logits; `last` is how stale those before were."""
     claims = list(orders.split(task.batch // len(speeds), dim=1))[::-1]
     queue, version, committed = [], 0, 0
 

@@ -12,8 +12,8 @@ EXCESS = st.floats(-100, 100)
 def told(pairs):
     """What was said, with the iteration (from 0) at which it was."""
     watch = Divergence()
-    answers = [watch.observe(number, *pair) for number, pair in enumerate(pairs)]
-    return [(number, since) for number, since in enumerate(answers) if since is not None]
+    answers = [(number, watch.observe(number, *pair)) for number, pair in enumerate(pairs) if watch.due(number)]
+    return [(number, since) for number, since in answers if since is not None]
 
 
 def test_diverged_into_confident_nonsense():

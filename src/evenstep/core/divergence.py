@@ -2,10 +2,10 @@
 
 from typing import Final, final
 
-_SHORTEST: Final = 20
-"""Iterations of a window, at least; many are noise alone."""
+_WINDOW: Final = 20
+"""Iterations that are looked at in a window; fewer are noise alone."""
 _PART: Final = 8
-"""A window is this part of the run so far, so that a long run has few of them, and few occasions of a false alarm."""
+"""A window takes this part of the run so far, so that a long run has few of them, and few false alarms."""
 _IN_A_ROW: Final = 3
 _AS_WRONG: Final = 0.94
 """The part of the first window's error at which a model knows no more than it did."""
@@ -33,10 +33,10 @@ class Divergence:
     times the tuned rate (docs/servers.md): found 98 % of the runs that ended near chance.
     """
 
-    __slots__ = ("_bad", "_began", "_error", "_excess", "_first", "_overshot", "_seen", "_since", "_told", "_window")
+    __slots__ = ("_bad", "_began", "_due", "_error", "_excess", "_first", "_overshot", "_since", "_told", "_window")
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._due = 0
         self._window = 0
         self._began = 0
         self._error = 0.0
@@ -47,20 +47,24 @@ class Divergence:
         self._since = 0
         self._told = False
 
+    def due(self, iteration: int) -> bool:
+        """Whether to look at this iteration: ever fewer of a long run, which then costs nothing."""
+        return iteration >= self._due
+
     def observe(self, iteration: int, error: float, excess: float) -> int | None:
-        """Take in an iteration, with finite figures; the error's unit does not matter.
+        """Take in an iteration that is due, with finite figures; the error's unit does not matter.
 
         Returns:
             The iteration since which training seems to be diverging, once; else None.
         """
         if self._window == 0:
             self._began, self._error, self._excess = iteration, 0.0, 0.0
+        self._due = iteration + max(1, iteration // (_PART * _WINDOW))
         self._window += 1
         self._error += error
         self._excess += excess
-        if self._window < max(_SHORTEST, self._seen // _PART):
+        if self._window < _WINDOW:
             return None
-        self._seen += self._window
         error, excess = self._error / self._window, self._excess / self._window
         self._window = 0
         return self._judge(error, excess)

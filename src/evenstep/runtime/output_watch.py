@@ -8,8 +8,10 @@ from typing import Final, NamedTuple, final
 
 import torch
 
-_LARGEST: Final = 2**16
-"""Elements of an output that are looked at, by whole samples, so that what is kept and computed is small."""
+_LARGEST: Final = 2**14
+"""Elements of an output that are looked at, so that what is kept and computed is small ..."""
+_FEWEST: Final = 32
+"""... but at least so many samples or positions with all of their classes, or noise is all that is seen."""
 
 
 class Wrong(NamedTuple):
@@ -29,29 +31,34 @@ class OutputWatch:
     """
 
     def __init__(self) -> None:
-        self._arrived: list[tuple[torch.Tensor, float, float]] = []
+        self._arrived: list[tuple[tuple[torch.Tensor, ...], float, float]] = []
 
     def watch(self, outputs: object) -> None:
         """The outputs of a forward pass whose backward may follow."""
         # Whatever is odd about an output or its gradient, here and below, is no reason for the script to fail.
-        with suppress(RuntimeError), torch.no_grad():
+        with suppress(RuntimeError):
             for output in _tensors(outputs):
                 # What has no axis of classes beside that of samples is a loss, or no logits.
                 if output.grad_fn is not None and output.dim() > 1 and output.numel() and not _loss_is_scaled(output):
                     self._watch(output)
 
     def _watch(self, output: torch.Tensor) -> None:
-        part = _part(output.shape)
+        kept, part = output.detach(), None
+        if output.numel() > _LARGEST:
+            part = _part(output.shape)
+            kept = kept[part]
         # A copy: the script may change the output in place, and a view would keep all of it.
-        kept = output.detach()[part].clone().float()
-        parts = output.numel() / max(1, kept.numel())
-        # A rounding of each element, which in part cancel out.
+        kept = kept.flatten().to(torch.float32, copy=True)
+        parts = output.numel() / kept.numel()
+        # Of each element, which in part cancels out.
         rounding = max(1e-5, torch.finfo(output.dtype).eps / 4)
 
         def arrived(gradient: torch.Tensor) -> None:
-            with suppress(RuntimeError), torch.no_grad():
-                seen = gradient.detach()[part].float()
-                sums = torch.stack((seen.abs().sum(), (seen * kept).sum(), seen.sum()))
+            with suppress(RuntimeError):
+                seen = gradient.detach()
+                seen = (seen if part is None else seen[part]).flatten().float()
+                # Not as numbers yet, for which a GPU would have to be waited for.
+                sums = (torch.linalg.vector_norm(seen, 1), torch.dot(seen, kept), seen.sum())
                 self._arrived.append((sums, parts, rounding))
 
         output.register_hook(arrived)  # type: ignore[no-untyped-call]
@@ -59,16 +66,16 @@ class OutputWatch:
     def take(self) -> Wrong | None:
         """The mean over what has arrived since the last time; None where no gradient of logits has."""
         arrived, self._arrived = self._arrived, []
-        sums = [(each.tolist(), parts, rounding) for each, parts, rounding in arrived]
-        logits = [
-            (size * parts, along * parts)
-            for (size, along, total), parts, rounding in sums
-            if abs(total) <= rounding * size
-        ]
-        size, along = sum(each for each, _ in logits), sum(each for _, each in logits)
+        errors, along = [], 0.0
+        for sums, parts, rounding in arrived:
+            size, product, total = (each.item() for each in sums)
+            if abs(total) <= rounding * size:
+                errors.append(size * parts)
+                along += product * parts
+        size = sum(errors)
         if not size or not math.isfinite(size + along):
             return None
-        return Wrong(error=size / len(logits), excess=along / size)
+        return Wrong(error=size / len(errors), excess=along / size)
 
     def forget(self) -> None:
         """What has arrived is of a batch that is not pushed."""
@@ -96,9 +103,11 @@ def _part(shape: torch.Size) -> tuple[slice, ...]:
 
     Classes are the last axis of three (samples, positions, classes), and the second of more (images), as usual.
     """
-    sizes, axes = list(shape), {2: (0,), 3: (0, 1)}.get(len(shape), (0, *range(2, len(shape))))
-    for axis in axes:
-        sizes[axis] = min(sizes[axis], max(1, sizes[axis] * _LARGEST // math.prod(sizes)))
+    sizes, classes = list(shape), {2: 1, 3: 2}.get(len(shape), 1)
+    room = max(_LARGEST, _FEWEST * sizes[classes])
+    for axis in range(len(sizes)):
+        if axis != classes:
+            sizes[axis] = min(sizes[axis], max(1, sizes[axis] * room // math.prod(sizes)))
     return tuple(slice(size) for size in sizes)
 
 

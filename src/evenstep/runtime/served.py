@@ -210,7 +210,9 @@ class ServedEngine:
         self.balancer.compute_goes_on()
 
     def forward_ends(self, outputs: object) -> None:
-        self._outputs.watch(outputs)
+        now = self.balancer.iteration
+        if now is not None and self._divergence.due(now.number):
+            self._outputs.watch(outputs)
 
     # The optimizer's side.
 
