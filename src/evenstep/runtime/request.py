@@ -28,7 +28,7 @@ from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, requi
 from evenstep.runtime.order import EpochOrder, order_of
 from evenstep.runtime.out_of_memory import Failure, read_failure
 from evenstep.runtime.workers import Workers, gather, require_agreement
-from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
+from evenstep.schemes import DEFAULT, Scheme, parse_scheme, placed, static
 
 
 @final
@@ -109,8 +109,11 @@ def agree(request: Request, workers: Workers) -> Agreement:
     for key, what in _MUST_AGREE.items():
         require_agreement(records, key, what)
     scheme, global_batch_size = _settle_sizes(request, mine.scheme, records)
+    scheme = placed(scheme, [record["host"] for record in records])
     problem = _problem(scheme, global_batch_size, records)
-    scheme.load.policy(workers.count).allocate(problem)  # Refuses what cannot be shared out, on every worker alike.
+    # Refuse what cannot be shared out or grouped, on every worker alike.
+    scheme.load.policy(workers.count).allocate(problem)
+    scheme.sync.policy(workers.count)
     return Agreement(
         scheme=scheme,
         problem=problem,

@@ -1,9 +1,10 @@
 """The recipe of groups: barriers inside, and any policy of parameter servers between them."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive
+from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive, by_host
 from evenstep.core.sync import Grouped
 from evenstep.schemes.scheme import Scheme, Served, one_of
 from evenstep.schemes.spelling import sizes_of, spelled
@@ -102,3 +103,18 @@ def _given(text: str) -> Groups:
             group += range(int(first), int(last) + 1) if dash else [int(first)]
         groups.append(tuple(sorted(group)))
     return tuple(groups)
+
+
+def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
+    """The scheme for workers on these hosts, by rank: with their groups, where it asks for those of each host.
+
+    >>> placed(grouped(groups="hosts"), ["a", "b", "a"]).name
+    'grouped:groups=0+2/1'
+    """
+    from evenstep.schemes.parse import parse_scheme
+
+    if not (isinstance(scheme.sync, Grouped) and isinstance(scheme.sync.grouping, ByHost)):
+        return scheme
+    groups = "/".join("+".join(map(str, group)) for group in by_host(hosts))
+    # A name is canonical, and this is the one parameter whose value is `hosts`.
+    return parse_scheme(scheme.name.replace("groups=hosts", f"groups={groups}"))

@@ -1,6 +1,6 @@
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from evenstep.core.errors import DisagreementError, ProtocolError
+from evenstep.core.groups import ByRank, BySpeed, Progressive
 from evenstep.core.load import Equal, PerEpoch, Predicted, Static
 from evenstep.core.server import Arrival, Coordinator, Discard, Update
-from evenstep.core.sync import Barrier, Bounded, Dynamic, SyncPolicy, Unbounded
+from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, SyncPolicy, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.testing.watched import Watched
 
@@ -22,6 +23,13 @@ SYNCS = [
     Dynamic(lower=0, upper=3),
     Dynamic(lower=1, upper=4, bounded=False),
     Unbounded(),
+    Grouped(grouping=ByRank(1)),
+    Grouped(grouping=ByRank(2)),
+    Grouped(grouping=ByRank(2), across=Bounded(bound=0)),
+    Grouped(grouping=ByRank(3), across=Dynamic(lower=0, upper=3)),
+    Grouped(grouping=BySpeed(2), across=Bounded(bound=1)),
+    Grouped(grouping=Progressive()),
+    Grouped(grouping=ByRank(2), across=Barrier()),
 ]
 
 
@@ -37,6 +45,11 @@ class WatchedSync:
 
     def policy(self, workers: int) -> SyncPolicy:
         return Watched(self.part.policy(workers))
+
+
+def watched(part):
+    """The part under watch; of groups, which are the parent's workers, the policy between them."""
+    return replace(part, across=WatchedSync(part.across)) if isinstance(part, Grouped) else WatchedSync(part)
 
 
 @dataclass
@@ -105,7 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def new(self):
         return Coordinator(
-            sync=WatchedSync(self.part),
+            sync=watched(self.part),
             load=self.load,
             problem=self.problem,
             length=self.length,
@@ -125,7 +138,7 @@ class AnyOrder(RuleBasedStateMachine):
                 claim, _, _, samples = self.arrived.pop(command.key)
                 assert samples == 0
                 self.finish(claim)
-            else:
+            elif not isinstance(command, Regroup):
                 self.answer(command)
         self.look(number)
 
@@ -139,7 +152,10 @@ class AnyOrder(RuleBasedStateMachine):
         missed = max(self.committed_at[-1] - self.committed_at[version] for _, version, _, _ in pushes)
         assert update.behind == missed / self.problem.global_batch_size
         samples = sum(samples for *_, samples in pushes)
-        assert update.share == (1.0 if self.part.in_step else samples / self.problem.global_batch_size)
+        part = samples / self.problem.global_batch_size
+        # Whoever is the only group there is, is all there are.
+        shares = {1.0, part} if isinstance(self.part, Grouped) else {1.0 if self.part.in_step else part}
+        assert any(update.share == pytest.approx(share) for share in shares)
         self.version += 1
         self.committed_at.append(self.committed_at[-1] + samples)
         assert update.version == self.version

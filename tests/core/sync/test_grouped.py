@@ -137,7 +137,7 @@ def test_workers_of_similar_speed_find_each_other(drive):
         (lambda: ByRank(0), "in 0 groups: use 1 or more"),
         (lambda: BySpeed(-1), "in -1 groups: use 1 or more"),
         (lambda: Progressive(worth=0.0), "both are positive"),
-        (lambda: Grouped(grouping=ByHost(("a",))).policy(2), "1 hosts are known of 2 workers"),
+        (lambda: Grouped(grouping=ByHost()).policy(2), "the hosts of the 2 workers are not known"),
         (lambda: Grouped(grouping=Given(((0,),))).policy(2), "each of the workers 0 to 1 once"),
     ],
 )

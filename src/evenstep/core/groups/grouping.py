@@ -6,7 +6,7 @@ from statistics import median
 from typing import Final, NamedTuple, Protocol, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups.form import Groups, by_host, by_rank, by_speed, rate_of, require_partition
+from evenstep.core.groups.form import Groups, by_rank, by_speed, rate_of, require_partition
 
 _WORTH_IT: Final = 0.1
 """New groups must do so much more than the present ones: to form them, all wait once, and speeds are noisy."""
@@ -51,14 +51,10 @@ class Given:
 @final
 @dataclass(frozen=True, slots=True)
 class ByHost:
-    """The workers of a host are a group, so that heavy traffic stays off the network; `hosts` by rank."""
-
-    hosts: tuple[str, ...] = ()
+    """The workers of a host are a group, so that heavy traffic stays off the network; `Given` once hosts are known."""
 
     def form(self, workers: int) -> Groups:
-        if len(self.hosts) != workers:
-            raise ConfigError(f"{len(self.hosts)} hosts are known of {workers} workers: name the host of every worker")
-        return by_host(self.hosts)
+        raise ConfigError(f"the hosts of the {workers} workers are not known: give their groups, such as 0-3/4-7")
 
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
         return None

@@ -4,7 +4,7 @@ from evenstep.core.sync.barrier import Barrier
 from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy, SyncStatistics
 from evenstep.core.sync.bounded import Bounded
 from evenstep.core.sync.dynamic import Dynamic
-from evenstep.core.sync.grouped import Grouped, on_hosts
+from evenstep.core.sync.grouped import Grouped
 from evenstep.core.sync.unbounded import Unbounded
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "SyncPolicy",
     "SyncStatistics",
     "Unbounded",
-    "on_hosts",
 ]

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final, cast, final
 
 from evenstep.core.errors import ProtocolError
-from evenstep.core.groups import ByHost, ByRank, Grouping, Groups
+from evenstep.core.groups import ByRank, Grouping, Groups
 from evenstep.core.sync.barrier import BarrierPolicy
 from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy, SyncStatistics
 from evenstep.core.sync.unbounded import Unbounded
@@ -258,13 +258,6 @@ class Grouped:
             ConfigError: So many workers cannot be grouped like this.
         """
         return GroupedPolicy(workers=workers, grouping=self.grouping, across=self.across)
-
-
-def on_hosts(sync: Sync, hosts: tuple[str, ...]) -> Sync:
-    """The same, with the host of each worker, by rank, where it asks for them."""
-    if isinstance(sync, Grouped) and isinstance(sync.grouping, ByHost):
-        return Grouped(grouping=ByHost(hosts), across=sync.across)
-    return sync
 
 
 def _worker(push: Push) -> int:
