@@ -22,16 +22,16 @@ def test_diverged_into_confident_nonsense():
 
 
 def test_diverged_into_dead_units_after_one_jump():
-    assert told([(1.7, 0.4)] * 20 + [(1.8, 0.01)] * 100) == [(79, 20)]
+    assert told([(1.7, 0.05)] + [(1.7, 0.4)] * 19 + [(1.8, 0.01)] * 100) == [(79, 20)]
 
 
 def test_it_is_said_once():
-    assert len(told([(1.7, 0.4)] * 10_000)) == 1
+    assert len(told([(1.7, 0.0)] + [(1.7, 0.4)] * 10_000)) == 1
 
 
 def test_what_goes_well_again_begins_anew():
     bad, good = [(1.8, 0.5)] * 40, [(1.0, 0.5)] * 20
-    assert told([(1.8, 0.5)] * 20 + bad + good + bad) == []
+    assert told([(1.8, 0.0)] + [(1.8, 0.5)] * 19 + bad + good + bad) == []
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,11 @@ def test_what_goes_well_again_begins_anew():
     ],
 )
 def test_healthy(rest):
-    assert told([(1.9, 0.3)] * 20 + [rest] * 5_000) == []
+    assert told([(1.9, 0.0)] + [(1.9, 0.3)] * 19 + [rest] * 5_000) == []
+
+
+def test_large_logits_at_rest_while_the_rate_warms_up_are_healthy():
+    assert told([(1.9, 0.7)] * 2_000 + [(1.9, 0.5)] * 2_000) == []
 
 
 def test_what_has_little_to_learn_is_healthy_though_no_better_than_at_first():

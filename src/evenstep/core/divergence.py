@@ -11,6 +11,8 @@ _AS_WRONG: Final = 0.94
 """The part of the first window's error at which a model knows no more than it did."""
 _OVERSHOT: Final = 0.1
 """In logits. Models that have little to learn stay below it; those that diverge jump over it."""
+_OVER_FIRST: Final = 3.0
+"""And over this times what the model begins with, which is no jump, and may last while the rate warms up."""
 
 
 @final
@@ -27,13 +29,26 @@ class Divergence:
     not the error is small. After SGD has diverged, into dead units or confident nonsense, the error is what it was at
     the beginning, and every step still throws the logits too far. Training has diverged when the means of three windows
     in a row have an excess above 0 and an error of at least 0.94 of the first window's, once the excess of some window
-    has been above 0.1. What has little to learn never fulfils the last of these.
+    has been above 0.1, and above three times that of the very first iteration. What has little to learn, or is at rest
+    while the rate warms up, does not fulfil the last of these.
 
-    Calibrated on digits and letters, SGD with and without momentum and Adam, under bsp, ssp, dssp and asp, on 0.5 to 8
-    times the tuned rate (docs/servers.md): found 98 % of the runs that ended near chance.
+    Calibrated on digits and letters under SGD with and without momentum and Adam, at 0.5 to 8 times the tuned rate;
+    benchmarks/divergence_study.py looks at other seeds.
     """
 
-    __slots__ = ("_bad", "_began", "_due", "_error", "_excess", "_first", "_overshot", "_since", "_told", "_window")
+    __slots__ = (
+        "_bad",
+        "_began",
+        "_due",
+        "_error",
+        "_excess",
+        "_first",
+        "_jump",
+        "_overshot",
+        "_since",
+        "_told",
+        "_window",
+    )
 
     def __init__(self) -> None:
         self._due = 0
@@ -42,6 +57,7 @@ class Divergence:
         self._error = 0.0
         self._excess = 0.0
         self._first: float | None = None
+        self._jump: float | None = None
         self._overshot = False
         self._bad = 0
         self._since = 0
@@ -57,6 +73,8 @@ class Divergence:
         Returns:
             The iteration since which training seems to be diverging, once; else None.
         """
+        if self._jump is None:
+            self._jump = max(_OVERSHOT, _OVER_FIRST * excess)
         if self._window == 0:
             self._began, self._error, self._excess = iteration, 0.0, 0.0
         self._due = iteration + max(1, iteration // (_PART * _WINDOW))
@@ -67,11 +85,11 @@ class Divergence:
             return None
         error, excess = self._error / self._window, self._excess / self._window
         self._window = 0
+        self._overshot = self._overshot or excess > self._jump
         return self._judge(error, excess)
 
     def _judge(self, error: float, excess: float) -> int | None:
         """As `observe`, of a window's means."""
-        self._overshot = self._overshot or excess > _OVERSHOT
         if self._first is None:
             self._first = error
             return None
