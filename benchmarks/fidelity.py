@@ -1,8 +1,11 @@
 """Is the simulator right? The same scenarios trained for real on emulated devices, and simulated.
 
-Workers, disturbances, schemes, sizes and epochs are the same on both sides; what an exchange takes, which nobody
-emulates, is fitted on two other runs, of equal workers, one with servers and one without. Both sides write the same
-event log, and the same code takes samples/s, waiting shares and sizes from it.
+Workers, disturbances, schemes, sizes and epochs are the same on both sides; what an exchange takes and by how much that
+varies, which nobody emulates, is fitted on two other runs, of equal workers, one with servers and one without. Both sides
+write the same event log, and the same code takes samples/s, waiting shares and sizes from it.
+
+A cell is simulated with several draws of the exchanges. Where these decide what comes out (DSSP among equal workers), it
+is trained several times too, and means are compared.
 """
 
 import itertools
@@ -10,8 +13,9 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 import numpy as np
 import torch
@@ -42,6 +46,8 @@ SCHEMES = (
     "ssp:bound=3", "dssp:lower=3,upper=15", "asp", "ssp:bound=3,load=lb-bsp:predictor=ema",
 )  # fmt: skip
 FITTED_ON = {"collective": "bsp", "server": "asp"}
+DRAWS, REPETITIONS, CHANCE = 6, 4, 0.005
+"""Simulations of a cell; trainings of one where their relative standard deviation of samples/s is beyond this."""
 DECIDED = ("samples", "staleness", "lead")
 GOAL = "<= 0.03"
 
@@ -56,15 +62,27 @@ def main():
     fits = [("equal", scheme) for scheme in FITTED_ON.values()]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        plan = [(name, scheme, _cluster(name, options.seed), epochs) for name, scheme in [*fits, *cells]]
-        run_workers(WORKERS, _all_real, (plan, folder, options.seed), record.console.print)
-        real = {(name, scheme): _observed(_folder(folder, name, scheme)) for name, scheme, _, _ in plan}
+        _train_all([(*fit, 0) for fit in fits], folder, epochs, options.seed)
         # What an iteration of equal workers takes beyond its compute and its waiting.
-        exchange = {engine: real["equal", scheme]["beyond"] for engine, scheme in FITTED_ON.items()}
+        exchange = {engine: _beyond(_folder(folder, "equal", scheme, 0)) for engine, scheme in FITTED_ON.items()}
+        record.console.print(f"  an exchange takes {exchange}")
+        simulated = {
+            cell: [
+                _simulated(*cell, epochs, exchange, Path(folder) / "simulated", options.seed, draw)
+                for draw in range(DRAWS)
+            ]
+            for cell in cells
+        }
+        repetitions = {cell: REPETITIONS if _by_chance(simulated[cell]) else 1 for cell in cells}
+        _train_all(
+            [(*cell, number) for cell in cells for number in range(repetitions[cell])], folder, epochs, options.seed
+        )
         rows = []
-        for name, scheme in cells:
-            simulated = _simulated(name, scheme, epochs, exchange, Path(folder) / "simulated", options.seed)
-            rows.append({"scenario": name, "scheme": scheme, **_compared(real[name, scheme], simulated)})
+        for cell in cells:
+            real = [_observed(_folder(folder, *cell, number)) for number in range(repetitions[cell])]
+            rows.append(
+                {"scenario": cell[0], "scheme": cell[1], "trained": len(real), **_compared(real, simulated[cell])}
+            )
     record.console.print(f"  {len(cells)} cells in {(time.monotonic() - began) / 60:.1f} minutes")
     done = record.publish(
         "fidelity",
@@ -74,7 +92,9 @@ def main():
             "workers": WORKERS, "global_batch_size": BATCH, "ideal_seconds": SECONDS,
             "epochs": epochs, "epoch_iterations": EPOCH_ITERATIONS,
             "scenarios": {name: SCENARIOS[name] for name in options.scenarios}, "schemes": options.schemes,
-            "exchange_seconds_fitted_on_equal_workers": {**exchange, "schemes": FITTED_ON},
+            "exchange_fitted_on_equal_workers": {**exchange, "schemes": FITTED_ON},
+            "simulations_of_a_cell": DRAWS,
+            "trainings_where_chance_decides": REPETITIONS,
             "waiting": "the part of the workers' time that was neither compute nor the exchange itself",
             "sizes": "each worker's mean size over the run; the largest difference, over the mean size of all",
         },
@@ -102,17 +122,24 @@ def _cluster(name, seed):
     return clusters.cluster_of(clusters.proportional(speeds, BATCH, SECONDS), disturbances)
 
 
-def _folder(folder, name, scheme):
-    return Path(folder) / f"{name}-{scheme}".replace(":", "_").replace("=", "_").replace(",", "_")
+def _folder(folder, name, scheme, number):
+    return Path(folder) / f"{name}-{scheme}-{number}".replace(":", "_").replace("=", "_").replace(",", "_")
 
 
 # For real.
 
 
+def _train_all(runs, folder, epochs, seed):
+    """Each of (scenario, scheme, number), which leaves its log in a folder of its own."""
+    plan = [
+        (name, scheme, _cluster(name, seed), _folder(folder, name, scheme, number)) for name, scheme, number in runs
+    ]
+    run_workers(WORKERS, _all_real, (plan, epochs, seed), record.console.print)
+
+
 def _all_real(rank, argument, tell):
-    plan, folder, seed = argument
-    for number, (name, scheme, cluster, epochs) in enumerate(plan, start=1):
-        run_dir = _folder(folder, name, scheme)
+    plan, epochs, seed = argument
+    for number, (name, scheme, cluster, run_dir) in enumerate(plan, start=1):
         with serving(scheme, run_dir):
             took = _train(rank, scheme, cluster, epochs, run_dir, seed)
         tell(f"  {number}/{len(plan)} {name}, {scheme}: {took:.1f} s")
@@ -154,15 +181,18 @@ def _train(rank, scheme, cluster, epochs, folder, seed):
 # In virtual time.
 
 
-def _simulated(name, scheme, epochs, exchange, folder, seed):
+def _simulated(name, scheme, epochs, exchange, folder, seed, draw):
     engine = "collective" if parse_scheme(scheme).served is None else "server"
+    cluster = _cluster(name, seed)
     scenario = Scenario(
-        cluster=_cluster(name, seed),
+        # The cluster's seed draws the exchanges and nothing else here: disturbances have theirs.
+        cluster=replace(cluster, seed=cluster.seed + draw),
         scheme=parse_scheme(scheme),
         global_batch_size=BATCH,
         iterations=epochs * EPOCH_ITERATIONS,
         epoch_samples=BATCH * EPOCH_ITERATIONS,
-        exchange_seconds=exchange[engine],
+        exchange_seconds=exchange[engine]["seconds"],
+        exchange_spread=exchange[engine]["spread"],
     )
     shutil.rmtree(folder, ignore_errors=True)
     log = Log(
@@ -189,9 +219,6 @@ def _observed(folder):
         "not_compute": 1.0 - sum(compute) / (WORKERS * seconds),
         "iterations": [len(each) for each in by_worker],
         "sizes": [fmean(event["samples"] for event in each) for each in by_worker],
-        "beyond": median(
-            event["iteration_seconds"] - event["compute_seconds"] - event["wait_seconds"] for event in events
-        ),
         "seconds": seconds,
         "compute": compute,
         # What was decided, iteration by iteration: of each worker its samples, staleness and lead.
@@ -199,9 +226,37 @@ def _observed(folder):
     }
 
 
-def _compared(real, simulated):
+def _beyond(folder):
+    """What an iteration of a run takes beyond its compute and its waiting: the median, and its relative spread.
+
+    Of the spread a robust estimate, 1.4826 times the median distance from the median: a machine with other work on it
+    has a few exchanges that take twenty times as long.
+    """
+    beyond = [
+        event["iteration_seconds"] - event["compute_seconds"] - event["wait_seconds"]
+        for event in read_events(folder, kinds=("iteration",))
+    ]
+    seconds = median(beyond)
+    return {"seconds": seconds, "spread": 1.4826 * median(abs(each - seconds) for each in beyond) / seconds}
+
+
+def _by_chance(simulated):
+    rates = [each["samples_per_second"] for each in simulated]
+    return pstdev(rates) > CHANCE * fmean(rates)
+
+
+def _mean(runs):
+    """The figures of several runs of a cell, averaged."""
+    return {
+        name: np.mean([run[name] for run in runs], axis=0).tolist()
+        for name in ("samples_per_second", "not_compute", "sizes", "seconds", "compute")
+    } | {"each_samples_per_second": [run["samples_per_second"] for run in runs]}
+
+
+def _compared(several_real, several_simulated):
+    same = several_real[0]["trace"] == several_simulated[0]["trace"]
+    real, simulated = _mean(several_real), _mean(several_simulated)
     mean_size = fmean(real["sizes"])
-    same = real.pop("trace") == simulated.pop("trace")
     return {
         "real": real,
         "simulated": simulated,
@@ -234,7 +289,7 @@ def _table(name, rows):
         headings,
         [
             [
-                row["scheme"],
+                row["scheme"] + (f" ({row['trained']} runs)" if row["trained"] > 1 else ""),
                 f"{row['real']['samples_per_second']:.1f}",
                 f"{row['simulated']['samples_per_second']:.1f}",
                 f"{row['samples_per_second_off']:+.1%}",

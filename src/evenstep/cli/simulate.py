@@ -13,7 +13,7 @@ from evenstep.cli.parser import Parser
 from evenstep.cli.simulate_schemes import split_schemes, swept
 from evenstep.cli.simulate_table import simulated_table
 from evenstep.core.cluster import Cluster
-from evenstep.core.cluster.quantity import CAPACITY, DURATION, Quantity
+from evenstep.core.cluster.quantity import CAPACITY, DURATION, SHARE, Quantity
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.launch_settings import read_cluster
 from evenstep.schemes import Scheme, parse_scheme
@@ -85,6 +85,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--gradients", metavar='"100 MB"', help="what a worker's gradients take on the network")
     parser.add_argument("--exchange", metavar='"2 ms"', help="what each exchange takes beside the network (0 s)")
+    parser.add_argument("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
     parser.add_argument("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
     parser.add_argument("--smallest-batch", type=int, default=1, metavar="N", help="of a worker; 2 with BatchNorm (1)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write all events here, a folder for each scheme")
@@ -121,6 +122,9 @@ def _scenario(scheme: Scheme, cluster: Cluster, options: Any) -> Scenario:  # no
         smallest_batch=options.smallest_batch,
         message_bytes=None if options.gradients is None else int(_quantity("--gradients", options.gradients, CAPACITY)),
         exchange_seconds=0.0 if options.exchange is None else _quantity("--exchange", options.exchange, DURATION),
+        exchange_spread=(
+            0.0 if options.exchange_spread is None else _quantity("--exchange-spread", options.exchange_spread, SHARE)
+        ),
         all_reduce=options.all_reduce,
     )
 

@@ -8,8 +8,9 @@ import numpy as np
 from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger
+from evenstep.core.sync import Sync
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme
+from evenstep.schemes import Scheme, placed
 
 
 @final
@@ -28,6 +29,8 @@ class Scenario:
         smallest_batch: The fewest samples that a worker can compute on, unless the scheme says; 2 with BatchNorm.
         message_bytes: What a worker's gradients take on the network; None where it costs nothing.
         exchange_seconds: What each exchange takes beside the network; fitted on a real run, or 0.
+        exchange_spread: Relative standard deviation of that with servers, anew in each exchange; drawn by the cluster's
+            seed. Without any, ties between equal workers are all decided alike, as in no real run.
         all_reduce: How workers without servers sum gradients.
         ahead: How many claims workers of servers hold beside the one in hand; None: as a run without data workers, 1
             where exchanges overlap with compute and 0 elsewhere.
@@ -45,6 +48,7 @@ class Scenario:
     smallest_batch: int = 1
     message_bytes: int | None = None
     exchange_seconds: float = 0.0
+    exchange_spread: float = 0.0
     all_reduce: Literal["ring", "tree"] = "ring"
     ahead: int | None = None
 
@@ -57,6 +61,8 @@ class Scenario:
         self.ledger()  # Refuses an epoch without a sample.
         if not 0.0 <= self.exchange_seconds < float("inf"):
             raise ConfigError(f"an exchange cannot take {self.exchange_seconds} seconds: use 0 or more")
+        if not 0.0 <= self.exchange_spread < float("inf"):
+            raise ConfigError(f"exchanges cannot be spread by {self.exchange_spread}: use 0 or more")
         if self.all_reduce not in ("ring", "tree"):
             raise ConfigError(f"there is no all-reduce {self.all_reduce!r}: use ring or tree")
         if self.ahead is not None and self.ahead < 0:
@@ -70,7 +76,18 @@ class Scenario:
                 f"the global batch size {self.global_batch_size} is less than {count} workers with at least {minimum}"
                 f" sample{'s' if minimum > 1 else ''} each: raise the batch size"
             )
-        self.scheme.load.policy(count).allocate(self.problem)  # Refuses what cannot be shared out.
+        # Refuse what cannot be shared out or grouped.
+        self.scheme.load.policy(count).allocate(self.problem)
+        self.sync.policy(count)
+
+    @property
+    def sync(self) -> Sync:
+        """The scheme's, with the groups of these hosts where it asks for them."""
+        hosts = [
+            f"worker {number}" if worker.host is None else worker.host.name
+            for number, worker in enumerate(self.cluster.workers)
+        ]
+        return placed(self.scheme, hosts).sync
 
     def _require_workers(self) -> None:
         for number, worker in enumerate(self.cluster.workers):

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
+from evenstep.core.disturb import Jitter
+from evenstep.core.disturb.draw import derive_seed
 from evenstep.core.errors import ConfigError
 from evenstep.core.server import Answer, Arrival, Coordinator, CoordinatorCommand, Update
+from evenstep.core.sync import Regroup
 from evenstep.sim.log import TALLY_SECONDS, Log
 from evenstep.sim.network import Network
 from evenstep.sim.place import Place, Pushed
@@ -35,7 +38,7 @@ class ServedRun:
         self._scenario = scenario
         self._log = log
         self._coordinator = Coordinator(
-            sync=scheme.sync,
+            sync=scenario.sync,
             load=scheme.load,
             problem=scenario.problem,
             length=scenario.length,
@@ -46,6 +49,9 @@ class ServedRun:
         )
         self._free = self._network.free
         self._exchange_seconds = scenario.exchange_seconds
+        self._exchange_jitter = Jitter(
+            spread=scenario.exchange_spread, seed=derive_seed(scenario.cluster.seed, "exchange")
+        )
         self._overlaps = scheme.served.exchange == "overlapped"
         self._ahead = int(self._overlaps) if scenario.ahead is None else scenario.ahead
         self._estimates = log is not None or rests_on_estimates(scheme.load)
@@ -144,6 +150,7 @@ class ServedRun:
         place.epoch = number
         place.entered = now
         place.over = False
+        self._heard("begin", place, now, number=number, epoch=number, ahead=self._ahead)
         self._carry_out(self._coordinator.begin(place.number, number, number, now, ahead=self._ahead), now)
 
     def _ask(self, place: Place, now: float) -> None:
@@ -151,6 +158,7 @@ class ServedRun:
         if place.over:
             self._begin(place, place.epoch + 1, now)
         else:
+            self._heard("rest", place, now)
             self._carry_out(self._coordinator.rest(place.number, now), now)
 
     def _start(self, place: Place, now: float) -> None:
@@ -194,10 +202,10 @@ class ServedRun:
             )
         if self._overlaps:
             self._go_on_meanwhile(place, now)
+        place.arrival = arrival
         if self._free:
-            self._carry_out(self._coordinator.push(arrival, now), now)
+            self._arrive(place, now)
         else:
-            place.arrival = arrival
             arrives = self._network.push_arrives(place.number, now)
             self._events.add((arrives, _PUSH, place.number, place.incarnation))
 
@@ -211,8 +219,14 @@ class ServedRun:
             self._start(place, now)
 
     def _arrive(self, place: Place, now: float) -> None:
-        assert place.arrival is not None
-        self._carry_out(self._coordinator.push(place.arrival, now), now)
+        arrival = place.arrival
+        assert arrival is not None
+        if self._log is not None:
+            self._heard(
+                "push", place, now, claim=arrival.claim, pulled=arrival.version, samples=arrival.samples,
+                units=arrival.units, report=arrival.row,
+            )  # fmt: skip
+        self._carry_out(self._coordinator.push(arrival, now), now)
 
     def _take(self, place: Place, now: float) -> None:
         """The answer that was on its way has reached its worker."""
@@ -260,6 +274,11 @@ class ServedRun:
 
     # The servers.
 
+    def _heard(self, event: str, place: Place, now: float, **more: object) -> None:
+        """Write down what reaches the coordinator, as a server does."""
+        if self._log is not None:
+            self._log.served(event, now, self._coordinator.version, worker=place.number, **more)
+
     def _carry_out(self, commands: Sequence[CoordinatorCommand], now: float) -> None:
         """Do what was decided, in its order."""
         for command in commands:
@@ -267,6 +286,9 @@ class ServedRun:
                 self._send_answer(command, now)
             elif type(command) is Update:
                 self._commit(command)
+            elif type(command) is Regroup and self._log is not None:
+                groups = [list(group) for group in command.groups]
+                self._log.served("regroup", now, self._coordinator.version, groups=groups, reason=command.reason)
         if self._log is not None and now - self._tallied[0] >= TALLY_SECONDS:
             self._write_tally(now)
 
@@ -290,12 +312,19 @@ class ServedRun:
             self._plan(place)
         arrives = now if self._free else self._network.pull_arrives(worker, now)
         if place.asking:
-            arrives += self._exchange_seconds
+            arrives += self._exchange_takes(place)
         if arrives > now or self._overlaps:  # Whose worker may push in turn, which has to wait for the next event.
             place.answer = answer
             self._events.add((arrives, _ANSWER, worker, place.incarnation))
         else:
             self._receive(place, answer, now)
+
+    def _exchange_takes(self, place: Place) -> float:
+        if not self._exchange_jitter.spread:
+            return self._exchange_seconds
+        return self._exchange_jitter.seconds(
+            worker=place.number, iteration=place.pushes, batch_size=0, natural_seconds=self._exchange_seconds, now=0.0
+        )
 
     def _plan(self, place: Place) -> None:
         planned = self._coordinator.sizes
