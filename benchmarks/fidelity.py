@@ -1,7 +1,7 @@
 """Is the simulator right? The same scenarios trained for real on emulated devices, and simulated.
 
-Workers, disturbances, schemes, sizes and epochs are the same on both sides; what an exchange takes and by how much
-that varies, which nobody emulates, is fitted on two other runs, of equal workers, one with servers and one without. Both
+Workers, disturbances, schemes, sizes and epochs are the same on both sides. What an exchange takes and by how much that
+varies, which nobody emulates, is fitted on two other runs, of equal workers, one with servers and one without. Both
 sides write the same event log, and the same code takes samples/s, waiting shares and sizes from it.
 
 A cell is simulated with several draws of the exchanges. Where these decide what comes out (DSSP among equal workers),
