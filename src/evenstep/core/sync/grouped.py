@@ -134,13 +134,13 @@ class GroupedPolicy:
         if pushes:
             self._folded[group, self._iterations[group]] = pushes
         self._arrived[group] = None
-        alone = len(self._members[group]) == len(self._began)
         whole = Push(
             worker=group,
             iteration=self._iterations[group],
             samples=sum(push.samples for push in pushes),
             units=sum(push.units for push in pushes),
-            share=1.0 if alone else sum(push.share for push in pushes),
+            # One group of all is a barrier, whose short last slice counts as a whole one.
+            share=1.0 if len(self._groups) == 1 else sum(push.share for push in pushes),
             version=min((push.version for push in pushes), default=0),
         )
         if self._next is None and self._since_considered >= _ROUNDS * len(self._began):

@@ -1,0 +1,93 @@
+"""Groups in virtual time: the traces of what they are made of, and the closed form of what a straggler costs."""
+
+import json
+
+import pytest
+
+from evenstep.core.cluster import parse_cluster
+from evenstep.core.errors import ConfigError
+from evenstep.schemes import parse_scheme
+from evenstep.sim import Log, Scenario, simulate
+
+WORKERS = 16
+
+
+class Kept(list):
+    def record(self, event):
+        self.append(json.loads(json.dumps(event)))
+
+    def close(self):
+        pass
+
+
+def cluster(slowdown=1.0, slow=5, workers=WORKERS, more=""):
+    slower = f'[disturbances.slow]\nkind = "constant"\nfactor = {slowdown}\n'
+    each = [
+        '[[workers]]\ndevice = "one"\n' + ('disturb = ["slow"]\n' if worker == slow else "") + more.format(worker // 4)
+        for worker in range(workers)
+    ]
+    hosts = "".join(f"[hosts.h{number}]\n" for number in range(4)) if more else ""
+    return parse_cluster('[devices.one]\nper_sample = "10 ms"\n' + slower + hosts + "\n".join(each))
+
+
+def run(scheme, where, iterations=400, epoch=None):
+    scenario = Scenario(
+        cluster=where,
+        scheme=parse_scheme(scheme),
+        global_batch_size=8 * len(where),
+        iterations=iterations,
+        epoch_samples=epoch,
+    )
+    log = Log(workers=[Kept() for _ in where.workers], server=Kept())
+    return simulate(scenario, log=log), log
+
+
+def told(log):
+    """The events of the workers but for the scheme's and the bound's name, and what reached the server."""
+    workers = [[{**event, "bound": None} for event in each if event["event"] != "run"] for each in log.workers]
+    return workers, [event for event in log.server if event["event"] != "regroup"]
+
+
+@pytest.mark.parametrize(("grouped", "plain"), [(1, "bsp:engine=server"), (6, "asp")])
+def test_one_group_is_a_barrier_and_groups_of_one_worker_are_none(grouped, plain):
+    where = cluster(slowdown=2.3, workers=6)
+    # An epoch of a length that no batch divides: the tails are alike too.
+    _, one = run(f"grouped:groups={grouped}", where, iterations=40, epoch=6 * 8 * 13 + 5)
+    _, other = run(plain, where, iterations=40, epoch=6 * 8 * 13 + 5)
+    assert told(one) == told(other)
+
+
+@pytest.mark.parametrize("slowdown", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_one_slow_worker_of_16_costs_what_the_closed_form_says(slowdown, count):
+    undisturbed, _ = run("grouped:groups=1", cluster(1.0))
+    result, _ = run(f"grouped:groups={count}", cluster(slowdown))
+    size = WORKERS / count
+    expected = WORKERS / (WORKERS - size + size / slowdown)
+    assert result.seconds / undisturbed.seconds == pytest.approx(expected, rel=0.02)
+
+
+def test_progressive_groups_cost_no_more_than_the_straggler_itself():
+    undisturbed, _ = run("grouped", cluster(1.0))
+    result, log = run("grouped", cluster(4.0))
+    assert result.seconds / undisturbed.seconds < 1.1  # 1.05, and the iterations before it is known
+    groups = [event["groups"] for event in log.server if event["event"] == "regroup"]
+    assert groups == [[list(range(16))], [[w for w in range(16) if w != 5], [5]]]
+
+
+def test_the_groups_of_hosts_are_those_of_the_cluster_file():
+    _, log = run("grouped:groups=hosts", cluster(more='host = "h{}"\n'), iterations=4)
+    (event,) = [event for event in log.server if event["event"] == "regroup"]
+    assert event["groups"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+def test_each_group_shares_out_its_part_of_the_batch():
+    _, log = run("grouped:groups=2,inside=lb-bsp", cluster(3.0, slow=1, workers=4), iterations=60)
+    plans = [event["batch_sizes"] for event in log.workers[0] if event["event"] == "plan"]
+    assert plans[0] == [8, 8, 8, 8]
+    assert plans[-1] == [12, 4, 8, 8]
+
+
+def test_groups_of_other_workers_than_there_are_are_refused():
+    with pytest.raises(ConfigError, match="each of the workers 0 to 15 once"):
+        run("grouped:groups=0-3/4-7", cluster())
