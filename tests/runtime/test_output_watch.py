@@ -37,6 +37,25 @@ def expected(output, truth):
     return float(gradient.abs().sum(1).mean()), float((gradient * output).sum() / gradient.abs().sum())
 
 
+@pytest.mark.parametrize("part", [torch.chunk, torch.tensor_split])
+def test_of_several_outputs_some_may_get_no_gradient(part):
+    layer = torch.nn.Linear(4, 2 * CLASSES)
+    used, unused = part(layer(torch.randn(SAMPLES, 4)), 2, dim=1)
+    truth = torch.randint(CLASSES, (SAMPLES,))
+    found = seen((used, unused), cross_entropy(used, truth))
+    assert (found.error, found.excess) == pytest.approx(expected(used, truth), rel=1e-4)
+
+
+def test_an_odd_output_makes_no_forward_pass_fail():
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+
+    output = Output(logits(SAMPLES, CLASSES))
+    del output.logits
+    OutputWatch().watch(output)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_logits_are_seen_as_the_definition_has_them(dtype):
     output, truth = logits(SAMPLES, CLASSES, dtype=dtype), torch.randint(CLASSES, (SAMPLES,))

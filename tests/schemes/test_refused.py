@@ -52,6 +52,7 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
             "grouped:inside=asp",
             "inside a group is a barrier, and 'asp' says more than its sizes: use bsp, lb-bsp or dbs",
         ),
+        ("grouped:inside=lbbsp", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
         ("grouped:inside=local-sgd", "inside a group is a barrier, and 'local-sgd' says more than its sizes"),
         ("grouped:inside=grouped", "inside a group is a barrier, and 'grouped' says more than its sizes"),
         (

@@ -52,11 +52,12 @@ class ServerRecord:
     @classmethod
     def from_events(cls, events: Iterable[Mapping[str, Any]]) -> Self:
         """From the events of `server-*.jsonl`; those of other kinds than are counted here may be among them."""
-        tallies, attendance = [], []
+        tallies, attendance, came = [], [], set()
         for event in events:
             if event["event"] == "tally":
                 tallies.append(event)
-            elif event["event"] in ("join", "leave"):
+            elif event["event"] == "join" or (event["event"] == "leave" and event["worker"] in came):
+                came.add(event["worker"])  # Who never came does not go.
                 attendance.append(Attendance(worker=event["worker"], at=event["at"], why=event.get("why")))
         return cls(
             commits=sum(each["commits"] for each in tallies),

@@ -36,7 +36,7 @@ class OutputWatch:
     def watch(self, outputs: object) -> None:
         """The outputs of a forward pass whose backward may follow."""
         # Whatever is odd about an output or its gradient, here and below, is no reason for the script to fail.
-        with suppress(RuntimeError):
+        with suppress(Exception):
             for output in _tensors(outputs):
                 # What has no axis of classes beside that of samples is a loss, or no logits.
                 if output.grad_fn is not None and output.dim() > 1 and output.numel() and not _loss_is_scaled(output):
@@ -53,8 +53,10 @@ class OutputWatch:
         # Of each element, which in part cancels out.
         rounding = max(1e-5, torch.finfo(output.dtype).eps / 4)
 
-        def arrived(gradient: torch.Tensor) -> None:
-            with suppress(RuntimeError):
+        def arrived(gradient: torch.Tensor | None) -> None:
+            if gradient is None:  # An output of several that the loss does not rest on.
+                return
+            with suppress(Exception):
                 seen = gradient.detach()
                 seen = (seen if part is None else seen[part]).flatten().float()
                 # Not as numbers yet, for which a GPU would have to be waited for.

@@ -127,6 +127,8 @@ class ServedEngine:
         self._skipped_in_a_row = 0
         self._outputs = OutputWatch()
         self._divergence = Divergence()
+        self._begins_untrained: bool | None = None
+        """Whether the run was in its first pass when this worker came; who comes later cannot tell what is wrong."""
 
     # The loader's side.
 
@@ -211,7 +213,7 @@ class ServedEngine:
 
     def forward_ends(self, outputs: object) -> None:
         now = self.balancer.iteration
-        if now is not None and self._divergence.due(now.number):
+        if now is not None and self._begins_untrained and self._divergence.due(now.number):
             self._outputs.watch(outputs)
 
     # The optimizer's side.
@@ -299,6 +301,8 @@ class ServedEngine:
         if answer.get("weights"):
             self._parameters.take_weights()
         self._computed_on = int(cast("int", answer["version"]))
+        if self._begins_untrained is None:
+            self._begins_untrained = answer["pass"] == 0
         self._over = bool(answer["over"])
         assert self._shares is not None
         if "sizes" in answer:  # Which are sent when they have changed.

@@ -167,7 +167,11 @@ def _norms(tensors: list[torch.Tensor]) -> list[float]:
     if not tensors:
         return []
     widest = max({each.dtype for each in tensors} | {torch.float32}, key=lambda dtype: dtype.itemsize)
-    return [norm.item() for norm in torch._foreach_norm(tensors, 2, dtype=widest)]
+    norms = [norm.item() for norm in torch._foreach_norm(tensors, 2, dtype=widest)]
+    if all(map(math.isfinite, norms)):
+        return norms
+    # Perhaps only their squares are too large.
+    return [norm_of(each.view(-1)) for each in tensors]
 
 
 def _lies_plain(gradient: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """The recipe of groups: barriers inside, and any policy of parameter servers between them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from evenstep.core.errors import ConfigError
@@ -59,6 +60,10 @@ def grouped(
 
 
 def _inside(inside: Scheme | str) -> Scheme:
+    from evenstep.schemes.parse import parse_scheme
+
+    if isinstance(inside, str):
+        inside = parse_scheme(inside.replace(";", ","))
     try:
         return sizes_of("grouped", inside)
     except ConfigError as error:
@@ -111,10 +116,10 @@ def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
     >>> placed(grouped(groups="hosts"), ["a", "b", "a"]).name
     'grouped:groups=0+2/1'
     """
-    from evenstep.schemes.parse import parse_scheme
-
     if not (isinstance(scheme.sync, Grouped) and isinstance(scheme.sync.grouping, ByHost)):
         return scheme
-    groups = "/".join("+".join(map(str, group)) for group in by_host(hosts))
-    # A name is canonical, and this is the one parameter whose value is `hosts`.
-    return parse_scheme(scheme.name.replace("groups=hosts", f"groups={groups}"))
+    groups = by_host(hosts)
+    text = "/".join("+".join(map(str, group)) for group in groups) if len(groups) > 1 else "1"
+    # The one parameter whose value is `hosts`.
+    name = scheme.name.replace("groups=hosts", f"groups={text}")
+    return replace(scheme, name=name, sync=replace(scheme.sync, grouping=_grouping(text, "rank")))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from support.groupings import Restless
 
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
@@ -30,6 +31,7 @@ SYNCS = [
     Grouped(grouping=BySpeed(2), across=Bounded(bound=1)),
     Grouped(grouping=Progressive()),
     Grouped(grouping=ByRank(2), across=Barrier()),
+    *(Grouped(grouping=Restless(), across=across) for across in (Unbounded(), Bounded(bound=0), Barrier())),
 ]
 
 

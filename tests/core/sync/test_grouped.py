@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from support.groupings import Restless
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Progressive
@@ -123,6 +124,29 @@ def test_a_straggler_gets_a_group_of_its_own_and_comes_back_when_it_is_over(driv
     ]
     assert told[1].reason == "worker 2 takes 4.00 times as long as the median one"
     assert told[2].reason == "nobody takes more than 1.00 times as long as the median one"
+
+
+def test_what_a_barrier_across_holds_back_is_committed_before_other_groups_are_formed():
+    policy = Grouped(grouping=Restless(), across=Barrier()).policy(3)
+    for worker in range(3):
+        policy.on_join(worker, 0.0)
+    for now in range(1, 4):
+        for worker in range(3):
+            policy.on_push(push(worker, now), float(now))
+    policy.on_leave(2, 3.5)
+    assert policy.on_push(push(0, 4), 4.0) == []  # From here on there are to be other groups.
+    assert policy.on_join(2, 4.1) == []
+    commit, regroup, *releases = policy.on_push(push(1, 4), 4.2)
+    assert commit == Commit((push(0, 4), push(1, 4)), 1.0)
+    assert regroup == Regroup(((0, 1, 2),), "they are restless")
+    assert [each.worker for each in releases] == [0, 1, 2]
+
+
+def test_who_never_came_keeps_nobody_from_other_groups(drive):
+    policy = Grouped(grouping=Progressive()).policy(4)
+    run = drive(policy, lambda worker, _: 9.0 if worker == 2 else 1.0, 3, 200.0)
+    told = [command.groups for command in run.commands if isinstance(command, Regroup)]
+    assert told == [((0, 1, 2, 3),), ((0, 1, 3), (2,))]
 
 
 def test_workers_of_similar_speed_find_each_other(drive):
@@ -258,7 +282,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert sum(statistics.pushes.values()) == self.iteration
 
 
-GROUPINGS = (ByRank(1), ByRank(3), ByRank(6), BySpeed(2), Progressive(), Given(((0, 5), (1, 2, 3, 4))))
+GROUPINGS = (ByRank(1), ByRank(3), ByRank(6), BySpeed(2), Progressive(), Given(((0, 5), (1, 2, 3, 4))), Restless())
 POLICIES = (Unbounded(), Bounded(bound=1), Dynamic(lower=1, upper=4), Barrier())
 
 

@@ -342,6 +342,7 @@ class Coordinator:
             saved, self._saved_sizes = self._saved_sizes, None
             if saved is not None and saved["groups"] == [list(group) for group in command.groups]:
                 sizes.load_state_dict(saved)
+                sizes.begin_epoch(self.epoch)
             self.sizes = sizes
         return [*formed]
 
@@ -406,7 +407,7 @@ class Coordinator:
             "pass": self.number,
             "epoch": self.epoch,
             "claims": self._claims.state_dict(),
-            "sizes": self.sizes.state_dict(),
+            "sizes": self.sizes.state_dict() if self._saved_sizes is None else self._saved_sizes,
             "sync": self.sync.state_dict(),
         }
 

@@ -9,9 +9,10 @@ import numpy as np
 from evenstep.core.groups import Groups
 from evenstep.core.load.allocate.shares import shares
 from evenstep.core.load.base import Load
+from evenstep.core.load.memory import limited
 from evenstep.core.load.static import Static
 from evenstep.core.server.sizes import SMALLEST_TAIL, Sizes
-from evenstep.core.values import Problem, State
+from evenstep.core.values import IntArray, Problem, State
 
 
 @final
@@ -36,6 +37,10 @@ class GroupSizes:
         self._minimum = int(problem.minimum.max())
         self._group_of = {worker: number for number, group in enumerate(groups) for worker in group}
         self._present = set(present)
+        self._largest = problem.maximum.copy()
+        """What each worker says that it holds."""
+        self._whole: list[int] = []
+        """Each group's part of the global batch."""
         self._parts: dict[int, Sizes] | None = None
         """By group, of those that anybody is in; None where they have changed."""
         self._all: tuple[tuple[dict[int, int], ...], dict[int, int]] = ((), {})
@@ -64,8 +69,14 @@ class GroupSizes:
 
     def observe(self, worker: int, row: Sequence[int]) -> None:
         """A worker's row of `Reports` for its latest iteration."""
-        if worker in self._present:
-            self._settled()[self._group_of[worker]].observe(worker, row)
+        if worker not in self._present:
+            return
+        self._settled()[self._group_of[worker]].observe(worker, row)
+        largest = min(int(self._problem.maximum[worker]), row[-1])
+        if largest != self._largest[worker] and not isinstance(self._load, Static):
+            self._largest[worker] = largest
+            if self._batches(self._here(), self._limits()) != self._whole:  # What a group cannot hold is others' to do.
+                self._parts = None
 
     def all(self) -> dict[int, int]:
         """Every member's planned size, by rank; the same object as long as none has changed."""
@@ -100,26 +111,52 @@ class GroupSizes:
     def _slice(self, planned: int, members: int, unclaimed: int) -> int:
         """How much of what is unclaimed so many members of a group take, where they would take `planned`."""
         batch = self._problem.global_batch_size
-        taken = min(planned, unclaimed)
-        if unclaimed < batch:
-            least = max(members * self._minimum, -(-planned // SMALLEST_TAIL), -(-unclaimed * planned // batch))
-            taken = min(taken, least)
-        # Nobody is to be left with less than can be computed on.
-        return unclaimed if 0 < unclaimed - taken < self._minimum else taken
+        if unclaimed >= batch:
+            return planned
+        least = max(members * self._minimum, -(-planned // SMALLEST_TAIL), -(-unclaimed * planned // batch))
+        taken = min(planned, unclaimed, least)
+        if not 0 < unclaimed - taken < self._minimum:
+            return taken
+        # Nobody is to be left with less than can be computed on, where that can be helped.
+        return unclaimed if unclaimed <= planned else max(self._minimum, unclaimed - self._minimum)
 
     def _settled(self) -> dict[int, Sizes]:
         """The groups' own sizes, made anew where somebody has come or gone."""
         if self._parts is None:
-            here = [[worker for worker in group if worker in self._present] for group in self.groups]
+            here, limits = self._here(), self._limits()
+            self._whole = self._batches(here, limits)
             self._parts = {}
-            for number, (members, batch) in enumerate(zip(here, self._batches(here), strict=True)):
+            for number, (members, batch) in enumerate(zip(here, self._whole, strict=True)):
                 if members:
-                    part = self._parts[number] = Sizes(self._load, replace(self._problem, global_batch_size=batch))
+                    problem = replace(self._problem, global_batch_size=batch, maximum=limits)
+                    part = self._parts[number] = Sizes(self._load, problem)
                     for worker in members:
                         part.join(worker)
         return self._parts
 
-    def _batches(self, here: Sequence[Sequence[int]]) -> list[int]:
+    def _here(self) -> list[list[int]]:
+        """Those of each group who are there."""
+        return [[worker for worker in group if worker in self._present] for group in self.groups]
+
+    def _limits(self) -> IntArray:
+        """The largest size of each worker, by rank, as far as those who are there can do the global batch with them."""
+        limits = self._problem.maximum.copy()
+        chosen = list(self.members)
+        if chosen:
+            whole = replace(
+                self._problem,
+                minimum=self._problem.minimum[chosen],
+                maximum=limits[chosen],
+                global_batch_size=min(self._problem.global_batch_size, self._room(limits[chosen])),
+            )
+            limits[chosen] = limited(whole, self._largest[chosen]).maximum
+        return limits
+
+    def _room(self, limits: IntArray) -> int:
+        """The samples that fit into these, in multiples."""
+        return int((limits // self._problem.multiple * self._problem.multiple).sum())
+
+    def _batches(self, here: Sequence[Sequence[int]], limits: IntArray) -> list[int]:
         """Each group's part of the global batch."""
         if isinstance(self._load, Static):
             return [sum(self._load.sizes[worker] for worker in members) for members in here]
@@ -128,8 +165,8 @@ class GroupSizes:
         multiple = self._problem.multiple
         lower, upper = np.zeros((2, len(here)), dtype=np.int64)
         for number, members in enumerate(here):
-            lower[number] = self._problem.minimum[list(members)].sum()
-            upper[number] = (self._problem.maximum[list(members)] // multiple * multiple).sum()
+            lower[number] = (-(-self._problem.minimum[list(members)] // multiple) * multiple).sum()
+            upper[number] = self._room(limits[list(members)])
         counts = np.array([len(members) for members in here], dtype=np.int64)
         # Who is left may not hold all of it.
         total = min(self._problem.global_batch_size, int(upper.sum()))

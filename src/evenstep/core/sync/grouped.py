@@ -37,8 +37,8 @@ class GroupedPolicy:
     def __init__(self, *, workers: int, grouping: Grouping, across: Sync) -> None:
         self._grouping = grouping
         self._groups: Groups = grouping.form(workers)
-        self._said: Groups | None = None
-        """The groups that the latest command has told."""
+        self._told = False
+        """Whether a command has told the groups."""
         self._across_part = across
         self._workers = workers
         self._next: tuple[Groups, str] | None = None
@@ -76,7 +76,7 @@ class GroupedPolicy:
                 self._groups, reason = reformed
                 self._make()
                 commands.append(self._tell(reason))
-        if self._said is None:
+        if not self._told:
             commands.append(self._tell("as the run begins"))
         group = self._group(worker)
         self._inside[group].on_join(worker, now)
@@ -187,20 +187,30 @@ class GroupedPolicy:
     # Other groups.
 
     def _reconsidered(self) -> tuple[Groups, str] | None:
-        """Other groups than now and why, where the speeds of all are known and say so."""
+        """Other groups than now and why, where the speeds of all who are here are known and say so.
+
+        Whoever is not here counts as one of the middle.
+        """
         self._since_considered = 0
-        if len(self._seconds) < self._workers:
+        here = self._began or self._seconds
+        if not here or not all(map(self._seconds.__contains__, here)):
             return None
-        seconds = [median(self._seconds[worker]) for worker in range(self._workers)]
+        known = {worker: median(self._seconds[worker]) for worker in here}
+        middle = median(known.values())
+        seconds = [known.get(worker, middle) for worker in range(self._workers)]
         return self._grouping.reform(self._groups, seconds) if min(seconds) > 0.0 else None
 
     def _reform_once_all_have_arrived(self, now: float) -> list[Command]:
         """Where there are to be other groups, those who are here begin in them as soon as nobody runs."""
         if self._next is None or not all(map(self._arrived.__contains__, self._here())):
             return []
+        commands: list[Command] = []
+        for group in self._here():
+            # A parent may hold back what has been pushed until those have pushed who have only just come.
+            commands += self._from_parent(self._across.on_leave(group, now), now)
         (self._groups, reason), self._next = self._next, None
         self._make()
-        commands: list[Command] = [self._tell(reason)]
+        commands.append(self._tell(reason))
         here = sorted(self._began)
         for worker in here:
             self._inside[self._group_of[worker]].on_join(worker, now)
@@ -210,7 +220,7 @@ class GroupedPolicy:
         return commands
 
     def _tell(self, reason: str) -> Regroup:
-        self._said = self._groups
+        self._told = True
         return Regroup(self._groups, reason)
 
     # What is known.
