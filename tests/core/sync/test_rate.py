@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.sync.rate import RATES, commit_step, look_ahead
+from evenstep.core.sync.rate import RATES, clip_factor, commit_step, look_ahead
 
 SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 1e-4, "nesterov": False, "maximize": False}
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False}
@@ -192,3 +192,8 @@ def test_an_unknown_rule_is_refused_with_the_rules_there_are():
 
 def test_looking_ahead_with_adam_follows_its_first_moment():
     assert look_ahead(ADAM, 2) == pytest.approx(0.01 * (0.9 + 0.81), rel=1e-12)
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(0.0, 1.0), (0.5, 1.0), (2.0, 1.0), (8.0, 0.25)])
+def test_a_gradient_is_scaled_down_to_its_largest_norm_and_never_up(norm, factor):
+    assert clip_factor(norm, 2.0) == factor

@@ -1,6 +1,6 @@
 """With whom does a worker synchronise? Forms groups, and says when there should be others."""
 
-from evenstep.core.groups.form import Groups, by_host, by_rank, by_speed, rate_of, require_partition
+from evenstep.core.groups.form import Groups, by_host, by_rank, by_speed, each_by_speed, rate_of, require_partition
 from evenstep.core.groups.grouping import ByHost, ByRank, BySpeed, Given, Grouping, Progressive, Reformed, behind
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "by_host",
     "by_rank",
     "by_speed",
+    "each_by_speed",
     "rate_of",
     "require_partition",
 ]

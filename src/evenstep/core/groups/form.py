@@ -55,9 +55,20 @@ def by_speed(seconds: Sequence[float], count: int) -> Groups:
     >>> by_speed([1.0, 4.0, 1.0, 1.1], 2)
     ((0, 2, 3), (1,))
     """
+    return each_by_speed(seconds, count)[-1]
+
+
+def each_by_speed(seconds: Sequence[float], most: int) -> list[Groups]:
+    """As `by_speed` for 1, 2, ... groups, as long as a further group adds anything; at most `most` of them.
+
+    >>> each_by_speed([1.0, 4.0, 1.0, 1.1], 2)
+    [((0, 1, 2, 3),), ((0, 2, 3), (1,))]
+    """
     order = sorted(range(len(seconds)), key=lambda worker: (seconds[worker], worker))
-    cuts = _best_cuts(np.array([seconds[worker] for worker in order]), count)
-    return tuple(tuple(sorted(order[start:stop])) for start, stop in pairwise(cuts))
+    return [
+        tuple(tuple(sorted(order[start:stop])) for start, stop in pairwise(cuts))
+        for cuts in _best_cuts(np.array([seconds[worker] for worker in order]), most)
+    ]
 
 
 def rate_of(groups: Groups, seconds: Sequence[float]) -> float:
@@ -86,31 +97,31 @@ def require_partition(groups: Groups, workers: int) -> None:
         )
 
 
-def _best_cuts(seconds: FloatArray, count: int) -> list[int]:
-    """Where to cut ascending `seconds` into at most `count` groups; begins with 0 and ends with their number."""
+def _best_cuts(seconds: FloatArray, most: int) -> list[list[int]]:
+    """Cuts of ascending `seconds` into 1, 2, ... groups; each begins with 0 and ends with the number of workers."""
     workers = len(seconds)
     # rates[stop]: the most that the first `stop` workers do; a group [start, stop) adds (stop - start) / its slowest.
     starts = np.arange(workers + 1)
     rates = np.full(workers + 1, -np.inf)
     rates[0] = 0.0
     chosen: list[npt.NDArray[np.int64]] = []
-    best: list[float] = []
-    for _ in range(min(count, workers)):
+    best: list[list[int]] = []
+    done = 0.0
+    for _ in range(min(most, workers)):
         added = np.full(workers + 1, -np.inf)
         cut = np.zeros(workers + 1, dtype=np.int64)
         for stop in range(1, workers + 1):
             candidates = rates[:stop] + (stop - starts[:stop]) / seconds[stop - 1]
             cut[stop] = int(np.argmax(candidates))
             added[stop] = candidates[cut[stop]]
-        chosen.append(cut)
         rates = added
-        best.append(float(rates[workers]))
-    if not best:
-        return [0, workers] if workers else [0]
-    # Rounding must not make a group.
-    most = max(best)
-    fewest = next(number for number, rate in enumerate(best) if rate >= most * (1 - 1e-9))
-    cuts = [workers]
-    for cut in reversed(chosen[: fewest + 1]):
-        cuts.append(int(cut[cuts[-1]]))
-    return cuts[::-1]
+        # Rounding must not make a group.
+        if rates[workers] <= done * (1 + 1e-9):
+            break
+        done = float(rates[workers])
+        chosen.append(cut)
+        cuts = [workers]
+        for each in reversed(chosen):
+            cuts.append(int(each[cuts[-1]]))
+        best.append(cuts[::-1])
+    return best

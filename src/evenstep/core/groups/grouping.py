@@ -6,7 +6,7 @@ from statistics import median
 from typing import Final, NamedTuple, Protocol, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups.form import Groups, by_rank, by_speed, rate_of, require_partition
+from evenstep.core.groups.form import Groups, by_rank, by_speed, each_by_speed, rate_of, require_partition
 
 _WORTH_IT: Final = 0.1
 """New groups must do so much more than the present ones: to form them, all wait once, and speeds are noisy."""
@@ -139,11 +139,10 @@ class Progressive:
         return None
 
     def _up_to_worth(self, seconds: Sequence[float]) -> Groups:
-        best = by_speed(seconds, 1)
-        for count in range(2, self.most + 1):
-            further = by_speed(seconds, count)
+        best, *others = each_by_speed(seconds, self.most)
+        for further in others:
             enough = rate_of(further, seconds) > rate_of(best, seconds) * (1 + self.worth)
-            if len(further) < count or not enough or behind(further, seconds) > self.staleness:
+            if not enough or behind(further, seconds) > self.staleness:
                 break
             best = further
         return best

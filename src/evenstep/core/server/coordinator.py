@@ -2,7 +2,7 @@
 
 Events in, commands out; whoever drives it (the server process, the simulator) carries the commands out in their order
 before the next event. It knows workers by rank and nothing of processes, connections or tensors. No event looks at all
-workers, but for those that concern them all: a pass that begins or ends, a whole barrier.
+workers, but for those that concern them all: a pass that begins or ends, a whole barrier, groups that are formed anew.
 """
 
 from collections import OrderedDict, deque

@@ -106,6 +106,11 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
     return _number(options, "lr") * powers * (momentum if options.get("nesterov") else 1.0)
 
 
+def clip_factor(norm: float, most: float) -> float:
+    """What to multiply a gradient of this norm by, so that its norm is at most `most`, which is positive."""
+    return min(1.0, most / norm) if norm > 0 else 1.0
+
+
 def _keeps_gradients(options: Mapping[str, object]) -> bool:
     """Whether a memory of gradients as they come drives the steps: torch's SGD alone has a dampening of it."""
     return "dampening" in options and _number(options, "momentum") != 0.0

@@ -15,7 +15,7 @@ from evenstep.core.server import (
     PushKey,
     Update,
 )
-from evenstep.core.sync.rate import commit_step, look_ahead
+from evenstep.core.sync.rate import clip_factor, commit_step, look_ahead
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.server.updates import Options, options_to_record
@@ -341,7 +341,7 @@ class Head:
             norm = self._norms[update.pushes[0][0]]
         else:
             norm = self.replica.squared_norm(update.pushes) ** 0.5
-        return min(1.0, most / norm) if norm > 0 else 1.0
+        return clip_factor(norm, most)
 
     def _answer(self, answer: Answer) -> None:
         if answer.over and self._saved[1] != self.replica.version:
