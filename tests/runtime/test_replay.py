@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support import training
 from support.processes import results, run_workers
+from support.recorded import by_worker
 from support.training import Run
 
 from evenstep.core.cluster import parse_cluster
 from evenstep.core.values import Factors, Problem, Reports
 from evenstep.schemes import parse_scheme
-from evenstep.telemetry import read_events
 
 pytestmark = pytest.mark.multiprocess
 
@@ -31,15 +31,6 @@ device = "medium"
 [[workers]]
 device = "fast"
 """
-
-
-def by_worker(run_dir):
-    events = []
-    for event in read_events(run_dir):
-        if event["event"] == "run":
-            events.append([])
-        events[-1].append(event)
-    return events
 
 
 def of_kind(events, kind):

@@ -2,22 +2,11 @@
 
 import numpy as np
 import pytest
+from support.watched_sync import WatchedSync
 
 from evenstep.core.load import Equal
 from evenstep.core.server import Answer, Arrival, Coordinator, Discard
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.testing.watched import Watched
-
-
-class Watching:
-    """A part of a scheme whose policy's every command is checked."""
-
-    def __init__(self, part):
-        self.in_step = part.in_step
-        self._part = part
-
-    def policy(self, workers):
-        return Watched(self._part.policy(workers))
 
 
 class Run:
@@ -31,7 +20,7 @@ class Run:
         limits = np.ones(workers, dtype=np.int64)
         problem = Problem(global_batch_size=batch, minimum=limits * minimum, maximum=limits * maximum)
         self.coordinator = Coordinator(
-            sync=Watching(sync), load=load or Equal(), problem=problem, length=length, **more
+            sync=WatchedSync(sync), load=load or Equal(), problem=problem, length=length, **more
         )
         self.now = 0.0
         self.updates = []

@@ -8,14 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from support.groupings import Restless
+from support.watched_sync import WatchedSync
 
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
 from evenstep.core.load import Equal, PerEpoch, Predicted, Static
 from evenstep.core.server import Arrival, Coordinator, Discard, Update
-from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, SyncPolicy, Unbounded
+from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.testing.watched import Watched
 
 SYNCS = [
     Barrier(),
@@ -33,20 +33,6 @@ SYNCS = [
     Grouped(grouping=ByRank(2), across=Barrier()),
     *(Grouped(grouping=Restless(), across=across) for across in (Unbounded(), Bounded(bound=0), Barrier())),
 ]
-
-
-@dataclass(frozen=True)
-class WatchedSync:
-    """A part whose policy's every command is checked."""
-
-    part: object
-
-    @property
-    def in_step(self) -> bool:
-        return self.part.in_step
-
-    def policy(self, workers: int) -> SyncPolicy:
-        return Watched(self.part.policy(workers))
 
 
 def watched(part):

@@ -1,18 +1,17 @@
 """Barriers inside groups and another policy between them."""
 
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from support.groupings import Restless
+from support.watched_sync import WatchedSync
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Progressive
-from evenstep.core.sync import Barrier, Bounded, Commit, Dynamic, Grouped, Push, Regroup, Release, Sync, Unbounded
-from evenstep.testing.watched import Watched
+from evenstep.core.sync import Barrier, Bounded, Commit, Dynamic, Grouped, Push, Regroup, Release, Unbounded
 
 WORKERS = 6
 
@@ -170,21 +169,6 @@ def test_what_cannot_be_is_refused(make, message):
         make()
 
 
-@dataclass(frozen=True)
-class WatchedAcross:
-    """A policy between groups that is under watch: a group is a worker to it."""
-
-    part: Sync
-    made: list = field(default_factory=list)
-
-    @property
-    def in_step(self):
-        return self.part.in_step
-
-    def policy(self, workers):
-        return Watched(self.part.policy(workers))
-
-
 class AnyOrder(RuleBasedStateMachine):
     """Joins, pushes, empty pushes and leaves in any order at any times, held against a plain book."""
 
@@ -193,7 +177,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.policy = Grouped(grouping=self.grouping, across=WatchedAcross(self.across)).policy(WORKERS)
+        self.policy = Grouped(grouping=self.grouping, across=WatchedSync(self.across)).policy(WORKERS)
         self.again = Grouped(grouping=self.grouping, across=self.across).policy(WORKERS)
         self.running, self.held, self.uncommitted = set(), {}, set()
         self.groups = None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support import served_training
 from support.processes import results
+from support.recorded import by_worker
 from support.served import run_served, server_events
 from support.training import Run
 
@@ -14,7 +15,6 @@ from evenstep.core.cluster import parse_cluster
 from evenstep.core.server import Arrival, Coordinator, Discard, Update
 from evenstep.core.values import Problem
 from evenstep.schemes import parse_scheme
-from evenstep.telemetry import read_events
 
 pytestmark = pytest.mark.multiprocess
 
@@ -132,12 +132,3 @@ def test_the_coordinator_decides_alike_from_what_reached_it(scheme, tmp_path):
         assert replay.sizes[rank][: len(planned)] == planned
         assert len(planned) > ("lb-bsp" in scheme)
     assert replay.coordinator.samples == 2 * SAMPLES
-
-
-def by_worker(run_dir):
-    events = []
-    for event in read_events(run_dir):
-        if event["event"] == "run":
-            events.append([])
-        events[-1].append(event)
-    return events
