@@ -58,7 +58,10 @@ class Rule(NamedTuple):
     ahead: object = None
 
 
-OURS = Rule(lambda given, share, batches, _: commit_step(given, share=share, staleness=batches), look_ahead)
+OURS = Rule(
+    lambda given, share, batches, versions: commit_step(given, share=share, staleness=batches, commits=versions),
+    look_ahead,
+)
 
 
 def _ours_but(part=0.3, compensation=3.0, ahead=look_ahead):
@@ -283,9 +286,13 @@ def _distance(run, share, stale):
     return rule.ahead(rule.step(options, share, stale * share, stale)[0], stale)
 
 
-def train(task, runs, speeds, seeds, *, balanced=False):
-    """Test accuracy of each run, of shape [seeds, runs]; a run is (rule, options). One worker is BSP."""
-    sizes = [task.batch * (speed / sum(speeds) if balanced else 1 / len(speeds)) for speed in speeds]
+def train(task, runs, speeds, seeds, *, parts=None):
+    """Test accuracy of each run, of shape [seeds, runs]; a run is (rule, options). One worker is BSP.
+
+    Workers push `parts` of the global batch, equal ones by default, and do so many of these in the time of a `speed`.
+    """
+    parts = parts or [1.0] * len(speeds)
+    sizes = [task.batch * part / sum(parts) for part in parts]
     samples = len(task.train[1])
     draws = np.random.default_rng(len(speeds))
     orders = np.stack(
@@ -336,6 +343,10 @@ def tuned(task, kind, seeds):
     return [best, 2 * best], by_rate
 
 
+def _parts(cluster):
+    return CLUSTERS[cluster] if "balanced" in cluster else None
+
+
 def compare(task, rules_of, clusters, seeds, rates=None):
     """Rows of figures: one per cluster, kind, rate and rule."""
     rows, runs, names = [], [], []
@@ -351,7 +362,7 @@ def compare(task, rules_of, clusters, seeds, rates=None):
             runs += [(rules[rule], {**KINDS[kind], "lr": rate}) for rule in rules]
     for cluster in clusters:
         began = time.monotonic()
-        accuracies, staleness = train(task, runs, CLUSTERS[cluster], seeds, balanced="balanced" in cluster)
+        accuracies, staleness = train(task, runs, CLUSTERS[cluster], seeds, parts=_parts(cluster))
         for (kind, rate, at, rule), column in zip(names, zip(*accuracies, strict=True), strict=True):
             rows.append({"task": task.name, "cluster": cluster, "kind": kind, "rate": rate, "at": at, "rule": rule,
                          "accuracies": list(column), "mean_staleness": staleness})  # fmt: skip

@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 import torch
-from harness import clusters, learning, record, tasks
+from harness import clusters, learning, record, tasks, tuning
 from harness.workers import run_workers
-from torch.nn.functional import cross_entropy
 
 SPEEDS, SECONDS = (1, 1, 2, 4), 0.02
 """The slowest takes these seconds for an equal part of the global batch."""
@@ -33,7 +32,7 @@ KINDS = {
     "SGD": {"make": partial(torch.optim.SGD, momentum=0.9), "grid": [0.05 * 2**k for k in range(6)]},
     "Adam": {"make": torch.optim.Adam, "grid": [0.002 * 2**k for k in range(6)]},
 }
-SEEDS, SEEDS_AT_TWICE, FOLDS = 3, 1, 5
+SEEDS, SEEDS_AT_TWICE = 3, 1
 LARGEST_LOSS, ALLOWED_AT_TARGET = 1.0, 1.0
 """Points of accuracy: the goal, and how far below BSP's final one the accuracy is that seconds are counted to."""
 
@@ -48,8 +47,13 @@ def main():
     schemes = [BASELINE, *(scheme for scheme in options.schemes if scheme != BASELINE)]
     began = time.monotonic()
     tuned = {
-        f"{task}, {kind}": _tune(task, kind, options.quick) for task in options.tasks for kind in options.optimizers
-    }
+        f"{task}, {kind}": tuning.tuned(
+            TASKS[task]["make"](), KINDS[kind]["make"], KINDS[kind]["grid"], batch=TASKS[task]["batch"],
+            epochs=TASKS[task]["epochs"], folds=1 if options.quick else tuning.FOLDS,
+        )
+        for task in options.tasks
+        for kind in options.optimizers
+    }  # fmt: skip
     record.console.print(f"  tuned for BSP: {_rates(tuned)} ({time.monotonic() - began:.0f} s)")
     with tempfile.TemporaryDirectory() as folder:
         work = {
@@ -107,43 +111,6 @@ def _blocks(options, tuned):
         for times in seeds
         for number in range(seeds[times])
     ]  # fmt: skip
-
-
-# The learning rate, in this process.
-
-
-def _tune(name, kind, quick):
-    """The rate of the best mean accuracy on what is held out, of as many updates as a run has."""
-    torch.set_num_threads(1)
-    task, grid = TASKS[name]["make"](), KINDS[kind]["grid"]
-    folds = 1 if quick else FOLDS
-    accuracies = {rate: [_held_out(task, TASKS[name], kind, rate, fold) for fold in range(folds)] for rate in grid}
-    best = max(grid, key=lambda rate: fmean(accuracies[rate]))
-    return {
-        "rate": best,
-        "at_the_edge_of_the_grid": best in (grid[0], grid[-1]),
-        "accuracies_on_held_out": {f"{rate:g}": values for rate, values in accuracies.items()},
-    }
-
-
-def _held_out(task, about, kind, rate, fold):
-    """Accuracy on one fifth of the training set of training on the rest."""
-    inputs, truth = task.train
-    held = torch.arange(len(truth)) % FOLDS == fold
-    torch.manual_seed(1000 + fold)
-    model = task.network()
-    optimizer = KINDS[kind]["make"](model.parameters(), lr=rate)
-    left = len(truth) * about["epochs"] // about["batch"]
-    inputs_seen, truth_seen = inputs[~held], truth[~held]
-    while left:
-        for rows in torch.randperm(len(truth_seen)).split(about["batch"])[
-            : min(left, len(truth_seen) // about["batch"])
-        ]:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs_seen[rows]), truth_seen[rows]).backward()
-            optimizer.step()
-            left -= 1
-    return learning.evaluate((inputs[held], truth[held]), list(model.parameters()))[1]
 
 
 # In the workers.

@@ -146,11 +146,16 @@ def _gathered(told, run, task, folder):
 
 
 def _events(folder):
-    """Mean staleness of the pushes in global batches, and what else the run wrote down, by kind."""
-    events = [*read_events(folder), *read_events(folder, role="server")]
+    """Mean staleness of the pushes in global batches, each worker's compute, the groups, and what else was written."""
+    own, servers = list(read_events(folder)), list(read_events(folder, role="server"))
+    events, compute = [*own, *servers], Counter()
+    for event in own:
+        compute[event["worker"]] += event.get("compute_seconds", 0.0)
     staleness = [float(event["behind"]) for event in events if event.get("behind") is not None]
     return {
         "mean_staleness": fmean(staleness) if staleness else 0.0,
+        "compute_by_worker": [compute[worker] for worker in sorted(compute)],
+        "groups": [event["groups"] for event in servers if event["event"] == "regroup"],
         "events": dict(Counter(event["event"] for event in events if event["event"] not in ORDINARY)),
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import training
+from support.hosts import two_hosts
 from support.training import Run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.netns]
@@ -16,29 +17,11 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.netns]
 SCRIPT = Path(training.__file__).with_name("two_hosts.py")
 
 
-def ip(*arguments):
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-
-
 @pytest.fixture
 def hosts():
     """Two namespaces joined by a cable: [(namespace, interface, address)]."""
-    made = [(f"evenstep-{os.getpid()}-{n}", f"es{os.getpid() % 100000}{n}", f"10.213.7.{n + 1}") for n in range(2)]
-    try:
-        for namespace, _, _ in made:
-            ip("netns", "add", namespace)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces cannot be made here: {getattr(error, 'stderr', '') or error}")
-    try:
-        ip("link", "add", made[0][1], "netns", made[0][0], "type", "veth", "peer", made[1][1], "netns", made[1][0])
-        for namespace, interface, address in made:
-            ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
-            ip("-n", namespace, "link", "set", interface, "up")
-            ip("-n", namespace, "link", "set", "lo", "up")
+    with two_hosts() as made:
         yield made
-    finally:
-        for namespace, _, _ in made:
-            ip("netns", "del", namespace)
 
 
 def test_two_hosts_follow_the_trajectory_of_one_process(hosts, tmp_path):

@@ -26,7 +26,8 @@ LOADS = [
     "lb-bsp:tuner=pairwise;minimum=4;multiple=2",
 ]
 SERVED = [
-    *({"rate": "raw"}, {"clip": 1.5}, {"clip": 1e-5}, {"clip": 2}, {"nonfinite": "refuse"}, {"exchange": "overlapped"}),
+    *({"rate": rate} for rate in ("raw", "linear", "staleness", "power")),
+    *({"clip": 1.5}, {"clip": 1e-5}, {"clip": 2}, {"nonfinite": "refuse"}, {"exchange": "overlapped"}),
     *({"servers": 3}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "exchange": "overlapped", "servers": 2}),
     *({"load": load} for load in LOADS),
     {"load": "lb-bsp:predictor=ema;minimum=4", "servers": 2, "clip": 1.0},
@@ -52,7 +53,7 @@ PARAMETERS = {
         *({}, {"groups": 4}, {"groups": "4", "by": "speed"}, {"groups": "hosts"}, {"groups": "0-3/4+6/5+7"}),
         *({"inside": load} for load in LOADS),
         *({"across": across} for across in ("bsp", "ssp", "ssp:bound=0", "dssp:lower=2;upper=8", "dssp:bounded=false")),
-        {"rate": "raw", "clip": 0.5, "nonfinite": "refuse"},
+        *({"staleness": 4}, {"staleness": 2.5}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "push_to": "root"}),
         {"groups": 2, "inside": "lb-bsp:predictor=ema;minimum=4", "across": "ssp:bound=2", "servers": 3},
     ],
     "dssp": [{}, {"lower": 0, "upper": 0}, *({"lower": 1, "bounded": False, **served} for served in SERVED)],

@@ -28,7 +28,7 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
         ("bsp:engine=servers", "engine cannot be 'servers': use collective or server"),
         ("bsp:engine=server,micro_batch=4", "take a push from every batch and its speed with it: leave out period"),
         ("bsp:engine=server,clip=1,servers=2", "no server sees the whole of a sum of several workers' gradients"),
-        ("asp:rate=fast", "rate cannot be 'fast': use share or raw"),
+        ("asp:rate=fast", "rate cannot be 'fast': use share, linear, staleness, power or raw"),
         ("asp:nonfinite=keep", "nonfinite cannot be 'keep': use skip or refuse"),
         ("asp:exchange=none", "exchange cannot be 'none': use blocking or overlapped"),
         ("asp:servers=0", "0 servers cannot hold the parameters"),
@@ -47,6 +47,8 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
         ("grouped:groups=some", "groups cannot be 'some': use progressive, hosts, a number, or ranks"),
         ("grouped:groups=0-3/4-", "groups cannot be '0-3/4-'"),
         ("grouped:by=speed", "by=speed says who is in a number of groups, and there is none"),
+        ("grouped:staleness=0", "up to a staleness of 0.0: both are positive"),
+        ("grouped:groups=4,staleness=4", "staleness limits progressive groups, and others stay as many: leave it out"),
         ("grouped:by=host", "by cannot be 'host': use rank or speed"),
         (
             "grouped:inside=asp",

@@ -1,4 +1,5 @@
-"""The server program, one of whose processes dies before its commit of this number (from 1), in its first life.
+"""The server program, one of whose processes dies in its first life: before its commit of this number (from 1), or, as
+the server of a group, before it passes on what would be its pushes of this number.
 
 dying_server.py SHARD NUMBER SETTINGS
 """
@@ -9,19 +10,28 @@ import signal
 import sys
 
 from evenstep.runtime.server import program
+from evenstep.runtime.server.group import Parent
 from evenstep.runtime.server.replica import Replica
+
+
+def dying(act, number):
+    done = []
+
+    def dies_in_the_end(*arguments):
+        done.append(None)
+        if len(done) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act(*arguments)
+
+    return dies_in_the_end
+
 
 if __name__ == "__main__":
     shard, number, settings = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     told = json.loads(settings)
     if told["index"] == shard and not told["resume"]:
-        commit, done = Replica.commit, []
-
-        def dying(self, *arguments):
-            done.append(None)
-            if len(done) == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            commit(self, *arguments)
-
-        Replica.commit = dying
+        if told["parent"]:
+            Parent.send_together = dying(Parent.send_together, number)
+        else:
+            Replica.commit = dying(Replica.commit, number)
     sys.exit(program.main([settings]))

@@ -30,8 +30,18 @@ from evenstep.transport.memory import connected_pair
 
 WORKERS = 3
 SAMPLES = 77
+PROBLEM = Problem(
+    global_batch_size=15,
+    minimum=np.ones(WORKERS, dtype=np.int64),
+    maximum=np.full(WORKERS, UNLIMITED, dtype=np.int64),
+)
 HEARTBEAT_SECONDS = 0.2  # of the time that jumps; the thread of a worker's pulse looks four times in it whether to end
 LIMIT_SECONDS = 30.0
+
+
+def optimizer_of(model):
+    """Which all train with."""
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 class Troubled:
@@ -107,6 +117,7 @@ class Trial:
         self.committed = []
         self.failures = []
         self.weights = {}
+        self.workers = {}
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
         self.models = [copy.deepcopy(model) for _ in range(WORKERS)]
@@ -204,17 +215,12 @@ class Trial:
 
     def _train(self, rank):
         model = self.models[rank]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = optimizer_of(model)
         spec = describe(optimizer)
         layout = Layout.of(model.named_parameters(), [optimizer])
         layouts = layout.shards(len(self.replicas))
-        problem = Problem(
-            global_batch_size=15,
-            minimum=np.ones(WORKERS, dtype=np.int64),
-            maximum=np.full(WORKERS, UNLIMITED, dtype=np.int64),
-        )
         described = RunSpec(
-            scheme=self.scheme, problem=problem, length=SAMPLES, drop_last=False, layout=layout, optimizers=(spec,)
+            scheme=self.scheme, problem=PROBLEM, length=SAMPLES, drop_last=False, layout=layout, optimizers=(spec,)
         )
         link = Link(
             rank,
@@ -225,7 +231,7 @@ class Trial:
             wait=lambda seconds: None,
         )
         link.start(described.encode(), [each.nbytes for each in layouts])
-        worker = Worker(link, layouts, model, options_to_record(spec.options(optimizer)))
+        worker = self.workers[rank] = Worker(link, layouts, model, options_to_record(spec.options(optimizer)))
         for number in range(2):
             self.committed.append((number, worker.epoch(number)))
         self.weights[rank] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
@@ -234,9 +240,10 @@ class Trial:
 
 
 class Worker:
-    """What a worker does with its link."""
+    """What a worker does with its link; `pushed` has the version, the positions and the weights of each push."""
 
     def __init__(self, link, layouts, model, options):
+        self.pushed = []
         self.link = link
         self.model = model
         self.options = options
@@ -274,8 +281,8 @@ class Worker:
             answer = self.push(claim, part, answer["version"])
 
     def push(self, claim, part, version):
-        self.model.zero_grad()
-        torch.nn.functional.mse_loss(self.model(self.inputs[part]), self.targets[part]).backward()
+        self.pushed.append((version, part, [parameter.detach().clone() for parameter in self.model.parameters()]))
+        self.backward(part)
         self.put(lambda parameter: parameter.grad)
         row = [len(part), 1000, 1000, 0, 0, 0, UNLIMITED]
         assert len(row) == Reports.columns()
@@ -290,6 +297,10 @@ class Worker:
             norm=1.0,
             options=self.options,
         )
+
+    def backward(self, part):
+        self.model.zero_grad()
+        torch.nn.functional.mse_loss(self.model(self.inputs[part]), self.targets[part]).backward()
 
     def put(self, what):
         for parameters, gradients, _ in self.shards:

@@ -18,7 +18,7 @@ from support.training import step
 
 ROW = [0] * Reports.columns()
 GOOD = {
-    "meet": {"rank": 1},
+    "meet": {"rank": 1, "round": 0},
     "start": {"rank": 1, "incarnation": -1, "has": -1},
     "initialise": {},
     "begin": {"number": 0, "epoch": 0, "ahead": 0, "has": -1},

@@ -13,7 +13,7 @@ import torch
 from evenstep.runtime import join_servers
 from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
 from support import served_training
-from support.training import weights
+from support.training import step, weights
 
 PATIENCE_SECONDS = 30.0
 
@@ -154,6 +154,24 @@ def nothing():
     """No fault."""
 
 
+def train_each(run, folder, faults):
+    """As `train`, with several victims: their faults by rank."""
+    return train(run, folder, rank() if rank() in faults else -1, faults.get(rank(), {}))
+
+
+def train_and_look(run, folder):
+    """Version -> the weights that this worker computed on, of each version that it was given."""
+    found = {}
+    model, optimizer, loader, _ = served_training.prepared(run)
+    with Path(folder, f"pushed-{rank()}").open("a", buffering=1) as pushed:
+        for epoch in range(run.epochs):
+            for inputs, targets in loader:
+                found[loader._engine._computed_on] = weights(model)
+                pushed.write(json.dumps([epoch, len(found), served_training.seen(loader), 0]) + "\n")
+                step(model, optimizer, inputs, targets)
+    return found
+
+
 def pushed(folder, *, without=(), only=None):
     """Epoch -> all positions pushed, over all workers, but for these (worker, iteration).
 
@@ -204,3 +222,14 @@ def train_and_stop(run, folder, victim, iteration, pid, barrier):
         barrier.wait(PATIENCE_SECONDS)
 
     return train(run, folder, rank(), {(0, "epoch"): have_it_go_on})
+
+
+def train_and_save(run):
+    """The optimizer's state after all, once it was given to the servers again."""
+    model, optimizer, loader, _ = served_training.prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            step(model, optimizer, inputs, targets)
+    optimizer.load_state_dict(optimizer.state_dict())
+    states = optimizer.state_dict()["state"]
+    return [float(state["exp_avg_sq"].sum()) for _, state in sorted(states.items())]

@@ -61,6 +61,45 @@ def train_clipping(run):
     return [str(each.message) for each in caught if "clip" in str(each.message)]
 
 
+def train_with_a_loss_scale(run, victim, iterations, clip=None):
+    """A GradScaler, which overflows on the victim in these iterations (from 1); every other gradient is unscaled."""
+    model = training.model_of(run)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=run.optimizer == "fused")
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size, shuffle=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1000.0)
+        done = 0
+        for _ in range(run.epochs):
+            for inputs, targets in loader:
+                done += 1
+                overflows = done in iterations and int(os.environ["RANK"]) == victim
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                scaler.scale(loss * (math.inf if overflows else 1)).backward()
+                if done % 2 or clip is not None:
+                    scaler.unscale_(optimizer)
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                scaler.step(optimizer)
+                scaler.update()
+    return {
+        "weights": weights(model),
+        "warned": [str(each.message) for each in caught],
+        "scale": scaler.get_scale(),
+    }
+
+
+def measure(run):
+    """A mean over workers of their ranks, and what was warned of."""
+    _, _, loader, _ = served_training.prepared(run)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mean = loader.mean_over_workers(float(os.environ["RANK"]), 0)
+    return {"mean": mean, "warned": [str(each.message) for each in caught]}
+
+
 def train_clipped_alone(run, most, global_batch_size):
     """One process, whose gradient's norm is clipped; the weights after each epoch."""
     model = training.model_of(run)

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, cast, final
@@ -19,7 +20,8 @@ from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
-from evenstep.runtime.workers import Workers
+from evenstep.runtime.workers import Workers, gather, name_workers
+from evenstep.schemes import Scheme, group_servers
 from evenstep.transport.connect import connect
 
 _KEY: Final = "addresses"
@@ -29,10 +31,19 @@ LOOK_SECONDS: Final = 0.2
 """How often to look whether what keeps servers is to end."""
 
 
-def join_servers(
-    launched: LaunchSettings, shards: int, timeout_seconds: float, run_dir: Path | None
-) -> tuple[Workers, Link]:
-    """This process among the workers of a run on servers, and its line to them.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """This process among the workers of a run on servers, its line to them, and what others need to reach them."""
+
+    workers: Workers
+    link: Link
+    addresses: tuple[tuple[str, ...], ...]
+    secret: str
+
+
+def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, run_dir: Path | None) -> Joined:
+    """Join the workers of a run on servers.
 
     The launcher has started the servers; where it has not (plain torchrun, several nodes, a single process), the first
     worker starts them as its own children, and the others find them through torchrun's store.
@@ -67,7 +78,53 @@ def join_servers(
     workers = Workers(
         rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout_seconds, meet=link.meet
     )
-    return workers, link
+    return Joined(workers=workers, link=link, addresses=addresses, secret=secret)
+
+
+def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
+    """Have this worker speak to its group's server, where the group has one; its first worker starts that.
+
+    All workers must call it together.
+
+    Raises:
+        ConfigError: The server of a group could not be started.
+    """
+    groups = group_servers(scheme, hosts)
+    if not groups:
+        return
+    rank, link = joined.workers.rank, joined.link
+    own = next((group for group in groups if rank in group), ())
+    record: dict[str, object] = {}
+    if own and rank == own[0]:
+        try:
+            hosting = _host_group(joined, own)
+            link.hosting = hosting.end
+            record["addresses"] = hosting.servers.addresses[0]
+        except ConfigError as error:
+            record["error"] = str(error)
+    records = gather(joined.workers, record)
+    for worker, each in enumerate(records):
+        if "error" in each:
+            raise ConfigError(f"worker {worker}: {each['error']}")
+    if own:
+        addresses = tuple(records[own[0]]["addresses"])
+        link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
+
+
+def _host_group(joined: Joined, group: Sequence[int]) -> "_Hosting":
+    """Start the server of this group as a child of this process."""
+    settings = ServerSettings(
+        count=1,
+        workers=joined.workers.count,
+        snapshots=Path(),  # It keeps none.
+        secret=joined.secret,
+        parent=joined.addresses[0],
+        name=f"the server of {name_workers(list(group))}",
+        until_closed=True,
+    )
+    hosting = _Hosting(start_servers(settings, _say))
+    hosting.start()
+    return hosting
 
 
 def _require_first(addresses: Sequence[Sequence[str]]) -> None:
@@ -114,7 +171,7 @@ def _meet_in_store(
                 f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal"
                 " digits on every host"
             )
-        hosting = _host(shards, count, host, run_dir, given, resume=resume)
+        hosting = _host(shards, count, host, run_dir, given, resume=resume, store=store)
         lines = [" ".join(addresses) for addresses in hosting.servers.addresses]
         # A secret that was given must not travel through the store, which anybody can read.
         store.set(key, "\n".join([*lines, "" if given else hosting.servers.secret]))
@@ -142,6 +199,7 @@ def _host(
     secret: str | None,
     *,
     resume: bool,
+    store: Store | None = None,
 ) -> "_Hosting":
     """Start the servers as children of this process, which ends them when all workers are done with them.
 
@@ -158,23 +216,34 @@ def _host(
         scratch = tempfile.TemporaryDirectory(prefix="evenstep-")
         run_dir = Path(scratch.name)
 
-    def say(event: Mapping[str, object]) -> None:
-        print(f"evenstep: {event['text']}", file=sys.stderr)
-
     settings = ServerSettings(
-        count=shards, workers=workers, snapshots=run_dir / "snapshots", listen=host, secret=secret, resume=resume
+        count=shards,
+        workers=workers,
+        snapshots=run_dir / "snapshots",
+        listen=host,
+        secret=secret,
+        resume=resume,
+        until_closed=True,
     )
-    hosting = _Hosting(start_servers(settings, say), scratch)
+    hosting = _Hosting(start_servers(settings, _say), scratch, store)
     hosting.start()
     return hosting
+
+
+def _say(event: Mapping[str, object]) -> None:
+    print(f"evenstep: {event['text']}", file=sys.stderr)
 
 
 @final
 class _Hosting:
     """Keeps the servers until the other workers are done with them, or this script has failed."""
 
-    def __init__(self, servers: Servers, scratch: "tempfile.TemporaryDirectory[str] | None") -> None:
+    def __init__(
+        self, servers: Servers, scratch: "tempfile.TemporaryDirectory[str] | None" = None, store: Store | None = None
+    ) -> None:
         self.servers = servers
+        # Which may be this process's own, and must not close before the others have read where the servers are.
+        self._store = store
         self._scratch = scratch
         self._failed = threading.Event()
         self._ended = threading.Event()

@@ -128,7 +128,8 @@ class Link:
         self._heartbeat = timeout_seconds
         self._sequence = 0
         self._described = b""
-        self._record: bytes | None = None
+        self._records: list[bytes] = []
+        """What this worker has told the others, one for each time that they met."""
         self._gone: WorkerLostError | None = None
         self.hosting: Callable[[], None] | None = None
         """Ends the servers that this process hosts, once all others are done with them; None where it hosts none."""
@@ -139,16 +140,16 @@ class Link:
     # Before a run.
 
     def meet(self, record: bytes) -> list[bytes]:
-        """Every worker's record, once all have come.
+        """Every worker's record, once all have come; workers may meet several times, all of them alike.
 
         Raises:
             WorkerLostError: Not all came in time.
         """
-        self._record = record
+        self._records.append(record)
         deadline = self._clock() + self._timeout
         while True:
             try:
-                return self._meet(record, deadline)
+                return self._meet(deadline)
             except SilentError as error:
                 missing = ", ".join(map(str, self._absent())) or "unknown"
                 raise WorkerLostError(
@@ -160,10 +161,10 @@ class Link:
                     self._give_up(error, error)
                 self._wait(RETRY_SECONDS)
 
-    def _meet(self, record: bytes, deadline: float) -> list[bytes]:
+    def _meet(self, deadline: float) -> list[bytes]:
         self._reach(self.shards[0])
         connection = self._line(self.shards[0])
-        connection.send({"op": "meet", "rank": self.rank, "seq": 0}, memoryview(record))
+        self._send_record(len(self._records) - 1)
         while True:
             message = connection.receive(max(0.0, deadline - self._clock()))
             if "error" in message.header:
@@ -185,6 +186,12 @@ class Link:
                 if isinstance(absent, list):
                     return absent
         return []
+
+    def move(self, connect: Callable[[int], Connection]) -> None:
+        """Speak to other servers from now on, before this worker has taken its place."""
+        for shard in self.shards:
+            shard.close()
+        self._connect = connect
 
     def start(self, described: bytes, nbytes: Sequence[int]) -> None:
         """Take this worker's place at every shard; `described` is the run, `nbytes` the length of a message of each.
@@ -334,9 +341,12 @@ class Link:
 
     def _meet_again(self) -> None:
         """Servers that were started anew know nobody's record; the answer comes some time, and is thrown away."""
-        if self._record is not None:
-            header = {"op": "meet", "rank": self.rank, "seq": 0}
-            self._line(self.shards[0]).send(header, memoryview(self._record))
+        for number in range(len(self._records)):
+            self._send_record(number)
+
+    def _send_record(self, number: int) -> None:
+        header = {"op": "meet", "rank": self.rank, "seq": 0, "round": number}
+        self._line(self.shards[0]).send(header, memoryview(self._records[number]))
 
     def _take_places(self) -> None:
         for shard, nbytes in zip(self.shards, self._nbytes, strict=True):

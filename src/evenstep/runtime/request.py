@@ -154,7 +154,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
     disturbance, largest_batch, memory = _emulated(request, workers)
     run_dir = request.events_dir
     device = models.device_of(request.models[0])
-    failed = None if run_dir is None else read_failure(run_dir, _identity(device, workers))
+    failed = None if run_dir is None else read_failure(run_dir, device_identity(device, workers))
     _require_micro_batch_fits(scheme, largest_batch, failed)
     sizes = request.batch_sizes
     return _Checked(
@@ -179,14 +179,14 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "device": _identity(device, workers),
+            "device": device_identity(device, workers),
             # A worker that computes on micro-batches can be given any number of them.
             "largest_batch": UNLIMITED if scheme.micro_batch else largest_batch,
             "largest_first": UNLIMITED
             if scheme.micro_batch or failed is None
             else size_after_failure(failed.samples, failed.largest_run),
             "depth": loader.num_workers * (loader.prefetch_factor or 0),
-            "smallest_batch": 2 if any(models.has_batch_norm(model) for model in request.models) else 1,
+            "smallest_batch": max(models.smallest_batch(model) for model in request.models),
         },
     )
 
@@ -211,6 +211,8 @@ def _require_goes_with(scheme: Scheme, request: Request) -> None:
         _require_one_pass_a_batch(request)
     if scheme.served is not None:
         _require_servable(scheme, request)
+    if any(models.is_sharded(model) for model in request.models):
+        _require_goes_with_shards(scheme, request)
     if scheme.period is not None and request.comm_hook is not None:
         raise ConfigError(
             f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
@@ -235,6 +237,22 @@ def _require_servable(scheme: Scheme, request: Request) -> None:
         )
 
 
+def _require_goes_with_shards(scheme: Scheme, request: Request) -> None:
+    """No worker has the whole of a sharded model, and all are needed for every pass."""
+    if scheme.served is not None or scheme.period is not None:
+        raise ConfigError(
+            f"under the scheme {scheme.name!r} each worker has the whole model, and fully_shard leaves it a part: use"
+            " lb-bsp, dbs, bsp or batch_sizes, or pass the plain model"
+        )
+    if scheme.micro_batch is not None:
+        raise ConfigError(
+            "a model in fully_shard needs as many forward passes on every worker, and micro_batch gives each its own"
+            " number: leave out micro_batch"
+        )
+    if request.comm_hook is not None:
+        raise ConfigError("FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard")
+
+
 def _require_one_pass_a_batch(request: Request) -> None:
     """With micro-batches, a worker does not do as many forward and backward passes as the others."""
     if len(request.models) > 1 or len(request.optimizers) > 1:
@@ -257,7 +275,7 @@ def asked_scheme(request: Request) -> Scheme:
     return scheme if scheme is not None else parse_scheme(DEFAULT)
 
 
-def _identity(device: torch.device, workers: Workers) -> str:
+def device_identity(device: torch.device, workers: Workers) -> str:
     """What tells this worker's device from others, in the next run too."""
     if device.type == "cuda":
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

@@ -15,12 +15,14 @@ def grouped(
     *,
     groups: int | str = "progressive",
     by: Literal["rank", "speed"] = "rank",
+    staleness: float | None = None,
     inside: Scheme | str = "bsp",
     across: Scheme | str = "asp",
     rate: str = "share",
     clip: float | None = None,
     nonfinite: Literal["skip", "refuse"] = "skip",
     servers: int = 1,
+    push_to: Literal["group", "root"] = "group",
 ) -> Scheme:
     """Grouped parameter servers: a barrier inside each group, and the groups run ahead of each other.
 
@@ -38,24 +40,29 @@ def grouped(
             `hosts`: the workers of each host. Or the ranks of each, such as `0-3/4+6/5+7`.
         by: Who is in a number of groups: neighbours by `rank`, or workers of similar `speed`, formed anew when speeds
             have moved.
+        staleness: Of `progressive`: no group may miss more global batches than this in one of its iterations (10).
         inside: The scheme whose sizes a group's part of the global batch is shared out by: `bsp` (equal), `lb-bsp`,
             `dbs`, or one that a recipe made.
         across: The scheme by which groups wait for each other: `asp`, `ssp`, `dssp` or `bsp`. In a scheme string its
             own parameters stand behind a colon, with semicolons: `grouped:groups=4,across=dssp:lower=2;upper=8`.
-        rate: `share` or `raw`, as in `asp`.
+        rate: As in `asp`, of a group's gradient.
         clip: The largest norm of a group's gradient, as in `asp`; on one server.
         nonfinite: `skip` or `refuse`, as in `asp`.
         servers: Server processes, each with a part of the parameters.
+        push_to: `group`: where `servers` is 1 and groups stay as they are, the workers of a group that are all on one
+            host, another than worker 0's, push to a server of their group there. It passes on one gradient for all, and
+            brings weights once, so that heavy traffic stays off the network. `root`: each worker for itself.
     """
     one_of("by", by, ("rank", "speed"))
     sizes, between = _inside(inside), _across(across)
-    said = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers}
-    name = spelled("grouped", grouped, {"groups": groups, "by": by, "inside": sizes, "across": between, **said})
+    said = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers, "push_to": push_to}
+    who = {"groups": groups, "by": by, "staleness": staleness}
+    name = spelled("grouped", grouped, {**who, "inside": sizes, "across": between, **said})
     return Scheme(
         name=name,
         load=sizes.load,
-        sync=Grouped(grouping=_grouping(str(groups), by), across=between.sync),
-        served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite),
+        sync=Grouped(grouping=_grouping(str(groups), by, staleness), across=between.sync),
+        served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, push_to=push_to),
     )
 
 
@@ -85,13 +92,15 @@ def _across(across: Scheme | str) -> Scheme:
     return scheme
 
 
-def _grouping(groups: str, by: str) -> Grouping:
+def _grouping(groups: str, by: str, staleness: float | None = None) -> Grouping:
+    if staleness is not None and groups != "progressive":
+        raise ConfigError("staleness limits progressive groups, and others stay as many: leave it out, or bound across")
     if groups.isdecimal():
         return BySpeed(int(groups)) if by == "speed" else ByRank(int(groups))
     if by != "rank":
         raise ConfigError(f"by={by} says who is in a number of groups, and there is none: give groups=4, say")
     if groups == "progressive":
-        return Progressive()
+        return Progressive() if staleness is None else Progressive(staleness=staleness)
     return ByHost() if groups == "hosts" else Given(_given(groups))
 
 
@@ -123,3 +132,24 @@ def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
     # The one parameter whose value is `hosts`.
     name = scheme.name.replace("groups=hosts", f"groups={text}")
     return replace(scheme, name=name, sync=replace(scheme.sync, grouping=_grouping(text, "rank")))
+
+
+def group_servers(scheme: Scheme, hosts: Sequence[str]) -> Groups:
+    """The groups that have a server of their own, for workers on these hosts, by rank; the root is with worker 0.
+
+    A group on the root's host reaches the root without the network, and one of a single worker has nothing to combine.
+
+    >>> group_servers(grouped(groups=3), ["a", "a", "b", "b", "c", "a"])
+    ((2, 3),)
+    """
+    sync, served = scheme.sync, scheme.served
+    if served is None or served.push_to != "group" or served.servers > 1:
+        return ()
+    if not (isinstance(sync, Grouped) and isinstance(sync.grouping, ByRank | Given)):
+        return ()
+    groups = sync.grouping.form(len(hosts))
+    return tuple(
+        group
+        for group in groups
+        if len(group) > 1 and len({hosts[worker] for worker in group}) == 1 and hosts[group[0]] != hosts[0]
+    )

@@ -25,6 +25,8 @@ class Served:
             ends its worker with an error.
         exchange: `blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration
             on the weights at hand meanwhile, so on weights that lack one more of its own pushes.
+        push_to: `root`: every worker to the servers that hold the parameters. `group`: workers of other hosts than
+            theirs to a server of their group, which passes on one gradient for all.
 
     Raises:
         ConfigError: A value is out of range.
@@ -35,6 +37,7 @@ class Served:
     clip: float | None = None
     nonfinite: Literal["skip", "refuse"] = "skip"
     exchange: Literal["blocking", "overlapped"] = "blocking"
+    push_to: Literal["root", "group"] = "root"
 
     def __post_init__(self) -> None:
         if self.servers < 1:
@@ -42,6 +45,7 @@ class Served:
         one_of("rate", self.rate, RATES)
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))
+        one_of("push_to", self.push_to, ("root", "group"))
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ConfigError(f"a gradient's norm cannot be clipped to {self.clip}: use a positive number")
 
@@ -138,4 +142,5 @@ def one_of(parameter: str, value: str, known: Collection[str]) -> None:
         ConfigError: It is another.
     """
     if value not in known:
-        raise ConfigError(f"{parameter} cannot be {value!r}: use {' or '.join(known)}")
+        *others, last = known
+        raise ConfigError(f"{parameter} cannot be {value!r}: use {', '.join(others)} or {last}")

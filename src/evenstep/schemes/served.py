@@ -29,8 +29,9 @@ def asp(
     Args:
         load: The scheme whose sizes are used: `bsp` (equal), `lb-bsp`, `dbs`, or one that a recipe made. In a scheme
             string its own parameters stand behind a colon, with semicolons: `asp:load=lb-bsp:predictor=ema;minimum=4`.
-        rate: How the learning rate of a push follows from its share of the global batch and its staleness; `raw` leaves
-            it as it is, as papers do, and diverges with many workers.
+        rate: How the learning rate of a push follows from its share of the global batch and its staleness: ours
+            (`share`), or `linear`, `staleness` or `power`, to compare with; `raw` leaves it as it is, as papers do, and
+            diverges with many workers.
         clip: The largest norm of a push's gradient, over all parameters; `clip_grad_norm_` in the script would see
             only this worker's part of the batch.
         nonfinite: `skip` leaves a push with a NaN or an infinity out and counts it; `refuse` ends its worker.
@@ -62,7 +63,7 @@ def ssp(
     Args:
         bound: The largest lead at which a worker is released, in iterations; 0 or more.
         load: The scheme whose sizes are used, as in `asp`.
-        rate: `share` or `raw`, as in `asp`.
+        rate: As in `asp`.
         clip: The largest norm of a push's gradient, as in `asp`.
         nonfinite: `skip` or `refuse`, as in `asp`.
         exchange: `blocking` or `overlapped`, as in `asp`.
@@ -98,7 +99,7 @@ def dssp(
         upper: The lead up to which it may be released; at least `lower`.
         bounded: False: grants add up without a limit, which is what the paper's Table I must have run.
         load: The scheme whose sizes are used, as in `asp`.
-        rate: `share` or `raw`, as in `asp`.
+        rate: As in `asp`.
         clip: The largest norm of a push's gradient, as in `asp`.
         nonfinite: `skip` or `refuse`, as in `asp`.
         exchange: `blocking` or `overlapped`, as in `asp`.

@@ -13,7 +13,7 @@ from support.watched_sync import WatchedSync
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
 from evenstep.core.load import Equal, PerEpoch, Predicted, Static
-from evenstep.core.server import Arrival, Coordinator, Discard, Update
+from evenstep.core.server import Arrival, Bundle, Coordinator, Discard, Update
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
 
@@ -66,6 +66,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Workers come, go, die, loop, break and return in any order; a plain book of all positions and pushes is kept."""
 
     part = None
+    settling = False
 
     @initialize(data=st.data())
     def start(self, data):
@@ -179,6 +180,21 @@ class AnyOrder(RuleBasedStateMachine):
             assert not worker.claims
             assert worker.late or len(self.done.get(worker.begun, ())) == self.used
             worker.begun = None
+        self.answered(answer)
+
+    # What stands between the workers and the coordinator: nothing.
+
+    def asked(self, rank, what):
+        pass
+
+    def pass_on(self, arrival):
+        self.send(lambda coordinator: coordinator.push(arrival, self.now))
+
+    def answered(self, answer):
+        pass
+
+    def gone(self, rank):
+        pass
 
     def look(self, before):
         number = self.coordinator.number
@@ -191,7 +207,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.coordinator.samples == self.committed_at[-1]
         assert self.coordinator.finished == len(self.done.get(number, ()))
         # Whoever waits does so for somebody who can act.
-        busy = any(worker.computes for worker in everyone)
+        busy = self.settling or any(worker.computes for worker in everyone)
         if any(worker.asks and worker.begun == number for worker in inside):
             assert busy or self.gathers
         if any(worker.asks == "rest" for worker in inside) and not self.gathers:
@@ -225,6 +241,7 @@ class AnyOrder(RuleBasedStateMachine):
         for rank in absent if everyone else [data.draw(st.sampled_from(absent))]:
             self.incarnation += 1
             self.workers[rank] = Worker(incarnation=self.incarnation)
+            self.asked(rank, "join")
             self.send(lambda coordinator, rank=rank: coordinator.join(rank))
 
     @precondition(lambda self: self.awaited - {*self.workers})
@@ -248,6 +265,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.awaited.discard(rank)
             worker.asks, worker.begun, worker.ahead = "begin", number, ahead
             worker.late = number < self.coordinator.number
+            self.asked(rank, "begin")
             self.send(
                 lambda coordinator, rank=rank, number=number: coordinator.begin(
                     rank, number, number + 3, self.now, ahead=ahead
@@ -284,14 +302,14 @@ class AnyOrder(RuleBasedStateMachine):
             self.refused(rank, arrival)
             self.arrived[arrival.key] = ((worker.begun, claim), arrival.version, units, samples)
             worker.asks = "push"
-            self.send(lambda coordinator, arrival=arrival: coordinator.push(arrival, self.now))
+            self.pass_on(arrival)
 
     def refused(self, rank, arrival):
         """What cannot be is refused, and changes nothing."""
         wrong = {"claim": arrival.claim + 1}, {"version": self.version + 1}, {"key": (self.count, 0, 0)}
         for change in wrong:
             with pytest.raises(ProtocolError):
-                self.coordinator.push(arrival._replace(**change), self.now)
+                self.coordinator.push(replace(arrival, **change), self.now)
         with pytest.raises(ProtocolError):
             self.coordinator.rest(rank, self.now)
         with pytest.raises(ProtocolError):
@@ -302,6 +320,7 @@ class AnyOrder(RuleBasedStateMachine):
     def rest(self, data):
         rank = self.some(data, lambda worker: worker.idle)
         self.workers[rank].asks = "rest"
+        self.asked(rank, "rest")
         self.send(lambda coordinator: coordinator.rest(rank, self.now))
 
     @precondition(lambda self: self.any_(lambda worker: worker.asks is None and worker.begun is not None))
@@ -309,15 +328,21 @@ class AnyOrder(RuleBasedStateMachine):
     def stop(self, data):
         rank = self.some(data, lambda worker: worker.asks is None and worker.begun is not None)
         self.give_back(self.workers[rank])
+        self.asked(rank, "stop")
         self.send(lambda coordinator: coordinator.stop(rank, self.now))
+        self.gone(rank)
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
     def leave(self, data):
-        rank = self.some(data, lambda worker: True)
+        self.lose(self.some(data, lambda worker: True))
+
+    def lose(self, rank):
+        self.asked(rank, "leave")
         self.give_back(self.workers.pop(rank))
         self.awaited.discard(rank)
         self.send(lambda coordinator: coordinator.leave(rank, self.now))
+        self.gone(rank)
 
     def give_back(self, worker):
         for number, claim in worker.claims:
@@ -346,9 +371,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.coordinator.sync.statistics()
         for rank in list(self.workers):
-            self.give_back(self.workers.pop(rank))
-            self.awaited.discard(rank)
-            self.send(lambda coordinator, rank=rank: coordinator.leave(rank, self.now))
+            self.lose(rank)
         assert not self.arrived
 
 
@@ -356,3 +379,133 @@ class AnyOrder(RuleBasedStateMachine):
 def test_promises_hold_in_any_order_of_events(part):
     machine = type("AnyOrder", (AnyOrder,), {"part": part})
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=60))
+
+
+bounds = st.one_of(
+    st.just(Barrier()),
+    st.just(Unbounded()),
+    st.builds(Bounded, bound=st.integers(0, 3)),
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()).map(
+        lambda drawn: Dynamic(lower=drawn[0], upper=drawn[0] + drawn[1], bounded=drawn[2])
+    ),
+)
+groupings = st.one_of(
+    st.builds(ByRank, st.integers(1, 5)),
+    st.builds(BySpeed, st.integers(1, 5)),
+    st.builds(Progressive, worth=st.floats(0.01, 0.5), staleness=st.floats(0.1, 10.0), most=st.integers(1, 5)),
+    st.just(Restless()),
+)
+
+
+class AnyScheme(AnyOrder):
+    """Of a scheme that is drawn too: any sizes, any bound, any groups."""
+
+    @initialize(data=st.data())
+    def start(self, data):
+        self.part = data.draw(st.one_of(bounds, st.builds(Grouped, grouping=groupings, across=bounds)))
+        super().start(data=data)
+
+
+def test_nobody_waits_for_ever_under_any_scheme():
+    run_state_machine_as_test(AnyScheme, settings=settings(max_examples=80, stateful_step_count=60))
+
+
+class TwoLevels(AnyOrder):
+    """Some groups have a server, which passes on the pushes of its workers as one; it may die, and they with it."""
+
+    @initialize(data=st.data())
+    def start(self, data):
+        super().start(data)
+        groups = self.part.grouping.form(self.count)
+        self.behind = {
+            rank: number for number, group in enumerate(groups) if data.draw(st.booleans()) for rank in group
+        }
+        self.bundles = {number: Bundle() for number in self.behind.values()}
+        self.held_back = {}
+        self.together = {}
+
+    def bundle_of(self, rank):
+        return self.bundles[self.behind[rank]] if rank in self.behind else None
+
+    def asked(self, rank, what):
+        bundle = self.bundle_of(rank)
+        if bundle is None:
+            return
+        line = self.workers[rank].incarnation
+        self.settling = what in ("stop", "leave")
+        {"join": bundle.join, "leave": bundle.leave}.get(what, bundle.ask)(line)
+        held_back = self.held_back.pop(line, None) if what == "leave" else None
+        if held_back is not None:
+            # It was never heard of.
+            (number, claim), *_ = self.arrived.pop(held_back.key)
+            del self.open[number][claim.number]
+
+    def pass_on(self, arrival):
+        bundle = self.bundle_of(arrival.worker)
+        if bundle is None:
+            super().pass_on(arrival)
+            return
+        line = self.workers[arrival.worker].incarnation
+        bundle.push(line, arrival.samples, arrival.units)
+        self.held_back[line] = arrival
+        self.pass_on_what_is_due(bundle)
+
+    def pass_on_what_is_due(self, bundle):
+        together = bundle.due()
+        if together is None:
+            return
+        arrivals = [self.held_back.pop(line) for line, _ in together.weights]
+        weights = {arrival.key: weight for arrival, (_, weight) in zip(arrivals, together.weights, strict=True)}
+        assert sum(weights.values()) == pytest.approx(1.0 if any(arrival.samples for arrival in arrivals) else 0.0)
+        self.together |= dict.fromkeys(weights, weights)
+        for number, arrival in enumerate(arrivals, 1):
+            self.settling = number < len(arrivals)
+            self.send(lambda coordinator, arrival=arrival: coordinator.push(arrival, self.now))
+
+    def answered(self, answer):
+        bundle = self.bundle_of(answer.worker)
+        if bundle is not None:
+            bundle.answer(self.workers[answer.worker].incarnation, len(answer.claims), over=answer.over)
+
+    def gone(self, rank):
+        bundle = self.bundle_of(rank)
+        if bundle is not None:
+            self.settling = False
+            self.pass_on_what_is_due(bundle)
+            self.look(self.coordinator.number)
+
+    def update(self, update):
+        super().update(update)
+        weights = dict(update.pushes)
+        for key in weights:
+            # One gradient stands for all, with the sum of their weights: each counts as it would by itself.
+            shared = {each: weight for each, weight in self.together.get(key, {key: 1.0}).items() if weight}
+            whole = sum(weights[each] for each in shared)
+            assert weights[key] == pytest.approx(shared[key] * whole)
+
+    @precondition(lambda self: self.bundles)
+    @rule(data=st.data(), seldom=st.integers(0, 3))
+    def lose_a_group_server(self, data, seldom):
+        if seldom:
+            return
+        number = data.draw(st.sampled_from(sorted(self.bundles)))
+        for rank in sorted(rank for rank in self.workers if self.behind.get(rank) == number):
+            self.lose(rank)
+
+    @precondition(lambda self: self.workers)
+    @rule(seldom=st.integers(0, 3))
+    def start_from_a_snapshot(self, seldom):
+        super().start_from_a_snapshot(seldom)
+        if not seldom:
+            self.bundles = {number: Bundle() for number in self.bundles}
+            self.held_back.clear()
+
+
+ACROSS = [Unbounded(), Bounded(bound=0), Bounded(bound=2), Dynamic(lower=0, upper=3), Barrier()]
+
+
+@pytest.mark.parametrize("across", ACROSS, ids=repr)
+@pytest.mark.parametrize("count", [1, 2])
+def test_promises_hold_with_group_servers_in_between(count, across):
+    machine = type("TwoLevels", (TwoLevels,), {"part": Grouped(grouping=ByRank(count), across=across)})
+    run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=60))

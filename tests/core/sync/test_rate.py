@@ -175,19 +175,82 @@ def test_looking_ahead_is_where_momentum_alone_takes_the_weights(make, options, 
     ("options", "commits", "rule"),
     [
         (SGD, 0, "share"),
-        (SGD, 3, "raw"),
+        *((SGD, 3, rule) for rule in RATES if rule != "share"),
         (SGD | {"momentum": 0.0}, 3, "share"),
         (ADAM | {"betas": (0.0, 0.9)}, 3, "share"),
         ({"lr": 0.1}, 3, "share"),
     ],
 )
-def test_nothing_looks_ahead_without_staleness_or_momentum_or_under_raw(options, commits, rule):
+def test_nothing_looks_ahead_without_staleness_or_momentum_or_under_another_rule(options, commits, rule):
     assert look_ahead(options, commits, rule=rule) == 0.0
 
 
 def test_an_unknown_rule_is_refused_with_the_rules_there_are():
-    with pytest.raises(ConfigError, match="there is no rate 'linear': use one of share, raw"):
-        commit_step(SGD, share=0.5, staleness=0.0, rule="linear")
+    with pytest.raises(ConfigError, match="there is no rate 'fast': use one of share, linear, staleness, power, raw"):
+        commit_step(SGD, share=0.5, staleness=0.0, rule="fast")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "staleness", "changed"),
+    [
+        (SGD, "linear", 7.0, {"lr": 0.025}),
+        (SGD, "staleness", 0.5, {"lr": 0.025}),
+        (SGD, "staleness", 4.0, {"lr": 0.1 / 16}),
+        (SGD, "power", 7.0, {"lr": 0.025, "momentum": 0.9**0.25}),
+        (SGD | {"momentum": 0.0}, "power", 7.0, {"lr": 0.025, "momentum": 0.0}),
+        (ADAM, "power", 7.0, {"lr": 0.0025, "betas": (0.9**0.25, 0.999**0.25)}),
+        ({"lr": 0.1}, "power", 7.0, {"lr": 0.025}),
+    ],
+)
+def test_the_other_rules_change_the_rate_or_the_momentum_and_make_up_for_nothing(options, rule, staleness, changed):
+    step = commit_step(options, share=0.25, staleness=staleness, rule=rule)
+    assert step == (options | changed, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "staleness", "commits", "power"),
+    [
+        (1 / 16, 15 / 4, 4, 1 / 15),  # One slow worker, past which a group of 15 has pushed four times.
+        (15 / 16, 1 / 16, 1, 1.0),  # That group, past which the slow worker has.
+        (1 / 4, 3 / 4, 3, 1.0),  # Equal ones.
+        (1 / 4, 0.0, 0, 1.0),
+    ],
+)
+def test_a_commit_moves_momentum_on_by_its_part_of_those_that_it_missed(share, staleness, commits, power):
+    about = {"share": share, "staleness": staleness, "commits": commits}
+    new = commit_step(ADAM, **about).options
+    assert new["betas"] == pytest.approx((0.9**power, 0.999**power), rel=1e-12)
+    assert new["lr"] == pytest.approx(0.01 * share)
+    step = commit_step(SGD, **about)
+    assert step.options["momentum"] == pytest.approx(0.9**power, rel=1e-12)
+    assert step.options["lr"] == pytest.approx(0.1 * (1 - 0.9**power) / 0.1, rel=1e-12)
+    assert step.gradient_factor == commit_step(SGD, share=share, staleness=staleness).gradient_factor
+    assert commit_step(SGD | {"momentum": 1.0}, **about).options["lr"] == pytest.approx(0.1 * power)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_small_commits_between_large_ones_change_little_of_what_the_large_ones_move(momentum):
+    """One large gradient, and then nothing: how far it carries in the end."""
+    moved, options = [], {"lr": 0.1, "momentum": momentum, "dampening": 0.0}
+    for small in (0, 3):
+        weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+        for number in range(400):
+            large = number % (small + 1) == 0
+            about = {"share": 1.0, "staleness": 0.0} if large else {"share": 0.01, "staleness": 1.0, "commits": 1}
+            step = commit_step(options, **about)
+            weight.grad = torch.full_like(weight, 1.0 if number == 0 else 0.0)
+            optimizer.param_groups[0].update(step.options)
+            optimizer.step()
+        moved.append(weight.item())
+    assert moved[0] == pytest.approx(moved[1], rel=0.02)
+
+
+def test_equal_workers_that_are_stale_by_one_update_of_each_other_have_the_staleness_aware_rate():
+    """Four of a quarter: n updates of staleness divide the whole rate by n."""
+    for updates in (4, 8, 12):
+        step = commit_step(SGD, share=0.25, staleness=0.25 * updates, rule="staleness")
+        assert step.options["lr"] == pytest.approx(SGD["lr"] / updates)
 
 
 def test_looking_ahead_with_adam_follows_its_first_moment():

@@ -4,8 +4,9 @@ import multiprocessing
 
 import pytest
 from support import served_abuse
+from support.group_servers import placed
 from support.processes import CONTEXT, results, run_workers
-from support.served import environment, leaves, server_events, serving
+from support.served import environment, forked, leaves, server_events, serving
 from support.served_faults import rank
 from support.training import Run
 
@@ -15,9 +16,9 @@ MESSAGES = 5_000
 MOST_BYTES = 20_000_000
 
 
-def abuse_or_train(run, servers, seed, number, abused):
+def abuse_or_train(run, servers, messages, seed, number, abused):
     if rank() == 1:
-        return served_abuse.abuse(run, servers, MESSAGES, seed, number, abused)
+        return served_abuse.abuse(run, servers, messages, seed, number, abused)
     return served_abuse.train_beside(run, number, abused)
 
 
@@ -26,15 +27,30 @@ def test_a_joined_worker_that_sends_rubbish_is_refused_and_disturbs_nobody(tmp_p
     run = Run(scheme=scheme, samples=40)
     settings = {"snapshots": str(tmp_path / "snapshots"), "count": servers, "workers": 2}
     with serving(settings, servers) as (addresses, secret):
-        pids = [process.pid for process in multiprocessing.active_children()]
-        assert len(pids) == servers
         told = environment(addresses, secret, tmp_path, network=network)
-        shared = CONTEXT.Value("q", 0), CONTEXT.Event()
-        trained, abused = results(run_workers(abuse_or_train, 2, run, pids, 4, *shared, environment=told))
+        is_refused_and_disturbs_nobody(tmp_path, run, servers, MESSAGES, [told, told])
+
+
+def test_behind_a_group_server_too(tmp_path):
+    run = Run(scheme="grouped:groups=0/1", samples=40)
+    settings = {"snapshots": str(tmp_path / "snapshots"), "count": 1, "workers": 2}
+    with serving(settings, 1) as (addresses, secret):
+        parent = [each for each in addresses[0] if each.startswith("tcp:")]
+        with forked({**settings, "index": 0, "parent": parent}, secret) as server:
+            told = [environment(each, secret, tmp_path) for each in (addresses, [server])]
+            is_refused_and_disturbs_nobody(tmp_path, run, 2, MESSAGES // 4, told)
+
+
+def is_refused_and_disturbs_nobody(tmp_path, run, servers, messages, told):
+    pids = [process.pid for process in multiprocessing.active_children()]
+    assert len(pids) == servers
+    shared = CONTEXT.Value("q", 0), CONTEXT.Event()
+    outcomes = run_workers(placed, 2, told, abuse_or_train, run, pids, messages, 4, *shared, environment={})
+    trained, abused = results(outcomes)
     answers = abused["answers"]
-    assert sum(answers.values()) == MESSAGES * 6 // 5
+    assert sum(answers.values()) == messages * 6 // 5
     assert set(answers) <= {"closed", *served_abuse.ERRORS}
-    assert min(answers["closed"], answers["ProtocolError"]) > MESSAGES // 20
+    assert min(answers["closed"], answers["ProtocolError"]) > messages // 20
     for grown_bytes, descriptors, threads in abused["grown"]:
         assert grown_bytes < MOST_BYTES
         assert descriptors < 10
@@ -45,4 +61,4 @@ def test_a_joined_worker_that_sends_rubbish_is_refused_and_disturbs_nobody(tmp_p
     assert losses[-1] < losses[0] / 2
     # The one that trains was never given up.
     assert leaves(tmp_path)[0] == ["is done"]
-    assert len(server_events(tmp_path, "join")) > MESSAGES // 50
+    assert len(server_events(tmp_path, "join")) > messages // 50

@@ -6,13 +6,14 @@ from itertools import chain
 import numpy as np
 import pytest
 from support import served_training
+from support.group_servers import run_grouped
 from support.processes import results
 from support.recorded import by_worker
 from support.served import run_served, server_events
 from support.training import Run
 
 from evenstep.core.cluster import parse_cluster
-from evenstep.core.server import Arrival, Coordinator, Discard, Update
+from evenstep.core.server import Answer, Arrival, Coordinator, Update
 from evenstep.core.values import Problem
 from evenstep.schemes import parse_scheme
 
@@ -93,7 +94,7 @@ class Replay:
                 for (worker, _, number), _ in command.pushes:
                     told = {"staleness": command.staleness, "behind": command.behind, "share": command.share}
                     self.iterations[worker][number] |= told
-            elif not isinstance(command, Discard):
+            elif isinstance(command, Answer):
                 self._answer(command)
 
     def _answer(self, answer):
@@ -119,7 +120,18 @@ SCHEMES = [
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_coordinator_decides_alike_from_what_reached_it(scheme, tmp_path):
     run = Run(samples=SAMPLES, batch_size=16, epochs=2, scheme=scheme, options={"emulate": parse_cluster(CLUSTER)})
-    values = results(run_served(served_training.train, 3, run, run_dir=tmp_path))
+    replays(run, results(run_served(served_training.train, 3, run, run_dir=tmp_path)), tmp_path)
+
+
+def test_the_parent_decides_alike_for_workers_behind_a_group_server(tmp_path):
+    scheme = "grouped:groups=0+2/1,inside=lb-bsp,across=ssp:bound=1"
+    run = Run(samples=SAMPLES, batch_size=16, epochs=2, scheme=scheme, options={"emulate": parse_cluster(CLUSTER)})
+    groups = [(0, 2), (1,)]
+    values = results(run_grouped(served_training.train, groups, run, run_dir=tmp_path, behind=[0]))
+    replays(run, values, tmp_path)
+
+
+def replays(run, values, tmp_path):
     workers = by_worker(tmp_path)
     replay = Replay(workers[0][0], server_events(tmp_path))
     for rank, (value, events) in enumerate(zip(values, workers, strict=True)):
@@ -130,5 +142,5 @@ def test_the_coordinator_decides_alike_from_what_reached_it(scheme, tmp_path):
             assert replayed == {name: recorded[name] for name in replayed}
         planned = [event["batch_sizes"] for event in events if event["event"] == "plan"]
         assert replay.sizes[rank][: len(planned)] == planned
-        assert len(planned) > ("lb-bsp" in scheme)
+        assert len(planned) > ("lb-bsp" in run.scheme)
     assert replay.coordinator.samples == 2 * SAMPLES

@@ -185,6 +185,26 @@ servers = start_servers(settings, print)
     assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
 
 
+def test_servers_that_others_use_stay_beyond_the_main_thread_until_they_are_closed(reports, tmp_path):
+    program = """
+import sys, threading; from pathlib import Path
+from evenstep.runtime.server.process import LOOK_SECONDS, ServerSettings, start_servers
+command = tuple(sys.argv[2:])
+settings = ServerSettings(count=1, workers=1, snapshots=Path(sys.argv[1]), command=command, until_closed=True)
+servers = start_servers(settings, print)
+def close():
+    threading.main_thread().join()
+    servers._ended.wait(3 * LOOK_SECONDS)  # what must not happen in that time
+    print("ended" if servers._ended.is_set() else "there")
+    servers.close()
+threading.Thread(target=close).start()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path), *stand_in(reports, "good")]
+    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_SECONDS, check=True)
+    assert ended.stdout == b"there\n"
+    assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
+
+
 def test_an_interrupted_close_kills_the_servers_and_waits_for_it(reports, tmp_path):
     with owned(reports, tmp_path, "stubborn") as (owner, got):
         owner.send_signal(signal.SIGINT)

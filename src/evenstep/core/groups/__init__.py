@@ -2,6 +2,7 @@
 
 from evenstep.core.groups.form import Groups, by_host, by_rank, by_speed, each_by_speed, rate_of, require_partition
 from evenstep.core.groups.grouping import ByHost, ByRank, BySpeed, Given, Grouping, Progressive, Reformed, behind
+from evenstep.core.groups.times import IterationTimes
 
 __all__ = [
     "ByHost",
@@ -10,6 +11,7 @@ __all__ = [
     "Given",
     "Grouping",
     "Groups",
+    "IterationTimes",
     "Progressive",
     "Reformed",
     "behind",

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Final, NamedTuple, Protocol, final
 
 from evenstep.core.errors import ConfigError
@@ -93,7 +92,7 @@ class BySpeed:
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
         best = by_speed(seconds, self.count)
         gain = rate_of(best, seconds) / rate_of(groups, seconds)
-        return Reformed(best, f"groups of similar speed do {gain:.2f} times as much") if gain > 1 + _WORTH_IT else None
+        return Reformed(best, f"of similar speed {_told(best, gain)}") if gain > 1 + _WORTH_IT else None
 
 
 @final
@@ -128,14 +127,20 @@ class Progressive:
         return by_rank(range(workers), 1)
 
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
-        best = self._up_to_worth(seconds)
-        now, then = rate_of(groups, seconds), rate_of(best, seconds)
-        slowest = max(range(len(seconds)), key=lambda worker: seconds[worker])
-        slowdown = seconds[slowest] / median(seconds)
-        if then > now * (1 + self.worth) or behind(groups, seconds) > self.staleness:
-            return Reformed(best, f"worker {slowest} takes {slowdown:.2f} times as long as the median one")
-        if len(best) < len(groups) and then > now * (1 - self.worth / 2):
-            return Reformed(best, f"nobody takes more than {slowdown:.2f} times as long as the median one")
+        best, missed = self._up_to_worth(seconds), behind(groups, seconds)
+        gain = rate_of(best, seconds) / rate_of(groups, seconds)
+        if missed > self.staleness:
+            return Reformed(
+                best, f"a group misses {missed:.1f} global batches in an iteration, more than {self.staleness:g}"
+            )
+        if gain > 1 + self.worth:
+            slowest, fastest = (which(range(len(seconds)), key=lambda worker: seconds[worker]) for which in (max, min))
+            slowdown = seconds[slowest] / seconds[fastest]
+            return Reformed(
+                best, f"worker {slowest} takes {slowdown:.2f} times as long as worker {fastest}: {_told(best, gain)}"
+            )
+        if len(best) < len(groups) and gain > 1 - self.worth / 2:
+            return Reformed(best, _told(best, gain))
         return None
 
     def _up_to_worth(self, seconds: Sequence[float]) -> Groups:
@@ -146,6 +151,10 @@ class Progressive:
                 break
             best = further
         return best
+
+
+def _told(groups: Groups, gain: float) -> str:
+    return f"{'one group does' if len(groups) == 1 else f'{len(groups)} groups do'} {gain:.2f} times as much"
 
 
 def behind(groups: Groups, seconds: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from evenstep.core.samples.lookahead import Lookahead, Share
 from evenstep.core.samples.micro_batch import MicroBatch, micro_batches
 from evenstep.core.samples.period import ends_period
 from evenstep.core.samples.shares import Shares
-from evenstep.core.samples.weighting import WEIGHTINGS
+from evenstep.core.samples.weighting import WEIGHTINGS, by_samples
 
 __all__ = [
     "WEIGHTINGS",
@@ -20,6 +20,7 @@ __all__ = [
     "Share",
     "Shares",
     "Slice",
+    "by_samples",
     "ends_period",
     "micro_batches",
     "part_of",

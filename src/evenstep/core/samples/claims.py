@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast, final
+from dataclasses import dataclass
+from typing import Any, Final, cast, final
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.values import State
@@ -12,11 +13,16 @@ Range = tuple[int, int]
 
 
 @final
-class Claim(NamedTuple):
+@dataclass(init=False, slots=True, unsafe_hash=True)
+class Claim:
     """Positions that one worker alone computes on; `number` names the claim within its epoch."""
 
-    number: int
-    ranges: tuple[Range, ...]
+    number: Final[int]
+    ranges: Final[tuple[Range, ...]]
+
+    def __init__(self, number: int, ranges: tuple[Range, ...]) -> None:
+        self.number = number
+        self.ranges = ranges
 
     @property
     def samples(self) -> int:
@@ -30,6 +36,9 @@ class Claim(NamedTuple):
     def positions(self) -> tuple[int, ...]:
         """The positions, in the order in which they are computed on."""
         return tuple(position for start, stop in self.ranges for position in range(start, stop))
+
+
+_NOBODY_S: Final = (-1, Claim(-1, ()))
 
 
 @final
@@ -51,8 +60,8 @@ class Claims:
         self.finished = 0
         self._next = 0
         self._returned: deque[Range] = deque()
-        self._open: dict[tuple[int, int], Claim] = {}
-        """By worker and number."""
+        self._open: dict[int, tuple[int, Claim]] = {}
+        """By number, whose it is and what."""
         self._number = 0
 
     @property
@@ -75,7 +84,8 @@ class Claims:
             self._next = stop = start + wanted
             _append(ranges, (start, stop))
         number = self._number
-        self._open[worker, number] = claim = Claim(number, tuple(ranges))
+        claim = Claim(number, tuple(ranges))
+        self._open[number] = worker, claim
         self._number = number + 1
         self.unclaimed -= size
         return claim
@@ -112,14 +122,15 @@ class Claims:
             self.unclaimed += claim.samples
 
     def _close(self, worker: int, number: int) -> Claim:
-        claim = self._open.pop((worker, number), None)
-        if claim is None:
+        holder, claim = self._open.get(number, _NOBODY_S)
+        if holder != worker:
             raise ProtocolError(f"worker {worker} is done with the claim {number}, which it does not hold")
+        del self._open[number]
         return claim
 
     def state_dict(self) -> State:
         """What is not finished; open claims count as given back, since nobody will hold them after a restart."""
-        pieces = [*self._returned, *(piece for claim in self._open.values() for piece in claim.ranges)]
+        pieces = [*self._returned, *(piece for _, claim in self._open.values() for piece in claim.ranges)]
         return {
             "length": self.length,
             "next": self._next,

@@ -1,5 +1,6 @@
 """What parameter servers decide: one coordinator over *how far ahead*, the samples, the sizes and the epochs."""
 
+from evenstep.core.server.bundle import Bundle, Together
 from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.server.coordinator import Coordinator
 from evenstep.core.server.heartbeats import Heartbeats
@@ -8,11 +9,13 @@ from evenstep.core.server.sizes import Sizes
 __all__ = [
     "Answer",
     "Arrival",
+    "Bundle",
     "Coordinator",
     "CoordinatorCommand",
     "Discard",
     "Heartbeats",
     "PushKey",
     "Sizes",
+    "Together",
     "Update",
 ]

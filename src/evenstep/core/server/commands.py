@@ -1,6 +1,7 @@
 """What reaches the coordinator of a run on servers, and what it has its driver do; names of pushes."""
 
-from typing import NamedTuple, TypeAlias, final
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias, final
 
 from evenstep.core.samples.claims import Claim
 from evenstep.core.sync.base import Regroup, Release
@@ -10,19 +11,28 @@ PushKey: TypeAlias = tuple[int, int, int]
 
 
 @final
-class Arrival(NamedTuple):
+@dataclass(init=False, slots=True, unsafe_hash=True)
+class Arrival:
     """A worker's push, staged whole.
 
     `claim` is what it was computed on, on the weights of `version`; `row` is its row of `Reports`. `samples` is 0 where
     nothing of it is to be committed (a skipped step); the claim is then done with all the same.
     """
 
-    key: PushKey
-    claim: int
-    version: int
-    samples: int
-    units: int
-    row: tuple[int, ...]
+    key: Final[PushKey]
+    claim: Final[int]
+    version: Final[int]
+    samples: Final[int]
+    units: Final[int]
+    row: Final[tuple[int, ...]]
+
+    def __init__(self, key: PushKey, claim: int, version: int, samples: int, units: int, row: tuple[int, ...]) -> None:
+        self.key = key
+        self.claim = claim
+        self.version = version
+        self.samples = samples
+        self.units = units
+        self.row = row
 
     @property
     def worker(self) -> int:
@@ -31,7 +41,8 @@ class Arrival(NamedTuple):
 
 
 @final
-class Update(NamedTuple):
+@dataclass(init=False, slots=True, unsafe_hash=True)
+class Update:
     """Fold these staged pushes into the parameters, as one commit.
 
     `pushes` has what each counts, summing to 1. `share` is the part of a global batch that the commit stands for;
@@ -39,11 +50,20 @@ class Update(NamedTuple):
     `version` is the parameters' version afterwards.
     """
 
-    pushes: tuple[tuple[PushKey, float], ...]
-    share: float
-    staleness: int
-    behind: float
-    version: int
+    pushes: Final[tuple[tuple[PushKey, float], ...]]
+    share: Final[float]
+    staleness: Final[int]
+    behind: Final[float]
+    version: Final[int]
+
+    def __init__(
+        self, pushes: tuple[tuple[PushKey, float], ...], share: float, staleness: int, behind: float, version: int
+    ) -> None:
+        self.pushes = pushes
+        self.share = share
+        self.staleness = staleness
+        self.behind = behind
+        self.version = version
 
 
 @final
@@ -54,7 +74,8 @@ class Discard(NamedTuple):
 
 
 @final
-class Answer(NamedTuple):
+@dataclass(init=False, slots=True, unsafe_hash=True)
+class Answer:
     """Answer this worker, with the weights as they are now.
 
     `claims` are what to compute on next, one after another, beside what it holds. None: nothing is left for it, and
@@ -62,11 +83,20 @@ class Answer(NamedTuple):
     long it was held, where it was.
     """
 
-    worker: int
-    claims: tuple[Claim, ...]
-    over: bool
-    version: int
-    release: Release | None = None
+    worker: Final[int]
+    claims: Final[tuple[Claim, ...]]
+    over: Final[bool]
+    version: Final[int]
+    release: Final[Release | None]
+
+    def __init__(
+        self, worker: int, claims: tuple[Claim, ...], over: bool, version: int, release: Release | None = None
+    ) -> None:
+        self.worker = worker
+        self.claims = claims
+        self.over = over
+        self.version = version
+        self.release = release
 
 
 CoordinatorCommand: TypeAlias = Update | Discard | Answer | Regroup

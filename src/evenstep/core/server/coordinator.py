@@ -177,7 +177,7 @@ class Coordinator:
         Raises:
             ProtocolError: The worker does not run, or on another claim, or on weights that it was not given last.
         """
-        key, claim, version, samples, units, row = arrival
+        key, claim, version, samples = arrival.key, arrival.claim, arrival.version, arrival.samples
         worker = key[0]
         state = self._known(worker)
         claims = state.claims
@@ -191,12 +191,12 @@ class Coordinator:
             given = sorted({answered for answered, _ in state.answered})
             raise ProtocolError(f"worker {worker} pushed on version {version}, but was given {given}")
         iteration = state.iteration + 1
-        push = Push(worker, iteration, samples, units, samples / self._whole, version)
+        push = Push(worker, iteration, samples, arrival.units, samples / self._whole, version)
         # First of all, since it refuses a push by a worker that it holds.
         decided = self.sync.on_push(push, now)
         state.iteration = iteration
         del claims[0]
-        self.sizes.observe(worker, row)
+        self.sizes.observe(worker, arrival.row)
         if samples:
             self._pending[worker, iteration] = arrival, samples_before
             commands = self._carried_out(decided, now)
@@ -364,10 +364,10 @@ class Coordinator:
     def _finish(self, push: Push) -> tuple[PushKey, int, int]:
         """Count this push as committed; its name, and versions and samples committed when it was answered before."""
         worker = push.worker
-        (key, claim, version, samples, _, _), samples_before = self._pending.pop((worker, push.iteration))
-        self._claims.finish(worker, claim)
-        self.samples += samples
-        return key, version, samples_before
+        arrival, samples_before = self._pending.pop((worker, push.iteration))
+        self._claims.finish(worker, arrival.claim)
+        self.samples += arrival.samples
+        return arrival.key, arrival.version, samples_before
 
     def _hand_out(self, wanting: Sequence[int]) -> None:
         """Give each of these as many claims as it wants, as far as anything is left: one round after another.

@@ -1,22 +1,20 @@
 """Barriers inside groups, and any other policy between them: a group is a worker to its parent. Grouped servers."""
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final, cast, final
 
 from evenstep.core.errors import ProtocolError
-from evenstep.core.groups import ByRank, Grouping, Groups
+from evenstep.core.groups import ByRank, Grouping, Groups, IterationTimes
 from evenstep.core.sync.barrier import BarrierPolicy
 from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy, SyncStatistics
 from evenstep.core.sync.unbounded import Unbounded
 from evenstep.core.values import State
 
-_REMEMBERED: Final = 9
-"""Intervals of a worker whose median is its speed: a few odd ones move no group."""
-_ROUNDS: Final = 4
+_ROUNDS: Final = 5
 """Groups are reconsidered when there have been so many pushes for each worker."""
+_WHOLE: Final = 0.9
+"""An iteration of less than this part of what its group takes otherwise is cut short by the end of its pass."""
 
 
 @final
@@ -45,7 +43,7 @@ class GroupedPolicy:
         """What to form once all groups have arrived."""
         self._began: dict[int, float] = {}
         """When each of those who have joined was released, or has arrived."""
-        self._seconds: dict[int, deque[float]] = {}
+        self._times = IterationTimes()
         self._since_considered = 0
         self._pushes: dict[int, int] = {}
         self._held_seconds: dict[int, float] = {}
@@ -61,6 +59,10 @@ class GroupedPolicy:
         self._arrived: dict[int, None] = {}
         """Groups that have pushed, or come, and are not released."""
         self._iterations = [0] * len(self._groups)
+        self._took: list[dict[int, tuple[float, int]]] = [{} for _ in self._groups]
+        """Seconds and samples of each member that has pushed in its group's iteration."""
+        self._most = [0.0] * len(self._groups)
+        """What each group takes in an iteration, over what would be its by how many it is."""
         self._folded: dict[tuple[int, int], tuple[Push, ...]] = {}
         """What a group's push to the parent is made of, by group and iteration."""
         self._latest: dict[int, Release] = {}
@@ -102,7 +104,7 @@ class GroupedPolicy:
             )
         decided = self._inside[group].on_push(push, now)  # First of all, since it refuses what cannot be.
         self._pushes[worker] += 1
-        self._seconds.setdefault(worker, deque(maxlen=_REMEMBERED)).append(now - self._began[worker])
+        self._took[group][worker] = now - self._began[worker], push.samples
         self._began[worker] = now
         self._since_considered += 1
         return self._from_inside(group, decided, now) + self._reform_once_all_have_arrived(now)
@@ -131,6 +133,8 @@ class GroupedPolicy:
         if not opened:
             return []
         self._iterations[group] += 1
+        share = sum(push.share for push in pushes)
+        self._observe(group, share)
         if pushes:
             self._folded[group, self._iterations[group]] = pushes
         self._arrived[group] = None
@@ -140,12 +144,21 @@ class GroupedPolicy:
             samples=sum(push.samples for push in pushes),
             units=sum(push.units for push in pushes),
             # One group of all is a barrier, whose short last slice counts as a whole one.
-            share=1.0 if len(self._groups) == 1 else sum(push.share for push in pushes),
+            share=1.0 if len(self._groups) == 1 else share,
             version=min((push.version for push in pushes), default=0),
         )
         if self._next is None and self._since_considered >= _ROUNDS * len(self._began):
             self._next = self._reconsidered()
         return self._from_parent(self._across.on_push(whole, now), now)
+
+    def _observe(self, group: int, share: float) -> None:
+        """Note what the members have taken for an iteration, unless the end of a pass has cut it short."""
+        took, self._took[group] = self._took[group], {}
+        part = share * len(self._began) / len(took) if took else 0.0
+        self._most[group] = max(self._most[group], part)
+        if part >= _WHOLE * self._most[group]:
+            for worker, (seconds, samples) in took.items():
+                self._times.observe(worker, seconds, samples)
 
     def _from_parent(self, decided: Iterable[Command], now: float) -> list[Command]:
         """What the parent has decided about groups, for their members."""
@@ -187,18 +200,10 @@ class GroupedPolicy:
     # Other groups.
 
     def _reconsidered(self) -> tuple[Groups, str] | None:
-        """Other groups than now and why, where the speeds of all who are here are known and say so.
-
-        Whoever is not here counts as one of the middle.
-        """
+        """Other groups than now and why, where the speeds of all who are here are known and say so."""
         self._since_considered = 0
-        here = self._began or self._seconds
-        if not here or not all(map(self._seconds.__contains__, here)):
-            return None
-        known = {worker: median(self._seconds[worker]) for worker in here}
-        middle = median(known.values())
-        seconds = [known.get(worker, middle) for worker in range(self._workers)]
-        return self._grouping.reform(self._groups, seconds) if min(seconds) > 0.0 else None
+        seconds = self._times.estimate(self._began, self._workers)
+        return None if seconds is None else self._grouping.reform(self._groups, seconds)
 
     def _reform_once_all_have_arrived(self, now: float) -> list[Command]:
         """Where there are to be other groups, those who are here begin in them as soon as nobody runs."""
@@ -233,18 +238,17 @@ class GroupedPolicy:
     def state_dict(self) -> State:
         return {
             "groups": [list(group) for group in self._groups],
-            "seconds": [[worker, list(seconds)] for worker, seconds in self._seconds.items()],
+            "most": list(self._most),
+            "times": self._times.state_dict(),
             "across": self._across.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on with the groups and the speeds of the given state; leads begin anew as the workers join."""
         self._groups = tuple(tuple(group) for group in cast("list[list[int]]", state["groups"]))
-        self._seconds = {
-            worker: deque(seconds, maxlen=_REMEMBERED)
-            for worker, seconds in cast("list[tuple[int, list[float]]]", state["seconds"])
-        }
+        self._times.load_state_dict(cast("State", state["times"]))
         self._make()
+        self._most = list(cast("list[float]", state["most"]))
         self._across.load_state_dict(cast("State", state["across"]))
 
 

@@ -3,7 +3,6 @@
 Knows nothing of time, commits or bounds.
 """
 
-from collections import OrderedDict, defaultdict
 from typing import final
 
 
@@ -12,18 +11,21 @@ class Progress:
     """Iterations of the workers that have joined. No method looks at all of them.
 
     Each takes constant time, except that `leave` walks from an end of the range of iterations to where it ends without
-    the worker; that range grows by one with a push at most, so the walks are paid for by the pushes before them.
+    the worker, and `last_of_slowest` over workers that are not there any more and which it then forgets: both are paid
+    for by the pushes before them.
 
     Attributes:
         slowest, fastest: Iterations of the slowest and of the fastest worker, 0 where none has joined; to be read only.
     """
 
-    __slots__ = ("_iterations", "_workers_at", "fastest", "slowest")
+    __slots__ = ("_came_to", "_count_at", "_iterations", "fastest", "slowest")
 
     def __init__(self) -> None:
         self._iterations: dict[int, int] = {}
-        # An OrderedDict finds its last key at once however many were taken out of it; a dict steps over their places.
-        self._workers_at: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
+        self._count_at: dict[int, int] = {}
+        """How many workers are at each iteration that any is at."""
+        self._came_to: dict[int, list[int]] = {}
+        """Who came to each of these iterations, the last one last; whoever has left it is not taken out."""
         self.slowest = 0
         self.fastest = 0
 
@@ -43,7 +45,10 @@ class Progress:
 
     def last_of_slowest(self) -> int:
         """Of the slowest workers, of which there must be one, the one that came to this iteration last."""
-        return next(reversed(self._workers_at[self.slowest]))
+        came, slowest = self._came_to[self.slowest], self.slowest
+        while self._iterations.get(came[-1]) != slowest:
+            came.pop()
+        return came[-1]
 
     def join(self, worker: int) -> None:
         """A worker that had not joined begins level with the slowest; at 0 where there is none."""
@@ -52,30 +57,38 @@ class Progress:
     def advance(self, worker: int) -> None:
         """A worker that has joined has done one more iteration."""
         done = self._iterations[worker]
-        level = self._workers_at[done]
-        del level[worker]
+        nobody_left = self._take_from(done)
         self._put(worker, done + 1)
         if done == self.fastest:
             self.fastest += 1
-        if not level:
-            del self._workers_at[done]
-            if done == self.slowest:
-                self.slowest += 1  # it alone was the slowest, so that nobody is behind where it is now
+        if nobody_left and done == self.slowest:
+            self.slowest += 1  # it alone was the slowest, so that nobody is behind where it is now
 
     def leave(self, worker: int) -> None:
         """A worker that has joined is gone; after the last, iterations count from 0 again."""
-        iterations = self._iterations.pop(worker)
-        del self._workers_at[iterations][worker]
-        if not self._workers_at[iterations]:
-            del self._workers_at[iterations]
+        self._take_from(self._iterations.pop(worker))
         if not self._iterations:
             self.slowest = self.fastest = 0
             return
-        while self.slowest not in self._workers_at:
+        while self.slowest not in self._count_at:
             self.slowest += 1
-        while self.fastest not in self._workers_at:
+        while self.fastest not in self._count_at:
             self.fastest -= 1
 
     def _put(self, worker: int, iterations: int) -> None:
         self._iterations[worker] = iterations
-        self._workers_at[iterations][worker] = None
+        if iterations in self._count_at:
+            self._count_at[iterations] += 1
+            self._came_to[iterations].append(worker)
+        else:
+            self._count_at[iterations] = 1
+            self._came_to[iterations] = [worker]
+
+    def _take_from(self, iterations: int) -> bool:
+        """One worker less is at these; whether none is."""
+        left = self._count_at[iterations] - 1
+        if left:
+            self._count_at[iterations] = left
+            return False
+        del self._count_at[iterations], self._came_to[iterations]
+        return True

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, cast
 
 from evenstep.core.errors import ConfigError
 
-RATES: Final = ("share", "raw")
-"""The rules: ours, which is the default, and none, as the papers have it."""
+RATES: Final = ("share", "linear", "staleness", "power", "raw")
+"""The rules: ours, which is the default; what else is done to the rate (`_alone`); and nothing, as papers have it."""
 
 _DAMPED_PART: Final = 0.3
 """How much of momentum's gain a staleness of one global batch takes back."""
@@ -29,7 +29,9 @@ class Step(NamedTuple):
     compensation: float = 0.0
 
 
-def commit_step(options: Mapping[str, object], *, share: float, staleness: float, rule: str = "share") -> Step:
+def commit_step(
+    options: Mapping[str, object], *, share: float, staleness: float, commits: int = 0, rule: str = "share"
+) -> Step:
     """What an optimizer is to use for one commit, in place of one param group's options, as torch names them.
 
     Source: ours. The papers of ASP, SSP and DSSP leave the rate as it was and do not say how BSP's carries over; with
@@ -42,6 +44,14 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
     like, whose momentum is a mean. SGD with momentum takes f into the gradient (and weight decay) that enters its
     memory, so that a small or stale part stays small in every later step; elsewhere, where the size of a gradient
     cancels out, f scales the learning rate.
+
+    Momentum counts commits. So that one slow worker beside a group of many does not move it on as if it were another
+    such group, a commit that is small beside those it missed, n of the mean share sigma / n, is only the part
+
+        r = min(1, s n / sigma)
+
+    of a step: mu becomes mu^r, and SGD's learning rate is taken times (1 - mu^r) / (1 - mu), which is what momentum
+    does in that part; Adam's betas become beta^r. Of equal shares r is 1 (benchmarks/group_rates.py).
 
     Why: s keeps the displacement per global batch at BSP's. Staleness is a delay in a feedback loop, and what that
     loop bears is a displacement per global batch of about 1 / (sigma * curvature), however long the momentum
@@ -60,7 +70,9 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
         share: The part of the global batch that the commit stands for, above 0. At 1, and
             without staleness, the options stay exactly as given.
         staleness: Global batches that were committed between its pull and its push, 0 or more.
-        rule: One of `RATES`; `raw` keeps the options.
+        commits: How many commits those were.
+        rule: One of `RATES`. `linear`, `staleness` and `power` scale the learning rate, as `_alone` says; `raw` keeps
+            the options.
 
     Raises:
         ConfigError: There is no such rule.
@@ -70,12 +82,21 @@ def commit_step(options: Mapping[str, object], *, share: float, staleness: float
     new = dict(options)
     if rule == "raw" or (share, staleness) == (1.0, 0.0):
         return Step(new)
+    if rule != "share":
+        return Step(new | _alone(options, share, staleness, rule))
     factor = share / (1.0 + staleness * _DAMPED_PART * (_gain(options) - 1.0))
+    part = min(1.0, share * commits / staleness) if commits and staleness else 1.0
     if _keeps_gradients(options):
         new["weight_decay"] = _number(options, "weight_decay") * factor
+        if part < 1.0:
+            momentum = _number(options, "momentum")
+            new["momentum"] = momentum**part
+            new["lr"] = _number(options, "lr") * ((1 - momentum**part) / (1 - momentum) if momentum < 1.0 else part)
         uphill = -1.0 if options.get("maximize") else 1.0
         return Step(new, factor, uphill * _COMPENSATION if staleness else 0.0)
     new["lr"] = _number(options, "lr") * factor
+    if "betas" in options and part < 1.0:
+        new["betas"] = _powers(options, part)
     return Step(new)
 
 
@@ -93,12 +114,12 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
     Args:
         options: As of the latest commit.
         commits: How many are expected between this pull and the push that follows; 0 or more.
-        rule: As in `commit_step`; `raw` looks nowhere.
+        rule: As in `commit_step`; all but `share` look nowhere.
 
     Returns:
         0 where there is no momentum.
     """
-    if rule == "raw":
+    if rule != "share":
         return 0.0
     momentum = cast("tuple[float, ...]", options["betas"])[0] if "betas" in options else _number(options, "momentum")
     powers = momentum * (1.0 - momentum**commits) / (1.0 - momentum) if momentum < 1.0 else float(commits)
@@ -109,6 +130,30 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
 def clip_factor(norm: float, most: float) -> float:
     """What to multiply a gradient of this norm by, so that its norm is at most `most`, which is positive."""
     return min(1.0, most / norm) if norm > 0 else 1.0
+
+
+def _alone(options: Mapping[str, object], share: float, staleness: float, rule: str) -> dict[str, object]:
+    """The options that the rules change that know of the rate, and of nothing else.
+
+    With share s and staleness sigma in global batches the learning rate is taken times
+
+    * `linear`: s, the linear scaling of rates with batches (Goyal et al., 2017);
+    * `staleness`: s / max(1, sigma). Zhang, Gupta, Lian and Liu, "Staleness-Aware Async-SGD", IJCAI 2016, divide by the
+      updates that a gradient is stale by; of equal shares those are sigma / s, and the two are one;
+    * `power`: s, and momentum, or Adam's two, to the power of s, so that it remembers as many samples as before.
+    """
+    rate = _number(options, "lr") * share
+    if rule == "staleness":
+        return {"lr": rate / max(1.0, staleness)}
+    if rule == "linear":
+        return {"lr": rate}
+    if "betas" in options:
+        return {"lr": rate, "betas": _powers(options, share)}
+    return {"lr": rate, **({"momentum": _number(options, "momentum") ** share} if "momentum" in options else {})}
+
+
+def _powers(options: Mapping[str, object], power: float) -> tuple[float, ...]:
+    return tuple(beta**power for beta in cast("tuple[float, ...]", options["betas"]))
 
 
 def _keeps_gradients(options: Mapping[str, object]) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final, final
 
-from evenstep.runtime.server.session import Session
+from evenstep.runtime.server.branch import Serves
 from evenstep.transport.stream import StreamConnection
 
 PATIENCE_SECONDS: Final = 2.0
@@ -30,10 +30,10 @@ class Desk:
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._arrived: list[tuple[StreamConnection, Session]] = []
+        self._arrived: list[tuple[StreamConnection, Serves]] = []
         self._changed = threading.Lock()
 
-    def open(self, connection: StreamConnection, session: Session) -> None:
+    def open(self, connection: StreamConnection, session: Serves) -> None:
         """Serve this connection too, until it ends."""
         connection.set_reading_patience(self._patience_seconds)
         with self._changed:
@@ -48,7 +48,7 @@ class Desk:
                 if key.data is None:
                     os.read(self._wake, _AT_ONCE)
                     self._let_in()
-                elif not key.data.serve_one():
+                elif not key.data.serve_one() and self._serves(key.fd) is key.data:
                     self._forget(key.fd)
 
     def _let_in(self) -> None:
@@ -59,6 +59,11 @@ class Desk:
             # One that was closed elsewhere has left its number to this one.
             self._forget(descriptor)
             self._selector.register(descriptor, selectors.EVENT_READ, session)
+
+    def _serves(self, descriptor: int) -> object:
+        """Whose it is: one that was closed elsewhere may have left its number to another, a moment ago."""
+        key = self._selector.get_map().get(descriptor)
+        return None if key is None else key.data
 
     def _forget(self, descriptor: int) -> None:
         if descriptor in self._selector.get_map():

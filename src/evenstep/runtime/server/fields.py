@@ -50,6 +50,13 @@ class Fields:
             raise ProtocolError(f"a message had {str(value)[:60]} as {name}, not a list of {count} whole numbers")
         return value
 
+    def listed_wholes(self, name: str) -> list[int]:
+        """A list of whole numbers, of at least 0 and as many as there are."""
+        value = self._header.get(name)
+        if not isinstance(value, list) or any(type(each) is not int or each < 0 for each in value):
+            raise ProtocolError(f"a message had {str(value)[:60]} as {name}, not a list of whole numbers")
+        return value
+
     def has(self, name: str) -> bool:
         """Whether it is there, and not None."""
         return self._header.get(name) is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError
@@ -87,7 +88,7 @@ class Head:
         self._commits: dict[int, Update] = {}
         """The latest commit of each worker's push."""
         self._latest: tuple[Options, ...] = ()
-        """The options of the latest commit of all."""
+        """The options of the latest commit of all, were it no smaller than those that follow."""
         self._lost = 0
         self._message_bytes = 0
         self._initialiser: int | None = None
@@ -261,7 +262,6 @@ class Head:
             "push", now, arrival.worker, claim=arrival.claim, pulled=arrival.version, samples=arrival.samples,
             units=arrival.units, report=arrival.row,
         )  # fmt: skip
-        self._tally.bytes += self._message_bytes if arrival.samples else 0
         self._carry_out(commands)
 
     def rest(self, worker: int) -> None:
@@ -316,18 +316,19 @@ class Head:
     def _commit(self, update: Update) -> None:
         first = update.pushes[0][0]
         served = cast("Any", self.replica.spec).scheme.served
-        steps = [
-            commit_step(each, share=update.share, staleness=update.behind, rule=served.rate)
-            for each in self._options[first]
-        ]
+        rate = partial(commit_step, share=update.share, staleness=update.behind, rule=served.rate)
+        given = self._options[first]
+        steps = [rate(each, commits=update.staleness) for each in given]
+        self._latest = tuple(cast("Options", rate(each).options) for each in given)
+        options = tuple(cast("Options", step.options) for step in steps)
         clip = self._clip_factor(update, served.clip)
-        self._latest = tuple(cast("Options", step.options) for step in steps)
         factors = [step.gradient_factor * clip for step in steps]
         compensation = [step.compensation for step in steps]
         if self._followers:
-            about = {"pushes": update.pushes, "options": options_to_record(self._latest)}
+            about = {"pushes": update.pushes, "options": options_to_record(options)}
             self._tell({"op": "commit", **about, "factors": factors, "compensation": compensation})
-        self.replica.commit(update.pushes, self._latest, factors, compensation)
+        messages = self.replica.commit(update.pushes, options, factors, compensation)
+        self._tally.bytes += messages * self._message_bytes
         for key, _ in update.pushes:
             self._forget(key)
             self._commits[key[0]] = update

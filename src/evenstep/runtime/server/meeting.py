@@ -1,17 +1,46 @@
 """Where the workers of a run tell each other what they were given, before anything is built."""
 
-from typing import final
+from typing import Final, final
 
 from evenstep.transport.base import Connection, ConnectionLostError
+
+MOST_ROUNDS: Final = 8
+"""How often the workers of a run may meet."""
 
 
 @final
 class Meeting:
     """Keeps every worker's record until all have come, then gives all of them to each; late comers get them at once.
 
+    Workers may meet several times, in rounds.
+
     Args:
         workers: How many are to come.
     """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._rounds = [_Round(workers) for _ in range(MOST_ROUNDS)]
+
+    def come(self, rank: int, record: bytes, sequence: int, connection: Connection, number: int = 0) -> None:
+        """A worker is here with its record for this round, and waits for an answer with this sequence."""
+        self._rounds[number].come(rank, record, sequence, connection)
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks of those who have not come yet to the round that the others are in."""
+        begun = [each for each in self._rounds if each.begun]
+        return begun[-1].absent if begun else list(range(self._workers))
+
+    def leave(self, connection: Connection) -> None:
+        """A worker is gone; as long as not all have come, it must come again."""
+        for each in self._rounds:
+            each.leave(connection)
+
+
+@final
+class _Round:
+    """The workers come once."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -20,7 +49,6 @@ class Meeting:
         self._complete = False
 
     def come(self, rank: int, record: bytes, sequence: int, connection: Connection) -> None:
-        """A worker is here with its record, and waits for an answer with this number."""
         self._records[rank] = record
         self._waiting[rank] = (connection, sequence)
         self._complete = self._complete or len(self._records) == self._workers
@@ -36,12 +64,14 @@ class Meeting:
         self._waiting.clear()
 
     @property
+    def begun(self) -> bool:
+        return bool(self._records)
+
+    @property
     def absent(self) -> list[int]:
-        """The ranks of those who have not come yet."""
         return [] if self._complete else [rank for rank in range(self._workers) if rank not in self._records]
 
     def leave(self, connection: Connection) -> None:
-        """A worker is gone; as long as not all have come, it must come again."""
         for rank, (waiting, _) in list(self._waiting.items()):
             if waiting is connection:
                 del self._waiting[rank], self._records[rank]

@@ -57,6 +57,10 @@ class ServerSettings:
         end_seconds: How long a server may take to end, its last snapshot included, before it is killed.
         command: The server program, to which its settings are added as JSON.
         secret: What peers know each other by, in hexadecimal; None draws one.
+        parent: For the server of a group, where its parent can be reached; empty for a parent's own.
+        name: What it is called in messages, for the server of a group.
+        until_closed: They stay beyond the main thread's end, as others than this process use them; whoever started them
+            closes them.
     """
 
     count: int
@@ -70,6 +74,9 @@ class ServerSettings:
     end_seconds: float = 60.0
     command: tuple[str, ...] = SERVER_COMMAND
     secret: str | None = None
+    parent: tuple[str, ...] = ()
+    name: str = ""
+    until_closed: bool = False
 
 
 def start_servers(settings: ServerSettings, record: Record) -> "Servers":
@@ -186,6 +193,7 @@ class Servers:
             "listen": settings.listen,
             "snapshots": str(settings.snapshots),
             "allow": settings.allow,
+            "parent": settings.parent,
         }
         self._servers.append(
             _Server(int(str(own["index"])), (*settings.command, json.dumps(argument)), self._environment)
@@ -213,15 +221,19 @@ class Servers:
                 selector.register(server.output, selectors.EVENT_READ, data=server)
             ready = [key.data for key, _ in selector.select(timeout)]
         # A training script has no place where it would close what `prepare` opened.
-        if None in ready or not threading.main_thread().is_alive():
+        if None in ready or not (self._settings.until_closed or threading.main_thread().is_alive()):
             raise _ClosingError
         for server in ready:
             if not server.read():
-                return _Death(server=server.index, how=f"server {server.index} {server.how_it_ended()}")
+                return _Death(server=server.index, how=f"{self._name(server.index)} {server.how_it_ended()}")
         if ready or deadline is None or time.monotonic() < deadline:
             return None
         late = next(server.index for server in self._servers if not server.addresses)
-        return _Death(server=late, how=f"server {late} did not listen within {self._settings.start_seconds:g} s")
+        how = f"{self._name(late)} did not listen within {self._settings.start_seconds:g} s"
+        return _Death(server=late, how=how)
+
+    def _name(self, server: int) -> str:
+        return self._settings.name or f"server {server}"
 
     def _watch(self) -> None:
         """The thread: start all again while that is allowed, and end them in the end."""
@@ -237,7 +249,8 @@ class Servers:
                     self._give_up(death, f"{death.how}; no restart is left of {limit}")
                     return
                 restarts += 1
-                text = f"{death.how}; all start again from their last snapshot ({restarts} of {limit})"
+                again = "it starts again" if self._settings.parent else "all start again from their last snapshot"
+                text = f"{death.how}; {again} ({restarts} of {limit})"
                 self._record({"event": "servers_restarted", "server": death.server, "restart": restarts, "text": text})
                 death = self._start(resume=True, ports=self._ports)
         except _ClosingError:
@@ -267,7 +280,8 @@ class Servers:
             pass
         server.kill()
         if server.exit_code != 0:
-            text = f"server {server.index} {server.how_it_ended()} when it was to end: its last snapshot is missing"
+            lost = "" if self._settings.parent else ": its last snapshot is missing"
+            text = f"{self._name(server.index)} {server.how_it_ended()} when it was to end{lost}"
             self._record({"event": "server_failed", "server": server.index, "text": text})
 
     def _kill_all(self) -> None:

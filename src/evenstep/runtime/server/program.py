@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -20,16 +21,18 @@ import torch
 
 from evenstep.core.errors import EvenstepError
 from evenstep.runtime.server.desk import Desk
+from evenstep.runtime.server.group import Group
 from evenstep.runtime.server.head import BrokenServerError, Head
 from evenstep.runtime.server.meeting import Meeting
+from evenstep.runtime.server.member import Member
 from evenstep.runtime.server.process import SECRET_VARIABLE
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.session import Session
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.telemetry import JsonlRecorder
-from evenstep.transport.base import ConnectionLostError
+from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.connect import connect
-from evenstep.transport.listen import StreamListener, listen
+from evenstep.transport.listen import listen
 from evenstep.transport.stream import StreamConnection
 
 LOOK_SECONDS: Final = 0.25
@@ -52,6 +55,7 @@ class Settings:
     resume: bool = False
     allow: tuple[str, ...] = ()
     shards: tuple[tuple[str, ...], ...] = ()
+    parent: tuple[str, ...] = ()
     snapshot_seconds: float = 60.0
     heartbeat_seconds: float = 20.0
 
@@ -60,7 +64,8 @@ class Settings:
         """From the argument."""
         record: Mapping[str, Any] = json.loads(text)
         shards = tuple(tuple(addresses) for addresses in record.get("shards", ()))
-        return cls(**{**record, "allow": tuple(record.get("allow", ())), "shards": shards})
+        names = {name: tuple(record.get(name, ())) for name in ("allow", "parent")}
+        return cls(**{**record, **names, "shards": shards})
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,19 +90,62 @@ def main(arguments: Sequence[str]) -> int:
 
 def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
     """Listen, and serve until `ended` is set."""
+    if settings.parent:
+        _serve_group(settings, secret, ended)
+        return
     snapshots = Snapshots(Path(settings.snapshots), settings.count)
     recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
     replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     head = _head(settings, secret, replica, snapshots, recorder) if settings.index == 0 else None
     service = _Service(settings, replica, head)
-    with listen(settings.listen, settings.port, secret=secret) as listener:
-        print(json.dumps({"addresses": listener.addresses}), flush=True)
-        threading.Thread(target=service.let_in, args=(listener,), name="evenstep-door", daemon=True).start()
-        threading.Thread(target=_watch_input, args=(ended,), name="evenstep-input", daemon=True).start()
+    desk = Desk()
+    with _listening(settings, secret, ended, desk, service.open):
         threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
-        service.run(ended)
+        service.run(ended, desk)
         snapshots.wait()
     recorder.close()
+
+
+def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> None:
+    """The same for a server with a parent, of which nothing is kept."""
+    group = Group(
+        workers=settings.workers,
+        connect=lambda: connect(settings.parent, secret=secret),
+        patience_seconds=settings.heartbeat_seconds,
+    )
+    desk = Desk()
+    with _listening(settings, secret, ended, desk, group.open):
+        while not ended.is_set():
+            desk.serve(LOOK_SECONDS)
+
+
+@contextmanager
+def _listening(
+    settings: Settings,
+    secret: bytes,
+    ended: threading.Event,
+    desk: Desk,
+    open_session: Callable[[Connection], Session | Member],
+) -> Iterator[None]:
+    """Say where this server listens, and let peers in: those of its own host at the desk, others in a thread each."""
+
+    def let_in() -> None:
+        while True:
+            try:
+                connection = listener.accept()
+            except ConnectionLostError:
+                return
+            session = open_session(connection)
+            if isinstance(connection, StreamConnection) and connection.local:
+                desk.open(connection, session)
+            else:
+                threading.Thread(target=session.serve, name="evenstep-session", daemon=True).start()
+
+    with listen(settings.listen, settings.port, secret=secret) as listener:
+        print(json.dumps({"addresses": listener.addresses}), flush=True)
+        threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
+        threading.Thread(target=_watch_input, args=(ended,), name="evenstep-input", daemon=True).start()
+        yield
 
 
 def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapshots, recorder: JsonlRecorder) -> Head:
@@ -122,48 +170,39 @@ def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapsh
 
 @final
 class _Service:
-    """Serves all connections of one server: those of its own host in one thread, every other in one of its own."""
+    """What the connections of one server have in common."""
 
     def __init__(self, settings: Settings, replica: Replica, head: Head | None) -> None:
         self._settings = settings
         self._replica = replica
         self._head = head
         self._meeting = Meeting(settings.workers)
-        self._lock = threading.Lock()
-        self._desk = Desk()
+        # Pushes that come as one are taken in as one, by sessions of their own.
+        self._lock = threading.RLock()
 
-    def let_in(self, listener: StreamListener) -> None:
-        """Let peers in until the listener is closed."""
-        while True:
-            try:
-                connection = listener.accept()
-            except ConnectionLostError:
-                return
-            session = Session(
-                connection,
-                replica=self._replica,
-                head=self._head,
-                meeting=self._meeting,
-                lock=self._lock,
-                workers=self._settings.workers,
-                heartbeat_seconds=self._settings.heartbeat_seconds,
-            )
-            if isinstance(connection, StreamConnection) and connection.local:
-                self._desk.open(connection, session)
-            else:
-                threading.Thread(target=session.serve, name="evenstep-session", daemon=True).start()
+    def open(self, connection: Connection) -> Session:
+        """A session for this connection."""
+        return Session(
+            connection,
+            replica=self._replica,
+            head=self._head,
+            meeting=self._meeting,
+            lock=self._lock,
+            workers=self._settings.workers,
+            heartbeat_seconds=self._settings.heartbeat_seconds,
+        )
 
-    def run(self, ended: threading.Event) -> None:
+    def run(self, ended: threading.Event, desk: Desk) -> None:
         """Serve until told to end, and put away what is to stay."""
         while not ended.is_set():
-            self._desk.serve(LOOK_SECONDS)
+            desk.serve(LOOK_SECONDS)
             if self._head is not None:
                 with self._lock:
                     self._head.look()
         # Shard 0 may still have a last snapshot to ask of the others.
         late = time.monotonic() + LAST_SECONDS
         while self._replica.led and time.monotonic() < late:
-            self._desk.serve(LOOK_SECONDS)
+            desk.serve(LOOK_SECONDS)
         if self._head is not None:
             with self._lock:
                 self._head.finish()

@@ -159,6 +159,19 @@ class Replica:
             seat.flats = self.shard.layout.flats(seat.gradients)
         self._staged[key] = seat.flats
 
+    def share(self, gradients: "torch.Tensor", connections: Sequence[Connection]) -> bool:
+        """These gradients, a message or nothing, are in the places of all the workers that are reached over these.
+
+        What these push next is one gradient, which is the mean of theirs. False, and nothing, if one has no place.
+        """
+        seats = {id(seat.connection): seat for seat in self.seats.values()}
+        if any(id(each) not in seats for each in connections):
+            return False
+        flats = self.shard.layout.flats(gradients) if gradients.numel() else []
+        for each in connections:
+            seats[id(each)].gradients, seats[id(each)].flats = gradients, flats
+        return True
+
     def discard(self, key: PushKey) -> None:
         """The push is empty, or will not be announced."""
         self._staged.pop(key, None)
@@ -170,7 +183,16 @@ class Replica:
 
     def squared_norm(self, pushes: Sequence[tuple[PushKey, float]]) -> float:
         """Of the sum of these pushes, with these weights."""
-        return self.shard.squared_norm([(self._staged[key], weight) for key, weight in pushes])
+        return self.shard.squared_norm(self._gradients(pushes))
+
+    def _gradients(self, pushes: Sequence[tuple[PushKey, float]]) -> list[tuple[list["torch.Tensor"], float]]:
+        """What is staged of these pushes: what stands for several of them once, with the sum of their weights."""
+        found: dict[int, tuple[list[torch.Tensor], float]] = {}
+        for key, weight in pushes:
+            flats = self._staged[key]
+            _, before = found.get(id(flats), (flats, 0.0))
+            found[id(flats)] = flats, before + weight
+        return list(found.values())
 
     def commit(
         self,
@@ -178,18 +200,26 @@ class Replica:
         options: Sequence[Options],
         factors: Sequence[float] = (),
         compensation: Sequence[float] = (),
-    ) -> None:
-        """Fold these staged pushes into the parameters, with these options, factors and compensation of each group."""
+    ) -> int:
+        """Fold these staged pushes into the parameters, with these options, factors and compensation of each group.
+
+        Those of several workers are a barrier's, who were all given the same weights.
+
+        Returns:
+            How many messages they had come in.
+        """
+        gradients = self._gradients(pushes)
         self.shard.commit(
-            [(self._staged[key], weight) for key, weight in pushes],
+            gradients,
             options,
             factors,
-            stale=self._computed_on(pushes[0][0]) if len(pushes) == 1 and any(compensation) else None,
+            stale=self._computed_on(pushes[0][0]) if any(compensation) else None,
             compensation=compensation,
         )
         for key, _ in pushes:
             del self._staged[key]
         self.version += 1
+        return len(gradients)
 
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
         """The weights that the worker was given last, or newer ones where exchanges overlap; None if they are not here.
@@ -200,7 +230,7 @@ class Replica:
         return seat.weights if seat is not None and seat.incarnation == key[1] and seat.given else None
 
     def answer(self, worker: int, header: Header, ahead: Sequence[float] = ()) -> bool:
-        """Answer the worker's request, with the weights where it has others; whether it had.
+        """Answer the worker's request, with the weights where it has others; whether a message of them travels.
 
         With `ahead` they are moved on along the momentum, by one number for each group (`core.sync.rate.look_ahead`).
         """
@@ -208,8 +238,6 @@ class Replica:
         if seat is None:
             return False
         weights = self.version >= 0 and (seat.version != self.version or seat.ahead != any(ahead))
-        if weights:
-            self.shard.read_weights(seat.weights, ahead)
-            seat.version, seat.ahead, seat.given = self.version, any(ahead), True
+        travel = weights and seat.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
         seat.answer({**header, "weights": weights}, weights=weights)
-        return weights
+        return travel

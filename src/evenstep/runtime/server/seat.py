@@ -2,12 +2,13 @@
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
 
+from evenstep.runtime.server.branch import Line
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 class Seat:
     """Where one incarnation of a worker puts gradients and finds weights.
 
-    On one host both buffers are one shared segment; else they are private, and their bytes travel with the messages.
+    On one host both buffers are one shared segment; else they are private, and their bytes travel with the messages. A
+    worker behind a group server has none of its own: they are the group's.
 
     Attributes:
         gradients, weights: A message each, uint8.
+        travels: Whether gradients come with the message that says so, and are not in their place before.
         sequence: That of the last request taken in, so that one that comes again is not taken in twice.
         connection: Where it is reached; None while it is not.
     """
@@ -39,8 +42,12 @@ class Seat:
         """Whether they were moved on along the momentum."""
         self.given = False
         """Whether they are in the weights buffer: one that starts anew may have had them before."""
-        self.segment = Segment.create(2 * nbytes) if connection.local else None
-        if self.segment is None:
+        self._branch = connection.branch if isinstance(connection, Line) else None
+        self.segment = Segment.create(2 * nbytes) if connection.local and self._branch is None else None
+        self.travels = self.segment is None and self._branch is None
+        if self._branch is not None:
+            both = torch.empty(0, dtype=torch.uint8)
+        elif self.segment is None:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)
         else:
             # By way of NumPy, whose arrays keep the mapping: what is staged must outlive the place.
@@ -58,6 +65,19 @@ class Seat:
         self._outbox: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
+    def give(self, version: int, ahead: Sequence[float], read: Callable[[torch.Tensor], None]) -> bool:
+        """The worker gets the weights of this version, so far ahead, which `read` writes into a message.
+
+        False where its group's server has them already, so that no message of them travels.
+        """
+        self.version, self.ahead, self.given = version, any(ahead), True
+        if self._branch is None:
+            read(self.weights)
+            return True
+        before = self._branch.latest
+        self.weights = self._branch.weights((version, *ahead), read)
+        return self.weights is not before
+
     def answer(self, header: Mapping[str, object], *, weights: bool) -> None:
         """Answer the request that the worker waits on; `weights`: with the message in the weights buffer."""
         self._answer = (header, weights)
@@ -67,7 +87,7 @@ class Seat:
         """Answer once more, where the request has been answered."""
         if self._answer is None or self.connection is None:
             return
-        if self.segment is not None or not self._answer[1]:
+        if not self.travels or not self._answer[1]:
             self._send(self._answer)
             return
         # Many bytes, and a peer that may be slow: whoever carries out decisions must not wait for it.

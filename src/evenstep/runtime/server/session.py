@@ -8,16 +8,17 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Final, final
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
 from evenstep.core.values import Reports
+from evenstep.runtime.server.branch import Branch
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.head import BrokenServerError, Head
-from evenstep.runtime.server.meeting import Meeting
+from evenstep.runtime.server.meeting import MOST_ROUNDS, Meeting
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.run_spec import MOST_BYTES
 from evenstep.runtime.server.seat import Seat
@@ -43,7 +44,7 @@ class Session:
         replica: This shard.
         head: What decides; None on the other shards.
         meeting: Where workers agree before the run begins; used on shard 0.
-        lock: Held for every call of the other three.
+        lock: Held for every call of the other three; whoever holds it may take it again.
         workers: How many workers the run has.
         heartbeat_seconds: What workers are told of it.
         abort: Ends a server that is of no use any more, so that whoever started it goes back to a snapshot.
@@ -56,7 +57,7 @@ class Session:
         replica: Replica,
         head: Head | None,
         meeting: Meeting,
-        lock: threading.Lock,
+        lock: AbstractContextManager[bool],
         workers: int,
         heartbeat_seconds: float,
         abort: Callable[[], None] = lambda: os._exit(1),
@@ -71,6 +72,8 @@ class Session:
         self._abort = abort
         self._seat: Seat | None = None
         self._follows = False
+        self._branch: Branch | None = None
+        """Where this connection is to a group server."""
         self._requests: dict[str, Callable[[Fields, Message], None]] = {
             "ping": self._ping,
             "meet": self._meet,
@@ -86,6 +89,7 @@ class Session:
             "bye": self._bye,
             "farewell": self._farewell,
             "follow": self._follow,
+            "group": self._group,
             "states": self._states,
             "load_states": self._load_states,
         }
@@ -129,6 +133,9 @@ class Session:
         return True
 
     def _request(self, fields: Fields, message: Message) -> None:
+        if self._branch is not None:
+            self._branch.take(fields, message)
+            return
         operation = fields.text("op")
         if self._follows:
             try:
@@ -145,6 +152,8 @@ class Session:
 
     def _lost(self) -> None:
         """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
+        if self._branch is not None:
+            self._branch.lost()
         with self._lock:
             if self._follows:
                 self._replica.led = False
@@ -163,9 +172,10 @@ class Session:
 
     def _meet(self, fields: Fields, message: Message) -> None:
         rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
+        number = fields.whole("round", most=MOST_ROUNDS - 1)
         record = self._text(message)
         with self._lock:
-            self._meeting.come(rank, record, sequence, self._connection)
+            self._meeting.come(rank, record, sequence, self._connection, number)
 
     def _absent(self, fields: Fields, message: Message) -> None:
         """Somebody has waited for the others for long."""
@@ -236,7 +246,7 @@ class Session:
 
     def _receive_gradients(self, seat: Seat, message: Message, *, empty: bool = False) -> None:
         """Have the gradients, or initial weights, whole in their place."""
-        expected = 0 if empty or seat.segment is not None else self._replica.nbytes
+        expected = 0 if empty or not seat.travels else self._replica.nbytes
         if message.payload_bytes != expected:
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes where {expected} were due")
         if expected:
@@ -398,6 +408,41 @@ class Session:
         with self._lock:
             self._replica.shard.load_optimizer_state(states)
         self._connection.send({"loaded": True})
+
+    # The workers behind a group server.
+
+    def _group(self, fields: Fields, message: Message) -> None:
+        """This connection is a group server's, which speaks for its workers from now on."""
+        self._head_of()
+        if self._replica.count > 1 or self._seat is not None:
+            raise ProtocolError("a group server has one server as its parent, and a connection of its own there")
+        self._branch = Branch(
+            self._connection,
+            replica=self._replica,
+            lock=self._lock,
+            open_session=self._behind,
+            receiving=self._receiving,
+        )
+
+    def _behind(self, line: Connection) -> "Session":
+        return Session(
+            line,
+            replica=self._replica,
+            head=self._head,
+            meeting=self._meeting,
+            lock=self._lock,
+            workers=self._workers,
+            heartbeat_seconds=self._heartbeat_seconds,
+            abort=self._abort,
+        )
+
+    def _receiving(self, lines: Sequence[Connection], going_on: bool) -> None:
+        """Whether much is on its way from the workers over these lines, whose pulse comes behind it."""
+        with self._lock:
+            for seat in self._replica.seats.values():
+                if seat.connection in lines:
+                    seat.receiving = going_on
+                    self._head_of().heard(seat.worker)
 
     # The commands of shard 0, on the others.
 

@@ -12,6 +12,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.runtime.server.chunks import Chunk, Chunks, cut
 from evenstep.runtime.server.layout import ShardLayout, aligned, all_finite, norm_of
 from evenstep.runtime.server.moved_on import moved_on
+from evenstep.runtime.server.sums import add_up, wide
 from evenstep.runtime.server.updates import Options, State, Update, options_from_record, options_to_record
 
 Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview | list[torch.Tensor], float]]
@@ -223,13 +224,13 @@ class Shard:
         used = 0
         for chunk in chunks:
             dtype = chunk.weights.dtype
-            total, used = self._room(chunk, _wide(dtype), used)
+            total, used = self._room(chunk, wide(dtype), used)
             group = self.layout.blocks[chunk.block].group
             factor = factors[group] if factors else 1.0
-            _add_up([(chunk.of(flats), weight * factor) for flats, weight in messages], total)
+            add_up([(chunk.of(flats), weight * factor) for flats, weight in messages], total)
             if makes_up is not None and makes_up.compensation[group]:
-                moved, used = self._room(chunk, _wide(dtype), used)
-                size, used = self._room(chunk, _wide(dtype), used)
+                moved, used = self._room(chunk, wide(dtype), used)
+                size, used = self._room(chunk, wide(dtype), used)
                 torch.sub(chunk.weights, chunk.of(makes_up.stale), out=moved)
                 torch.abs(total, out=size)
                 total.addcmul_(size, moved, value=makes_up.compensation[group])
@@ -245,26 +246,11 @@ class Shard:
         return self._scratch[used : used + nbytes].view(dtype), used + aligned(nbytes)
 
 
-def _add_up(parts: Sequence[tuple[torch.Tensor, float]], total: torch.Tensor) -> None:
-    first, weight = parts[0]
-    if first.dtype == total.dtype:
-        torch.mul(first, weight, out=total)
-    else:
-        total.copy_(first).mul_(weight)
-    for part, factor in parts[1:]:
-        total.add_(part, alpha=factor)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are taken in."""
-    return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
-
-
 def _scratch_bytes(chunk: Chunk, uses: int) -> int:
     """For its sum and what else it takes, and for the sum in the dtype of the weights where it is another."""
     elements, dtype = chunk.stop - chunk.start, chunk.weights.dtype
-    wide = _wide(dtype)
-    return uses * aligned(elements * wide.itemsize) + (0 if wide == dtype else aligned(elements * dtype.itemsize))
+    summed = wide(dtype)
+    return uses * aligned(elements * summed.itemsize) + (0 if summed == dtype else aligned(elements * dtype.itemsize))
 
 
 def _squares(part: torch.Tensor) -> float:

@@ -1,6 +1,5 @@
 """Snapshots of a run on disk: one file per shard and version, each written whole or not at all."""
 
-import os
 import re
 import shutil
 import threading
@@ -12,6 +11,7 @@ from typing import Any, Final, final
 import torch
 
 from evenstep.core.errors import ConfigError
+from evenstep.runtime.durable import sync
 
 KEPT: Final = 2
 """Complete snapshots that stay on disk."""
@@ -62,9 +62,9 @@ class Snapshots:
             self._last.join()
 
     def _finish(self, partial: Path, path: Path) -> None:
-        _sync(partial)
+        sync(partial)
         partial.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
         self._prune()
 
     def latest(self) -> int | None:
@@ -100,12 +100,3 @@ class Snapshots:
         for version in self._complete()[:-KEPT]:
             with suppress(OSError):  # Another shard may do the same at this moment.
                 shutil.rmtree(self._directory / f"version-{version:012}")
-
-
-def _sync(path: Path) -> None:
-    """Have a file, or the names in a directory, survive a power failure too."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""Which pushes of the workers behind a group server go to its parent as one, and what each counts in their mean.
+
+It knows workers by the line that each speaks over, and nothing of groups, epochs or samples: all that is its parent's.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from evenstep.core.errors import ProtocolError
+
+
+@final
+class Together(NamedTuple):
+    """Pushes that travel as one: the line of each, with its weight in their mean gradient; 0 for an empty push.
+
+    `number` names them until they are answered.
+    """
+
+    number: int
+    weights: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Push:
+    samples: int
+    units: int
+    number: int = -1
+    """Of what it travels in."""
+
+
+@final
+class Bundle:
+    """Gathers pushes until none of the workers behind the group server computes any more.
+
+    A worker computes from an answer that leaves it with a claim to its next request. As long as one does, the group's
+    barrier, which the parent keeps, cannot open; so nothing is held back that somebody waits for. What it is worth is
+    traffic, not correctness: a mean of some pushes, weighted by units, is worth the sum of their weights in any commit
+    that they are all in, and a barrier commits all that it has.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[int, int] = {}
+        """How many each line holds, of those who are here."""
+        self._computing: set[int] = set()
+        self._pushed: dict[int, _Push] = {}
+        """What has not been passed on."""
+        self._passed_on: dict[int, _Push] = {}
+        """What has been, and is not answered."""
+        self._number = 0
+
+    def join(self, line: int) -> None:
+        """A worker is here, with nothing to compute on."""
+        self._claims[line] = 0
+
+    def leave(self, line: int) -> None:
+        """It is gone: what it has pushed and was not passed on was never heard of, and others will do it again."""
+        self._claims.pop(line, None)
+        self._computing.discard(line)
+        self._pushed.pop(line, None)
+        self._passed_on.pop(line, None)
+
+    def ask(self, line: int) -> None:
+        """It begins a pass, rests or stops, so it holds nothing any more."""
+        self._claims[line] = 0
+        self._computing.discard(line)
+
+    def push(self, line: int, samples: int, units: int) -> None:
+        """It has pushed what it computed on its first claim.
+
+        Raises:
+            ProtocolError: It does not compute.
+        """
+        if line not in self._computing:
+            raise ProtocolError("a worker pushed although it had nothing to compute on, or had pushed already")
+        self._claims[line] -= 1
+        self._computing.discard(line)
+        self._pushed[line] = _Push(samples=samples, units=units)
+
+    def answer(self, line: int, claims: int, *, over: bool) -> None:
+        """The parent has answered its request, with so many claims more."""
+        if line not in self._claims:
+            return
+        self._passed_on.pop(line, None)
+        self._claims[line] = 0 if over else self._claims[line] + claims
+        if self._claims[line]:
+            self._computing.add(line)
+
+    def refuse(self, number: int) -> None:
+        """The parent could not take these in as one, since one of their workers is gone there: they go once more."""
+        for line, push in list(self._passed_on.items()):
+            if push.number == number:
+                del self._passed_on[line]
+                self._pushed[line] = push
+
+    def due(self) -> Together | None:
+        """What goes to the parent now, and is not due again; None as long as somebody computes."""
+        if self._computing or not self._pushed:
+            return None
+        pushes, self._pushed = self._pushed, {}
+        self._number += 1
+        for line, push in pushes.items():
+            self._passed_on[line] = _Push(samples=push.samples, units=push.units, number=self._number)
+        counted = [push for push in pushes.values() if push.samples]
+        units = sum(push.units for push in counted)
+        return Together(
+            self._number,
+            tuple(
+                (line, (push.units / units if units else 1 / len(counted)) if push.samples else 0.0)
+                for line, push in sorted(pushes.items())
+            ),
+        )
