@@ -4,8 +4,8 @@ Workers, disturbances, schemes, sizes and epochs are the same on both sides. Wha
 varies, which nobody emulates, is fitted on two other runs, of equal workers, one with servers and one without. Both
 sides write the same event log, and the same code takes samples/s, waiting shares and sizes from it.
 
-A cell is simulated with several draws of the exchanges. Where these decide what comes out (DSSP among equal workers),
-it is trained several times too, and means are compared.
+A cell is simulated with several draws of the exchanges. Where these decide what comes out (who gets an epoch's last
+claims, and DSSP among equal workers), it is trained several times too, and means are compared.
 """
 
 import itertools
@@ -47,7 +47,7 @@ SCHEMES = (
 )  # fmt: skip
 FITTED_ON = {"collective": "bsp", "server": "asp"}
 DRAWS, REPETITIONS, CHANCE = 6, 4, 0.005
-"""Simulations of a cell; trainings of one where their relative standard deviation of samples/s is beyond this."""
+"""Simulations of a cell; trainings of one where the standard deviation of any compared figure is beyond this."""
 DECIDED = ("samples", "staleness", "lead")
 GOAL = "<= 0.03"
 
@@ -242,7 +242,12 @@ def _beyond(folder):
 
 def _by_chance(simulated):
     rates = [each["samples_per_second"] for each in simulated]
-    return pstdev(rates) > CHANCE * fmean(rates)
+    sizes = np.array([each["sizes"] for each in simulated])
+    return (
+        pstdev(rates) > CHANCE * fmean(rates)
+        or pstdev(each["not_compute"] for each in simulated) > CHANCE
+        or bool((sizes.std(axis=0) > CHANCE * sizes.mean()).any())
+    )
 
 
 def _mean(runs):

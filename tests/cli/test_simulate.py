@@ -45,6 +45,13 @@ def test_a_table_has_a_row_for_each_scheme_and_its_speed_up_over_the_first(clust
     assert float(rows["asp"][-1].rstrip("x")) > 3.0
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_schemes_have_their_names_however_narrow_the_terminal(cluster, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["simulate", cluster, "--iterations", "5", "--schemes", "dssp:bounded=false", "asp:load=lb-bsp"]) == 0
+    assert {"dssp:bounded=false", "asp:load=lb-bsp"} <= set(capsys.readouterr().out.split())
+
+
 def test_json_has_the_figures_of_each_run_and_worker(cluster, capsys):
     told = values(capsys, cluster, "--schemes", "bsp", "asp", "--iterations", "50")
     assert told["simulated"] is True
@@ -93,6 +100,16 @@ def test_events_go_into_a_folder_for_each_scheme(cluster, tmp_path, capsys):
     assert "holds the events of a run already" in capsys.readouterr().err
 
 
+def test_schemes_that_differ_in_signs_alone_have_a_folder_each(cluster, tmp_path, capsys):
+    schemes = ["grouped:groups=0-1/2-3", "grouped:groups=0/1-2/3", "grouped:groups=0-1/2/3"]
+    arguments = [cluster, "--schemes", *schemes, "--iterations", "5", "--run-dir", str(tmp_path / "events")]
+    told = values(capsys, *arguments)
+    folders = sorted((tmp_path / "events").iterdir())
+    assert [each.name for each in folders] == [f"grouped-groups-0-1-2-3{more}" for more in ("", "-2", "-3")]
+    for folder, run in zip(folders, told["runs"], strict=True):
+        assert summarise(folder).served.samples_committed == run["samples"]
+
+
 def test_where_workers_come_and_go_the_schemes_are_those_with_servers(tmp_path, capsys):
     path = tmp_path / "spot.toml"
     path.write_text(CLUSTER.replace("count = 3", 'count = 3\nspot = "s"') + '[spots.s]\nstays = "3 s"\naway = "1 s"')
@@ -107,6 +124,7 @@ def test_where_workers_come_and_go_the_schemes_are_those_with_servers(tmp_path, 
         ("", "the following arguments are required: CLUSTER.toml"),
         ("nowhere.toml", "nowhere.toml cannot be read"),
         ("HERE --schemes lbbsp", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ("HERE --schemes ,", "--schemes has no scheme in it"),
         ("HERE --schemes ssp --sweep bund=1:3", "none of the schemes has a parameter 'bund': did you mean 'bound'?"),
         ("HERE --schemes ssp --sweep bound", "such as bound=1:16, not 'bound'"),
         ("HERE --schemes ssp --sweep bound=3:1", "must go up"),
@@ -129,11 +147,26 @@ def test_mistakes_are_one_sentence(arguments, fragment, cluster, capsys):
     assert fragment in error
 
 
+def test_a_scheme_that_fails_on_the_way_is_named(tmp_path, capsys):
+    path = tmp_path / "small.toml"
+    path.write_text(CLUSTER.replace('"4 ms"', '"4 ms"\nmemory = "20 MB"\nmemory_per_sample = "1 MB"'))
+    assert main(["simulate", str(path), "--schemes", "asp", "bsp", "--iterations", "3"]) == 2
+    assert "evenstep: asp: worker 3 was given 32 samples but its device holds at most 20" in capsys.readouterr().err
+
+
 def test_commas_between_schemes_are_told_from_those_within():
     assert split_schemes("bsp, ssp:bound=2,servers=2,asp") == ["bsp", "ssp:bound=2,servers=2", "asp"]
     assert split_schemes("asp:load=lb-bsp:predictor=ema;minimum=4,servers=2,bsp") == [
         "asp:load=lb-bsp:predictor=ema;minimum=4,servers=2",
         "bsp",
+    ]
+
+
+def test_what_bsp_takes_on_servers_alone_is_swept_there_alone():
+    assert swept(["bsp", "bsp:engine=server", "asp"], "servers=1:2") == [
+        "bsp",
+        *("bsp:engine=server,servers=1", "bsp:engine=server,servers=2"),
+        *("asp:servers=1", "asp:servers=2"),
     ]
 
 

@@ -176,12 +176,28 @@ def test_memory_of_a_device_is_learnt_as_in_a_real_run(run, devices):
         ({"message_bytes": -1}, "use 0 or more"),
         ({"ahead": -1}, "use 0 or more"),
         ({"epoch_samples": 0}, "empty"),
+        ({"smallest_batch": 0}, "use 1 or more"),
+        ({"global_batch_size": 10**30}, "at most"),
+        ({"iterations": 2.5}, "iterations must be a whole number, not 2.5"),
+        ({"message_bytes": float("nan")}, "message_bytes must be a whole number, not nan"),
+        ({"scheme": "ssp:bound=3"}, r"give parse_scheme\('ssp:bound=3'\)"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_sentence(busy, change, fragment):
     known = {"global_batch_size": 64, "iterations": 5, "message_bytes": 0}
     with pytest.raises(ConfigError, match=fragment):
-        Scenario(cluster=busy(), scheme=parse_scheme("bsp"), **{**known, **change})
+        Scenario(**{"cluster": busy(), "scheme": parse_scheme("bsp"), **known, **change})
+
+
+@pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "asp"])
+@pytest.mark.parametrize("seconds", ["1" + "0" * 24, "1" + "0" * 307])
+def test_times_beyond_all_numbers_are_refused(run, scheme, seconds):
+    cluster = parse_cluster(f'[devices.d]\nper_sample = "{seconds} s"\n[[workers]]\ndevice = "d"\ncount = 2')
+    if (scheme, len(seconds)) == ("bsp", 25):  # Which needs no report of it.
+        assert run(cluster, scheme).samples_per_second == pytest.approx(1e-24 * 2)
+        return
+    with pytest.raises(ConfigError, match="longer than numbers can tell"):
+        run(cluster, scheme)
 
 
 def test_a_worker_without_a_device_is_told_what_it_lacks(run, devices):
@@ -281,3 +297,47 @@ def test_pushes_share_the_link_of_a_server(run):
     # 100 KB take 10 ms in each direction, whichever of the eight they are for.
     assert result.commits_per_second == pytest.approx(100, rel=0.02)
     assert result.communication_share > 0.97
+
+
+LINKED = """
+[links.lan]
+bandwidth = "80 Mbit/s"
+[devices.d]
+per_sample = "1 ms"
+[[workers]]
+device = "d"
+link = "lan"
+count = 2
+"""
+
+
+@pytest.mark.parametrize("scheme", ["asp", "asp:exchange=overlapped", "bsp:engine=server"])
+def test_a_push_that_the_end_of_the_run_cuts_off_is_no_waiting(run, scheme):
+    # 1 MB take 100 ms, once in each direction, and for the first weights; a batch of 16 takes 16 ms.
+    result = run(parse_cluster(LINKED), scheme, batch=32, iterations=4, epoch_samples=3200, message_bytes=1_000_000)
+    for each in result.workers:
+        assert each.wait_seconds == pytest.approx(0.0, abs=1e-9)
+        assert each.idle_seconds == pytest.approx(0.1)
+
+
+def test_weights_that_a_worker_has_are_not_sent_again(run):
+    # Two epochs of two iterations: the first weights, and four times compute, a push and the new weights.
+    result = run(
+        parse_cluster(LINKED), "bsp:engine=server", batch=32, iterations=4, epoch_samples=64, message_bytes=1_000_000
+    )
+    assert result.seconds == pytest.approx(0.1 + 4 * (0.016 + 0.1 + 0.1) - 0.1)
+
+
+def test_who_is_held_at_the_end_of_the_run_has_waited_since_its_push_arrived(run, devices):
+    result = run(devices(1, 4), "bsp:engine=server", batch=32, iterations=1, exchange_seconds=0.005)
+    assert [each.wait_seconds for each in result.workers] == pytest.approx([0.048, 0.0])
+
+
+@pytest.mark.parametrize("scheme", ["asp:", "ssp:bound=1,", "dssp:"])
+def test_overlapped_exchanges_lose_no_time_at_the_end_of_an_epoch(run, busy, scheme):
+    # In epochs of two global batches nobody has anything to compute on while its last push is under way.
+    result = run(busy(), f"{scheme}exchange=overlapped", batch=64, epoch_samples=128, message_bytes=1_000_000)
+    for each in result.workers:
+        told = each.compute_seconds + each.wait_seconds + each.comm_seconds + each.idle_seconds
+        # All but what the end of the run has cut off.
+        assert 0.0 <= each.present_seconds - told + 1e-9 < 0.01 * each.present_seconds

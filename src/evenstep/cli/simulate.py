@@ -14,6 +14,7 @@ from evenstep.cli.simulate_schemes import split_schemes, swept
 from evenstep.cli.simulate_table import simulated_table
 from evenstep.core.cluster import Cluster
 from evenstep.core.cluster.quantity import CAPACITY, DURATION, SHARE, Quantity
+from evenstep.core.cluster.table import placed
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.launch_settings import read_cluster
 from evenstep.schemes import Scheme, parse_scheme
@@ -25,6 +26,9 @@ SPOT_SCHEMES: Final = ("bsp:engine=server", "ssp", "dssp", "asp", "asp:load=lb-b
 """Instead of those, where workers come and go, which needs servers."""
 
 _EPOCH_ITERATIONS: Final = 100
+_LONGEST_NAME: Final = 200
+"""Of a folder, in letters; file systems end at 255 bytes."""
+
 _DESCRIPTION = """\
 Run schemes on a cluster in virtual time: the very decisions that a real run takes, without the machines.
 
@@ -97,12 +101,14 @@ def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> li
     """The schemes to run, in the order in which they were asked for, each once.
 
     Raises:
-        ConfigError: One is not known, or a sweep sweeps nothing.
+        ConfigError: There is none, or one is not known, or a sweep sweeps nothing.
     """
     if given is None:
         comes_and_goes = any(worker.spot is not None for worker in cluster.workers)
         given = list(SPOT_SCHEMES if comes_and_goes else DEFAULT_SCHEMES)
     texts = [scheme for text in given for scheme in split_schemes(text)]
+    if not texts:
+        raise ConfigError("--schemes has no scheme in it: give one or more, such as bsp lb-bsp, or leave it out")
     for sweep in sweeps:
         texts = swept(texts, sweep)
     schemes = [parse_scheme(text) for text in texts]
@@ -144,7 +150,13 @@ def _folders(run_dir: Path | None, schemes: list[Scheme]) -> list[Path | None]:
     """
     if run_dir is None:
         return [None] * len(schemes)
-    folders = [run_dir / "".join(letter if letter.isalnum() else "-" for letter in each.name) for each in schemes]
+    folders: list[Path] = []
+    for scheme in schemes:
+        name = "".join(letter if letter.isalnum() else "-" for letter in scheme.name)[:_LONGEST_NAME]
+        folder, number = run_dir / name, 2
+        while folder in folders:  # grouped:groups=0-1/2 and groups=0/1-2, which differ in nothing but signs.
+            folder, number = run_dir / f"{name}-{number}", number + 1
+        folders.append(folder)
     for folder in folders:
         if any(folder.glob("worker-*.jsonl")):
             raise ConfigError(f"{folder} holds the events of a run already: give another --run-dir, or delete it")
@@ -153,15 +165,18 @@ def _folders(run_dir: Path | None, schemes: list[Scheme]) -> list[Path | None]:
 
 def _run(scenario: Scenario, folder: Path | None, progress: Any) -> SimulatedRun:  # noqa: ANN401 - a plain callback
     if folder is None:
-        return simulate(scenario, progress=progress)
+        with placed(scenario.scheme.name):
+            return simulate(scenario, progress=progress)
     workers = [JsonlRecorder(folder, worker) for worker in range(len(scenario.cluster))]
     server: Recorder = Silent() if scenario.scheme.served is None else JsonlRecorder(folder, 0, role="server")
-    with closing(Log(workers=workers, server=server)) as log:
+    with closing(Log(workers=workers, server=server)) as log, placed(scenario.scheme.name):
         return simulate(scenario, log=log, progress=progress)
 
 
 def _show(runs: list[SimulatedRun], scenario: Scenario) -> None:
     console = Console(highlight=False)
+    # Rather lines that a narrow terminal wraps than schemes without a name; what is no terminal takes any line.
+    console.width = max(console.width, 80 if console.is_terminal else 200)
     console.print(
         f"{len(scenario.cluster)} workers, {scenario.iterations} global batches of {scenario.global_batch_size}"
         f" samples, {scenario.length} samples an epoch; simulated."

@@ -6,10 +6,13 @@ from typing import Final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
-from evenstep.schemes import RECIPES
+from evenstep.schemes import RECIPES, bsp
 
 _RANGE: Final = re.compile(r"([0-9]+):([0-9]+)(?::([0-9]+))?")
 _MOST: Final = 1000
+_ON_SERVERS: Final = re.compile(r"engine\s*=\s*server")
+_OF_SERVERS: Final = {"servers", "clip", "load"}
+"""What `bsp` takes on servers alone."""
 
 
 def split_schemes(text: str) -> list[str]:
@@ -71,5 +74,9 @@ def _values(text: str, sweep: str) -> list[str]:
 
 def _parameters(scheme: str) -> set[str]:
     """What the recipe of a scheme takes; nothing where there is no such recipe, which is refused elsewhere."""
-    recipe = RECIPES.get(scheme.partition(":")[0].strip().lower().replace("_", "-"))
-    return set() if recipe is None else set(inspect.signature(recipe).parameters)
+    name, _, given = scheme.partition(":")
+    recipe = RECIPES.get(name.strip().lower().replace("_", "-"))
+    if recipe is None:
+        return set()
+    parameters = set(inspect.signature(recipe).parameters)
+    return parameters - _OF_SERVERS if recipe is bsp and not _ON_SERVERS.search(given) else parameters

@@ -23,6 +23,7 @@ def simulated_table(runs: Sequence[SimulatedRun]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
         collapse_padding=True,
         caption="ideal: of the sum of the workers' speeds; waiting, comm.: of their time;\n"
         "staleness: versions, on average; lead: iterations, the largest",

@@ -167,6 +167,7 @@ class CollectiveRun:
             parts = {
                 "iteration": self._number - 1,
                 "epoch": self._epoch,
+                "at": self._now,
                 "samples": samples,
                 "iteration_seconds": slowest + self._comm_seconds,
                 "input_seconds": 0.0,

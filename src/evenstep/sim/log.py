@@ -6,7 +6,7 @@ from typing import Final, final
 
 from evenstep.core.values import Factors
 from evenstep.sim.scenario import Scenario
-from evenstep.telemetry import Recorder
+from evenstep.telemetry import SCHEMA, Recorder
 
 TALLY_SECONDS: Final = 1.0
 """How often a server writes down what it has done, in virtual seconds."""
@@ -28,6 +28,7 @@ class Log:
         self.workers[worker].record(
             {
                 "event": "run",
+                "schema": SCHEMA,
                 "workers": len(scenario.cluster),
                 "scheme": scenario.scheme.name,
                 "engine": "collective" if scenario.scheme.served is None else "server",

@@ -41,6 +41,7 @@ class Place:
         computing, computed: What it computes on, and what it has computed on and not pushed; None for none.
         batch, seconds: What it computes on, copies included, and for how long, or has last.
         asking: Whether a push is under way, or its answer.
+        arrived_at: When its last push reached all servers; None while it is under way.
         answer: An answer that is on its way.
         blocked_since: Since when it waits for an answer, where it does.
         idle_since: Since when it has nothing to compute on, where it has not.
@@ -50,6 +51,7 @@ class Place:
     __slots__ = (
         "answer",
         "arrival",
+        "arrived_at",
         "asking",
         "batch",
         "began",
@@ -99,6 +101,7 @@ class Place:
         self.computed: Claim | None = None
         self.asking = False
         self.answer: Answer | None = None
+        self.arrived_at: float | None = None
         self.blocked_since: float | None = None
         self.idle_since: float | None = None
         self.version = -1
@@ -133,6 +136,7 @@ class Place:
         self.end(now)
         self.claims.clear()
         self.computing = self.computed = self.answer = self.arrival = self.commit = self.pushed = None
+        self.arrived_at = None
         self.asking = False
 
     def end(self, now: float) -> None:
@@ -143,8 +147,14 @@ class Place:
         if self.idle_since is not None:
             self.idle_seconds += now - self.idle_since
         if self.blocked_since is not None:
-            self.wait_seconds += now - self.blocked_since
+            self.wait_seconds += min(self._held(now), now - self.blocked_since)
         self.here_since = self.idle_since = self.blocked_since = None
+
+    def _held(self, now: float) -> float:
+        """How long it has been held in the exchange that it is in the middle of; the rest is communication."""
+        if self.answer is not None:
+            return 0.0 if self.answer.release is None else self.answer.release.held_seconds
+        return 0.0 if self.arrived_at is None else now - self.arrived_at
 
     def write(self, log: Log, ended: float, answer: Answer) -> None:
         """Write down the iteration that this answers."""
@@ -156,6 +166,7 @@ class Place:
         parts = {
             "iteration": pushed.number,
             "epoch": self.epoch,
+            "at": pushed.entered,
             "samples": pushed.samples,
             "iteration_seconds": (ended if pushed.ended is None else pushed.ended) - pushed.entered,
             "input_seconds": pushed.began - pushed.entered,

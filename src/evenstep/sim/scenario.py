@@ -1,7 +1,7 @@
 """What is simulated: a cluster, a scheme, and how much of what they train."""
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from evenstep.core.samples import Ledger
 from evenstep.core.sync import Sync
 from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.schemes import Scheme, placed
+
+_LARGEST: Final = 2**62
 
 
 @final
@@ -54,6 +56,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be simulated."""
+        self._require_types()
         if self.iterations < 1:
             raise ConfigError(f"a run of {self.iterations} iterations has nothing to simulate: use 1 or more")
         if self.global_batch_size < 1:
@@ -69,16 +72,31 @@ class Scenario:
             raise ConfigError(f"workers cannot hold {self.ahead} claims ahead: use 0 or more")
         self._require_workers()
         self._require_network()
+        self._require_samples()
+        # Refuse what cannot be shared out or grouped.
         count = len(self.cluster)
-        minimum = self._minimum
+        self.scheme.load.policy(count).allocate(self.problem)
+        self.sync.policy(count)
+
+    def _require_types(self) -> None:
+        if not isinstance(self.scheme, Scheme):
+            raise ConfigError(f"a scenario needs a scheme and not its name: give parse_scheme({self.scheme!r})")
+        for name in ("iterations", "global_batch_size", "epoch_samples", "smallest_batch", "message_bytes"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | np.integer):
+                raise ConfigError(f"{name} must be a whole number, not {value!r}")
+
+    def _require_samples(self) -> None:
+        count, minimum = len(self.cluster), self._minimum
+        if minimum < 1:
+            raise ConfigError(f"a smallest batch of {minimum} samples is not possible: use 1 or more")
         if self.global_batch_size < count * minimum:
             raise ConfigError(
                 f"the global batch size {self.global_batch_size} is less than {count} workers with at least {minimum}"
                 f" sample{'s' if minimum > 1 else ''} each: raise the batch size"
             )
-        # Refuse what cannot be shared out or grouped.
-        self.scheme.load.policy(count).allocate(self.problem)
-        self.sync.policy(count)
+        if self.global_batch_size > _LARGEST:
+            raise ConfigError(f"the global batch size must be at most {_LARGEST}, not {self.global_batch_size}")
 
     @property
     def sync(self) -> Sync:

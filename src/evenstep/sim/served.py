@@ -196,6 +196,7 @@ class ServedRun:
         arrival = Arrival(key, claim.number, place.handed_out_on, samples, samples, row)
         place.compute_seconds += seconds
         place.asking = True
+        place.arrived_at = None
         if self._log is not None:
             place.pushed = Pushed(
                 number=place.iterations - 1, samples=samples, entered=place.entered, began=place.began, row=row
@@ -217,10 +218,13 @@ class ServedRun:
         if place.claims:
             place.blocked_since = None
             self._start(place, now)
+        else:
+            place.blocked_since = now
 
     def _arrive(self, place: Place, now: float) -> None:
         arrival = place.arrival
         assert arrival is not None
+        place.arrived_at = now
         if self._log is not None:
             self._heard(
                 "push", place, now, claim=arrival.claim, pulled=arrival.version, samples=arrival.samples,
@@ -310,7 +314,9 @@ class ServedRun:
         if self._log is not None or not answer.claims:
             # As the server does, which asks for everybody's sizes with every answer; with claims that has been done.
             self._plan(place)
-        arrives = now if self._free else self._network.pull_arrives(worker, now)
+        # Weights that the worker has already are not sent again.
+        here = self._free or answer.version == place.version
+        arrives = now if here else self._network.pull_arrives(worker, now)
         if place.asking:
             arrives += self._exchange_takes(place)
         if arrives > now or self._overlaps:  # Whose worker may push in turn, which has to wait for the next event.

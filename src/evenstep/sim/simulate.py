@@ -1,9 +1,13 @@
 """One scenario, simulated."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
+from evenstep.core.errors import ConfigError
 from evenstep.sim.collective import CollectiveRun
 from evenstep.sim.log import Log
 from evenstep.sim.result import SimulatedRun
@@ -25,8 +29,16 @@ def simulate(
         ConfigError: Something in it cannot work; one sentence that says what to change.
     """
     run = CollectiveRun(scenario, log) if scenario.scheme.served is None else ServedRun(scenario, log)
-    with _uncollected():
-        return run.finish(progress or (lambda _: None))
+    try:
+        with _uncollected(), np.errstate(over="ignore", invalid="ignore"):
+            result = run.finish(progress or (lambda _: None))
+    except OverflowError:
+        result = None
+    if result is None or not math.isfinite(result.seconds):
+        raise ConfigError(
+            "the run takes longer than numbers can tell: look for a slip in the times, factors and bandwidths"
+        )
+    return result
 
 
 @contextmanager
