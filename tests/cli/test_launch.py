@@ -54,12 +54,14 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     monkeypatch.chdir(tmp_path)
     options = ["--scheme", "bsp", "--slow", "1=4x", "--slow", "0=+1ms", "--emulate", "cluster.toml", "--run-dir", "out"]
+    options += ["--max-restarts", "1"]
     assert run("--workers", 2, *options, "--", SCRIPTS / "tells.py", tmp_path, "--workers", 7, "--json", "x") == 0
     told = [json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(2)]
     for worker, each in enumerate(told):
         assert each["RANK"] == str(worker)
         assert each["WORLD_SIZE"] == "2"
         assert each["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+        assert each["TORCHELASTIC_USE_AGENT_STORE"] == "False"  # Which would hold what dead workers left.
         assert each["arguments"] == ["--workers", "7", "--json", "x"]
         assert json.loads(each["EVENSTEP_LAUNCH"]) == {
             "scheme": "bsp",
@@ -68,6 +70,7 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "run_dir": str(tmp_path / "out"),
             "resume": False,
             "servers": [],
+            "profile": None,
         }
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "29500"
     assert capfd.readouterr().err == ""
@@ -284,7 +287,7 @@ def test_resume_goes_on_in_the_runs_directory(reports, tmp_path):
     ("words", "sentence"),
     [
         (["--resume", "run"], "--resume needs --scheme with the scheme of the run"),
-        (["--resume", "run", "--scheme", "lb-bsp"], "save checkpoints with loader.state_dict()"),
+        (["--resume", "run", "--scheme", "lb-bsp"], "use evenstep.checkpoint in your script"),
         (["--resume", "run", "--scheme", "asp", "--run-dir", "x"], "leave out --run-dir"),
         (["--resume", "none", "--scheme", "asp"], "there is no snapshot of a run in "),
         (["--resume", "empty", "--scheme", "asp"], "there is no snapshot of a run in "),

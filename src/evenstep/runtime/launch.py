@@ -37,6 +37,7 @@ from evenstep.core.cluster import parse_slow
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.keeper import keeper_command
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
+from evenstep.runtime.meeting_place import FRESH_STORE
 from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, read_failures
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
 from evenstep.schemes import Served, parse_scheme
@@ -88,6 +89,8 @@ def launch(
 def _run_workers(started: _Command, settings: LaunchSettings) -> None:
     config, command, command_arguments = started
     os.environ.update(settings.to_environment())
+    if config.max_restarts or config.min_nodes != config.max_nodes:
+        os.environ.setdefault(*FRESH_STORE)
     try:
         elastic_launch(config, command)(*command_arguments)
     except ChildFailedError as failed:
@@ -245,8 +248,8 @@ def _require_snapshots(settings: LaunchSettings, *, shared: bool) -> None:
         raise ConfigError("--resume needs --scheme with the scheme of the run, such as --scheme ssp:bound=3")
     if parse_scheme(settings.scheme).served is None:
         raise ConfigError(
-            f"--resume continues runs whose weights are on servers (asp, ssp, dssp), not {settings.scheme!r}: save"
-            " checkpoints with loader.state_dict() in your script and load them there"
+            f"--resume continues runs whose weights are on servers (asp, ssp, dssp), not {settings.scheme!r}: use"
+            " evenstep.checkpoint in your script"
         )
     run_dir = Path(str(settings.run_dir))
     if not shared and not _holds_snapshots(run_dir):

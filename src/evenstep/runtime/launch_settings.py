@@ -18,7 +18,8 @@ class LaunchSettings:
     """The launcher's options; None or empty where the user gave none. Paths are absolute.
 
     `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file; `resume` says that the run directory
-    holds a run to be continued; `servers` has the addresses of shard 0, of shard 1, ... where the launcher started any.
+    holds a run to be continued; `servers` has the addresses of shard 0, of shard 1, ... where the launcher started any;
+    `profile` is the largest batch to try where this device is to be profiled.
     """
 
     scheme: str | None = None
@@ -27,6 +28,7 @@ class LaunchSettings:
     run_dir: str | None = None
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
+    profile: int | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.runtime.meeting_place import meeting_place
 
 NAMING_SECONDS = 2.0
 """How long the survivors of a failed collective may take to find out who is missing."""
@@ -58,7 +59,7 @@ def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
             raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
         if device.type == "cuda" and "LOCAL_RANK" in os.environ:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
+        _join_default_group("nccl" if device.type == "cuda" else "gloo", limit)
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
         return Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
@@ -72,6 +73,15 @@ def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
         host_group=host_group,
         device_group=device_group,
     )
+
+
+def _join_default_group(backend: str, limit: timedelta) -> None:
+    store = meeting_place(os.environ, limit)
+    if store is None:
+        dist.init_process_group(backend, timeout=limit)
+        return
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
 
 
 def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,14 @@
+"""Checkpoints of a whole run, which go on in mid-epoch on any number of workers.
+
+    evenstep.checkpoint.restore("checkpoints", model, optimizer, loader)     # after prepare; None at the first start
+    evenstep.checkpoint.save("checkpoints", model, optimizer, loader)        # after optimizer.step()
+
+A checkpoint is written whole or not at all, and checked before it is used. `torch.distributed.checkpoint` carries the
+tensors, so that sharded models are written in parallel and go on under another sharding.
+"""
+
+from evenstep.checkpoint.contents import Stateful
+from evenstep.checkpoint.restoring import restore
+from evenstep.checkpoint.saving import save
+
+__all__ = ["Stateful", "restore", "save"]

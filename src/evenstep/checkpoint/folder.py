@@ -1,0 +1,123 @@
+"""A folder of checkpoints on disk: each is written aside, and takes its name when it is whole and on the disk.
+
+Knows files and their digests, and nothing of what they mean.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+from evenstep.core.checkpoints import checkpoints, next_checkpoint, superseded
+from evenstep.runtime.durable import sync
+
+MANIFEST: Final = "manifest.json"
+_PARTIAL: Final = ".partial-"
+_DIGEST: Final = "blake2b"
+
+
+class DamagedError(Exception):
+    """A checkpoint is not what was written; the message says which file, and how."""
+
+
+@final
+class CheckpointFolder:
+    """The checkpoints in one directory, which all workers see."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def newest_first(self) -> list[str]:
+        """The names of those that are there."""
+        return checkpoints(self._names())[::-1]
+
+    def begin(self) -> str:
+        """Make room for a new one, and return its name; what an earlier writer did not finish is removed.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in self._names():
+            if name.startswith(_PARTIAL):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+        name = next_checkpoint(self._names())
+        self.partial(name).mkdir()
+        return name
+
+    def partial(self, name: str) -> Path:
+        """Where a checkpoint is written before it takes its name."""
+        return self.path / f"{_PARTIAL}{name}"
+
+    def finish(self, name: str, manifest: Mapping[str, Any], *, keep: int) -> Path:
+        """Give a written checkpoint its name, and remove those beyond the newest `keep`.
+
+        Raises:
+            OSError: As `begin`; what was there before is untouched.
+        """
+        partial, whole = self.partial(name), self.path / name
+        write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        for folder in [*(path for path in partial.rglob("*") if path.is_dir()), partial]:
+            sync(folder)
+        partial.rename(whole)
+        sync(self.path)
+        for old in superseded(self._names(), keep):
+            shutil.rmtree(self.path / old, ignore_errors=True)
+        return whole
+
+    def put_aside(self, name: str) -> None:
+        """Take a damaged checkpoint out of the row, under a name that says so, where the folder can be written."""
+        with suppress(OSError):
+            (self.path / name).rename(self.path / name.replace("checkpoint", "damaged"))
+
+    def _names(self) -> list[str]:
+        return [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    path.write_bytes(content)
+    sync(path)
+
+
+def written_files(checkpoint: Path) -> list[str]:
+    """The files of a checkpoint but its manifest, in an order that is alike on every host."""
+    found = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    return sorted(name for name in found if name != MANIFEST)
+
+
+def fingerprint(path: Path) -> dict[str, int | str]:
+    """What a file is recognised by: its size and its digest."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, _DIGEST: hashlib.file_digest(file, _DIGEST).hexdigest()}
+
+
+def files_of(checkpoint: Path) -> dict[str, dict[str, int | str]]:
+    """The files that a checkpoint has, as they were written.
+
+    Raises:
+        DamagedError: Its manifest does not say.
+    """
+    try:
+        files: dict[str, dict[str, int | str]] = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DamagedError(f"its {MANIFEST} cannot be read ({error})") from error
+    return files
+
+
+def require_whole(checkpoint: Path, files: Mapping[str, Mapping[str, int | str]]) -> None:
+    """Check that these files are what their manifest says.
+
+    Raises:
+        DamagedError: One is not.
+    """
+    for name, expected in files.items():
+        try:
+            found = fingerprint(checkpoint / name)
+        except OSError as error:
+            raise DamagedError(f"its {name} cannot be read ({error.strerror})") from error
+        if found != expected:
+            raise DamagedError(f"its {name} has other content than was written, or another length")

@@ -1,0 +1,168 @@
+"""Goes on from the newest checkpoint that is whole."""
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from evenstep.checkpoint.contents import Contents, Stateful
+from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, files_of, require_whole
+from evenstep.checkpoint.randomness import restore_random_state
+from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_own_weights
+from evenstep.checkpoint.together import together
+from evenstep.checkpoint.tree import unpacked
+from evenstep.core.checkpoints import heir
+from evenstep.core.errors import CheckpointError
+from evenstep.runtime.loader import PreparedLoader
+from evenstep.runtime.request import device_identity
+from evenstep.runtime.workers import Workers
+
+
+def restore(
+    folder: str | os.PathLike[str],
+    model: Any,
+    optimizer: Any,
+    loader: PreparedLoader,
+    *,
+    extras: Mapping[str, Stateful] | None = None,
+) -> Path | None:
+    """Go on where the newest whole checkpoint was saved, on any number of workers; every worker calls it together.
+
+    To be called after `prepare` and before the first loop, which then goes on in mid-epoch: `for epoch in
+    range(loader.epoch, epochs)`. The checkpoint's global batch size and seed win over those of this start, with a
+    notice. Every file is compared with what was written; a damaged checkpoint is put aside, under a name that says so,
+    and the one before it is used, with a notice.
+
+    Args:
+        folder: As for `save`.
+        model: What `prepare` returned, or a tuple of them.
+        optimizer: What `prepare` returned, or a tuple of them.
+        loader: What `prepare` returned.
+        extras: The same names as were saved.
+
+    Returns:
+        The checkpoint, a directory in `folder`; None where there is none yet, and nothing has changed.
+
+    Raises:
+        ConfigError: The scheme trains on servers, or the checkpoint is of another model, optimizer or dataset.
+        CheckpointError: No checkpoint is whole, or they could not be read.
+        WorkerLostError: A worker died meanwhile.
+    """
+    engine = loader.engine
+    require_own_weights(engine, loader.scheme)
+    checkpoints = CheckpointFolder(Path(folder))
+    together(engine.workers, lambda: len(Contents.of(model, optimizer, extras).models))
+    name = _newest_whole(checkpoints, engine.workers)
+    if name is None:
+        return None
+    _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader)
+    return checkpoints.path / name
+
+
+def _newest_whole(checkpoints: CheckpointFolder, workers: Workers) -> str | None:
+    """The name of the newest checkpoint that is as it was written; None where there never was one."""
+    first = workers.rank == 0
+    names: list[str] = together(workers, lambda: checkpoints.newest_first() if first else [])[0]
+    damage = ""
+    for name in names:
+        found = _damage(checkpoints.path / name, workers)
+        if found is None:
+            return name
+        damage = damage or f"{name} is damaged ({found})"
+        if first:
+            warnings.warn(
+                f"the checkpoint {checkpoints.path / name} is damaged ({found}) and is put aside: training goes on from"
+                " the one before, if there is one",
+                stacklevel=3,
+            )
+            checkpoints.put_aside(name)
+    if names:
+        raise CheckpointError(
+            f"no checkpoint in {checkpoints.path} is whole, and {damage}: give another folder to begin anew"
+        )
+    return None
+
+
+def _damage(checkpoint: Path, workers: Workers) -> str | None:
+    """What is wrong with a checkpoint, of which each worker looks at a part; None where it is whole."""
+
+    def look() -> str | None:
+        try:
+            files = files_of(checkpoint)
+            mine = sorted(files)[workers.rank :: workers.count]
+            require_whole(checkpoint, {name: files[name] for name in mine})
+        except DamagedError as error:
+            return str(error)
+        return None
+
+    seen = together(workers, lambda: (checkpoint / MANIFEST).exists())
+    if any(seen) and not all(seen):
+        raise CheckpointError(
+            f"worker {seen.index(False)} does not see {checkpoint}, and worker {seen.index(True)} does: give a folder"
+            " on a file system that all hosts share"
+        )
+    return next((found for found in together(workers, look) if found is not None), None)
+
+
+def _read(checkpoint: Path, contents: Contents, loader: PreparedLoader) -> None:
+    """Step by step: whoever fails by itself must not do so where the others wait in a collective."""
+    workers = loader.engine.workers
+    run = json.loads((checkpoint / RUN).read_bytes())
+    plain = unpacked((checkpoint / VALUES).read_bytes())
+    reader = FileSystemReader(checkpoint / TENSORS)
+    targets: dict[str, torch.Tensor] = {}
+
+    def make_room() -> None:
+        _require_format(checkpoint, run["format"])
+        targets.update(contents.targets(plain, reader.read_metadata()))
+
+    def go_on() -> None:
+        contents.load(plain, targets)
+        _continue_loader(loader, run, device_identity(contents.device, workers))
+        if len(run["devices"]) == workers.count:
+            generators = unpacked((checkpoint / generators_of(workers.rank)).read_bytes())
+            restore_random_state(generators, contents.device)
+
+    together(workers, make_room)
+    together(workers, lambda: _read_tensors(reader, targets, workers))
+    together(workers, go_on)
+
+
+def _require_format(checkpoint: Path, found: int) -> None:
+    if found != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint {checkpoint} has format {found}, not {FORMAT}: restore it with the evenstep that wrote it"
+        )
+
+
+def _read_tensors(reader: FileSystemReader, targets: dict[str, torch.Tensor], workers: Workers) -> None:
+    with warnings.catch_warnings():
+        # A single process needs no process group, and is told so.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load_tensors(
+            targets,
+            storage_reader=reader,
+            planner=DefaultLoadPlanner(flatten_state_dict=False),
+            process_group=workers.host_group,
+            no_dist=workers.host_group is None,
+        )
+
+
+def _continue_loader(loader: PreparedLoader, run: Mapping[str, Any], device: str) -> None:
+    """The samples go on where they were; what was learnt of speeds goes on too, under the same scheme."""
+    state = run["loader"]
+    if run["scheme"] != loader.scheme:
+        loader.load_state_dict({**state, "load": {**state["load"], "workers": 0}})
+        return
+    # Each worker has a predictor of its own, and goes on with the one that knew its device.
+    loader.load_state_dict({**state, "load": {**state["load"], "worker": None}})
+    predecessor = heir(device, run["devices"])
+    if predecessor is not None:
+        loader.engine.balancer.estimator.load_state_dict(run["estimators"][predecessor])

@@ -1,0 +1,194 @@
+"""Writes a checkpoint: aside, by all workers together, and under its name once it is whole."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+import evenstep
+from evenstep.checkpoint.contents import Contents, Stateful
+from evenstep.checkpoint.folder import CheckpointFolder, fingerprint, write_durably, written_files
+from evenstep.checkpoint.randomness import random_state
+from evenstep.checkpoint.together import together
+from evenstep.checkpoint.tree import packed, take_apart
+from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.runtime.engine import Engine
+from evenstep.runtime.loader import PreparedLoader
+from evenstep.runtime.request import device_identity
+from evenstep.runtime.served import ServedEngine
+from evenstep.runtime.workers import Workers, require_agreement
+
+FORMAT: Final = 1
+TENSORS: Final = "tensors"
+VALUES: Final = "values.pt"
+RUN: Final = "run.json"
+
+
+def save(
+    folder: str | os.PathLike[str],
+    model: Any,
+    optimizer: Any,
+    loader: PreparedLoader,
+    *,
+    keep: int = 2,
+    extras: Mapping[str, Stateful] | None = None,
+) -> Path:
+    """Write everything that the run needs to go on from here; every worker calls it together.
+
+    That is the weights, the optimizer's state, which samples have been trained on, the sizes and speeds that evenstep
+    has learnt, each worker's random generators, and the `extras`. Batches that the optimizer has not stepped on yet, in
+    the middle of an accumulation, say, will be handed out again. Under `local-sgd` the models are averaged first, as by
+    `loader.settle()`.
+
+    Args:
+        folder: Where the checkpoints of this run are, seen by all workers; made where it does not exist.
+        model: What `prepare` returned, or a tuple of them.
+        optimizer: What `prepare` returned, or a tuple of them.
+        loader: What `prepare` returned.
+        keep: How many checkpoints stay, the newest; older ones are removed once this one is whole.
+        extras: What else has a `state_dict`, by name: schedulers, a GradScaler, an average of the weights. Worker 0's
+            state serves all workers, but for sharded tensors.
+
+    Returns:
+        The checkpoint, a directory in `folder`.
+
+    Raises:
+        ConfigError: The scheme trains on servers, which have snapshots of their own, or something cannot be saved.
+        CheckpointError: It could not be written, on this worker or another. Those before it are as they were.
+        WorkerLostError: A worker died meanwhile.
+    """
+    if keep < 1:
+        raise ConfigError(f"at least one checkpoint must be kept, not {keep}")
+    engine = loader.engine
+    require_own_weights(engine, loader.scheme)
+    if not engine.synchronises:
+        raise ConfigError(
+            "a checkpoint was to be saved between two micro-batches of an iteration: save where loader.synchronises"
+        )
+    loader.settle()
+    checkpoints = CheckpointFolder(Path(folder))
+    first = engine.workers.rank == 0
+
+    def begin() -> dict[str, Any]:
+        contents = Contents.of(model, optimizer, extras)
+        return {
+            "name": checkpoints.begin() if first else None,
+            "extras": sorted(contents.extras),
+            "device": device_identity(contents.device, engine.workers),
+            "estimator": engine.balancer.estimator.state_dict(),
+        }
+
+    told = together(engine.workers, begin)
+    require_agreement(told, "extras", "as extras")
+    contents = Contents.of(model, optimizer, extras)
+    name: str = told[0]["name"]
+    state = _trained_on(loader)
+    try:
+        run = {
+            "format": FORMAT,
+            "scheme": loader.scheme,
+            "loader": state,
+            "devices": [each["device"] for each in told],
+            "estimators": [each["estimator"] for each in told],
+        }
+        files = _write(checkpoints.partial(name), contents, run, engine.workers)
+        manifest = {
+            "format": FORMAT,
+            "evenstep": evenstep.__version__,
+            "torch": torch.__version__,
+            "workers": engine.workers.count,
+            "epoch": state["epoch"],
+            "iteration": state["iteration"],
+            "files": files,
+        }
+        together(engine.workers, lambda: str(checkpoints.finish(name, manifest, keep=keep)) if first else None)
+    except BaseException:
+        if first:
+            shutil.rmtree(checkpoints.partial(name), ignore_errors=True)
+        raise
+    return checkpoints.path / name
+
+
+def require_own_weights(engine: Engine, scheme: str) -> None:
+    """Refuse schemes whose weights are not the workers' own."""
+    if isinstance(engine, ServedEngine):
+        raise ConfigError(
+            f"under the scheme {scheme!r} weights and optimizer state are on servers, which write snapshots of their"
+            " own: give evenstep run --run-dir, continue with --resume, and leave out evenstep.checkpoint"
+        )
+
+
+def _trained_on(loader: PreparedLoader) -> dict[str, Any]:
+    """The loader's state as of the optimizer's last step: what it has not stepped on is to come again."""
+    state = loader.state_dict()
+    if loader.unstepped > state["iteration"]:
+        warnings.warn(
+            "gradients of the epoch before wait for the optimizer's step, and a checkpoint does not have them: save"
+            " after optimizer.step()",
+            stacklevel=3,
+        )
+    return {**state, "iteration": max(0, state["iteration"] - loader.unstepped)}
+
+
+def _write(
+    partial: Path, contents: Contents, run: Mapping[str, Any], workers: Workers
+) -> dict[str, dict[str, int | str]]:
+    """Write everything but the manifest; returns what each file is recognised by."""
+    # Step by step: whoever fails by itself must not do so where the others wait in a collective.
+    together(workers, lambda: _require_shared(partial))
+    tensors: dict[str, torch.Tensor] = {}
+    together(workers, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))
+    together(workers, lambda: _write_tensors(partial, tensors, workers))
+
+    def fingerprints() -> dict[str, dict[str, int | str]]:
+        mine = written_files(partial)[workers.rank :: workers.count]
+        return {name: fingerprint(partial / name) for name in mine}
+
+    return {name: found for part in together(workers, fingerprints) for name, found in part.items()}
+
+
+def _write_values(partial: Path, contents: Contents, run: Mapping[str, Any], rank: int) -> dict[str, torch.Tensor]:
+    """Write what is no tensor; returns the tensors."""
+    plain, tensors = take_apart(contents.state())
+    if rank == 0:
+        for name, values in plain["extras"].items():
+            packed(f"the extra {name!r}", values)  # So that the error names it.
+        write_durably(partial / VALUES, packed("the model or the optimizer", plain))
+        write_durably(partial / RUN, json.dumps(run).encode())
+    write_durably(partial / generators_of(rank), packed("the random generators", random_state(contents.device)))
+    return tensors
+
+
+def _write_tensors(partial: Path, tensors: dict[str, torch.Tensor], workers: Workers) -> None:
+    with warnings.catch_warnings():
+        # A single process needs no process group, and is told so.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        save_tensors(
+            tensors,
+            storage_writer=FileSystemWriter(partial / TENSORS),
+            # What is alike on all workers is worker 0's, as in every script that saves on worker 0.
+            planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
+            process_group=workers.host_group,
+            no_dist=workers.host_group is None,
+        )
+
+
+def generators_of(rank: int) -> str:
+    """The file of a worker's random generators."""
+    return f"generators-{rank}.pt"
+
+
+def _require_shared(partial: Path) -> None:
+    if not partial.is_dir():
+        raise CheckpointError(
+            f"the folder {partial.parent} is not the one that worker 0 sees: give a folder on a file system that all"
+            " hosts share"
+        )

@@ -1,0 +1,55 @@
+"""Which checkpoint of a folder comes next, which are too old, and whose predictor goes on with whose.
+
+Decides from names alone; it knows neither files nor what is in a checkpoint.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+_NAME: Final = re.compile(r"checkpoint-(\d{6,})")
+
+
+def checkpoints(names: Iterable[str]) -> list[str]:
+    """Those of the names that are checkpoints', oldest first.
+
+    >>> checkpoints(["checkpoint-000010", "damaged-000011", "checkpoint-000009", "notes.txt"])
+    ['checkpoint-000009', 'checkpoint-000010']
+    """
+    return sorted((name for name in names if _NAME.fullmatch(name)), key=_number)
+
+
+def next_checkpoint(names: Iterable[str]) -> str:
+    """The name of a checkpoint that is newer than all of these.
+
+    >>> next_checkpoint([]), next_checkpoint(["checkpoint-000009", ".partial-000012"])
+    ('checkpoint-000001', 'checkpoint-000010')
+    """
+    newest = checkpoints(names)[-1:]
+    return f"checkpoint-{1 + (_number(newest[0]) if newest else 0):06}"
+
+
+def superseded(names: Iterable[str], keep: int) -> list[str]:
+    """The checkpoints beyond the newest `keep`.
+
+    >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008"], keep=2)
+    ['checkpoint-000007']
+    """
+    return checkpoints(names)[:-keep]
+
+
+def heir(device: str, devices: Sequence[str]) -> int | None:
+    """Whose predictor a worker on this device goes on with: the place of the device among a checkpoint's.
+
+    None where it is new, or where it is not the only one of its name.
+
+    >>> heir("GPU-7", ["GPU-3", "GPU-7"]), heir("GPU-9", ["GPU-3", "GPU-7"]), heir("GPU-3", ["GPU-3", "GPU-3"])
+    (1, None, None)
+    """
+    return devices.index(device) if devices.count(device) == 1 else None
+
+
+def _number(name: str) -> int:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1])

@@ -1,0 +1,332 @@
+"""A run goes on from a checkpoint as if nothing had happened, on any number of workers."""
+
+import json
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from support import checkpoints, training
+from support.processes import results, run_workers
+from support.training import Run
+
+import evenstep
+
+# 15 a slice: 5 whole ones and one of 7 in each epoch.
+LENGTH = {"samples": 82, "epochs": 3}
+
+
+def close(values, expected):
+    for value in values:
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("optimizer", "before", "after", "save_at"),
+    [("momentum", 3, 2, 8), ("adam", 2, 4, 3), ("adam", 3, 1, 6)],
+)
+def test_a_run_goes_on_in_mid_epoch_on_another_number_of_workers(tmp_path, optimizer, before, after, save_at):
+    run = Run(scripted=3, optimizer=optimizer, global_batch_size=15, **LENGTH)
+    results(run_workers(checkpoints.train_saving, before, run, tmp_path, {save_at}))
+    run = Run(scripted=17, optimizer=optimizer, global_batch_size=15, **LENGTH)
+    if after == 1:
+        values = [checkpoints.train_restored(run, tmp_path)]
+    else:
+        values = results(run_workers(checkpoints.train_restored, after, run, tmp_path))
+    # Each sample once: as many iterations as are left, and the trajectory of one undisturbed process.
+    assert values[0]["iterations"] == 18 - save_at
+    assert values[0]["epochs"] == list(range((save_at - 1) // 6, 3))
+    close(values, training.train_alone(run, 15))
+
+
+@pytest.mark.multiprocess
+def test_the_global_batch_of_the_checkpoint_wins(tmp_path):
+    results(run_workers(checkpoints.train_saving, 3, Run(scripted=3, **LENGTH), tmp_path, {8}))
+    values = results(run_workers(checkpoints.train_restored, 2, Run(scripted=3, **LENGTH), tmp_path))
+    close(values, training.train_alone(Run(**LENGTH), 15))
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("scheme", ["lb-bsp:predictor=narx", "lb-bsp:tuner=pairwise"])
+def test_what_was_learnt_of_speeds_and_sizes_is_kept(tmp_path, scheme):
+    run = Run(scheme=scheme, batch_size=8, samples=96, epochs=3)
+    saved = results(run_workers(checkpoints.train_saving, 2, run, tmp_path, {10}))
+    found = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
+    assert [value["estimator"] for value in found] == [value["estimator"] for value in saved]
+    assert [value["policy"] for value in found] == [value["policy"] for value in saved]
+    assert saved[0]["estimator"] != saved[1]["estimator"]
+
+
+@pytest.mark.multiprocess
+def test_models_that_train_apart_become_one_first(tmp_path):
+    run = Run(scheme="local-sgd:period=4", **LENGTH)
+    saved = results(run_workers(checkpoints.train_saving, 3, run, tmp_path, {6}))
+    assert saved[0]["weights"] == saved[1]["weights"] == saved[2]["weights"]
+    results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("after", [1, 3])
+def test_what_the_optimizer_has_not_stepped_on_comes_again(tmp_path, after):
+    run = Run(scripted=4, samples=90, epochs=2, accumulate=3, global_batch_size=15)
+    run_workers(checkpoints.train_accumulating, 2, run, tmp_path, 5)
+    if after == 1:
+        values = [single_process(checkpoints.train_accumulating, run, tmp_path)]
+    else:
+        values = results(run_workers(checkpoints.train_accumulating, after, run, tmp_path))
+    close(values, training.train_alone(run, 15))
+
+
+def single_process(function, *arguments):
+    (value,) = results(run_workers(function, 1, *arguments))
+    return value
+
+
+@pytest.mark.multiprocess
+def test_schedulers_averages_and_dropout_go_on(tmp_path):
+    run = Run(scheme="bsp", **LENGTH)  # A worker's dropout depends on its sizes.
+    undisturbed = results(run_workers(checkpoints.train_with_extras, 2, run, tmp_path, 8))
+    restored = results(run_workers(checkpoints.train_with_extras, 2, run, tmp_path))
+    assert restored == undisturbed
+    assert restored[0]["rate"] == pytest.approx(0.05 * 0.5**9)
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path):
+    run = Run(scripted=3, global_batch_size=15, **LENGTH)
+    outcomes = run_workers(checkpoints.die_while_saving, 3, run, tmp_path, 1)
+    assert outcomes[1].exitcode == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith("WorkerLostError: a worker was lost during a checkpoint")
+    values = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
+    assert values[0]["name"] == "checkpoint-000001"
+    close(values, training.train_alone(run, 15))
+
+
+@pytest.mark.multiprocess
+def test_a_folder_that_cannot_be_written_is_an_error_on_all(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    outcomes = results(run_workers(checkpoints.save_where_nothing_can_be, 2, Run(**LENGTH), tmp_path / "file" / "in"))
+    assert outcomes[0].startswith("the checkpoint failed (")
+    assert outcomes[1].startswith("worker 0: the checkpoint failed (")
+
+
+@pytest.mark.multiprocess
+def test_what_one_worker_cannot_save_ends_nobody_in_a_wait(tmp_path):
+    first, second = results(run_workers(checkpoints.save_what_one_cannot, 2, Run(**LENGTH), tmp_path))
+    assert first[0].startswith("ConfigError: the state of the extra 'odd' holds more than")
+    assert second[0].startswith("CheckpointError: worker 0: the state of the extra 'odd' holds more than")
+    for said in (first[1], second[1]):
+        assert said.startswith('DisagreementError: worker 1 has ["own"] as extras where the others have []')
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+# In a single process.
+
+
+ALONE = Run(samples=60, epochs=2, global_batch_size=10)
+
+
+def prepared(run=ALONE, **more):
+    return training.prepared(run, **more)
+
+
+def saved_at(folder, *iterations, **options):
+    """Saves after these iterations of a first epoch."""
+    model, optimizer, loader = prepared()
+    with loader:
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+            if loader.iteration in iterations:
+                evenstep.checkpoint.save(folder, model, optimizer, loader, **options)
+
+
+def restored_from(folder):
+    """The name of what was restored, and the iterations of the epoch that are done there."""
+    model, optimizer, loader = prepared()
+    with loader:
+        found = evenstep.checkpoint.restore(folder, model, optimizer, loader)
+        return None if found is None else (found.name, loader.state_dict()["iteration"])
+
+
+def test_there_is_nothing_to_restore_at_the_first_start(tmp_path):
+    assert restored_from(tmp_path / "none") is None
+    tmp_path.joinpath("notes.txt").write_text("mine")
+    assert restored_from(tmp_path) is None
+
+
+def test_the_newest_are_kept(tmp_path):
+    saved_at(tmp_path, 1, 2, 3, 4, keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"checkpoint-00000{number}" for number in (2, 3, 4)]
+    assert restored_from(tmp_path) == ("checkpoint-000004", 4)
+
+
+def test_a_half_written_one_is_not_seen_and_makes_room(tmp_path):
+    saved_at(tmp_path, 2)
+    half = tmp_path / ".partial-checkpoint-000002"
+    half.mkdir()
+    (half / "values.pt").write_bytes(b"half")
+    assert restored_from(tmp_path) == ("checkpoint-000001", 2)
+    saved_at(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000002"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def remove(path):
+    path.unlink()
+
+
+FILES = ("manifest.json", "run.json", "values.pt", "generators-0.pt", "tensors/.metadata", "tensors/__0_0.distcp")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [*((file, flip) for file in FILES), *((FILES[index], cut) for index in (0, 5)), (FILES[3], remove)],
+)
+def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, file, damage):
+    saved_at(tmp_path, 2, 4)
+    damage(tmp_path / "checkpoint-000002" / file)
+    with pytest.warns(UserWarning, match=r"checkpoint-000002 is damaged \(its .*\) and is put aside"):
+        assert restored_from(tmp_path) == ("checkpoint-000001", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "damaged-000002"]
+
+
+def test_where_none_is_whole_training_does_not_begin_anew_by_itself(tmp_path):
+    saved_at(tmp_path, 2)
+    flip(tmp_path / "checkpoint-000001" / "tensors" / "__0_0.distcp")
+    with (
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(
+            evenstep.CheckpointError, match=r"no checkpoint in .* is whole, and checkpoint-000001 is damaged"
+        ),
+    ):
+        restored_from(tmp_path)
+
+
+def test_the_manifest_says_what_it_is(tmp_path):
+    saved_at(tmp_path, 4)
+    manifest = json.loads((tmp_path / "checkpoint-000001" / "manifest.json").read_text())
+    assert (manifest["epoch"], manifest["iteration"], manifest["workers"]) == (0, 4, 1)
+    assert manifest["evenstep"] == evenstep.__version__
+
+
+def test_what_a_script_does_between_loops_is_done_once(tmp_path):
+    saved_at(tmp_path, 6)  # The last one of its epoch, in the loop.
+    model, optimizer, loader = prepared()
+    with loader:
+        evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
+        assert (loader.epoch, list(loader), loader.epoch) == (0, [], 1)
+        evenstep.checkpoint.save(tmp_path, model, optimizer, loader)  # Between loops.
+        evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
+        assert (loader.epoch, len(list(loader)), loader.epoch) == (1, 6, 2)
+
+
+def test_another_scheme_goes_on_with_the_samples(tmp_path):
+    saved_at(tmp_path, 4)
+    model, optimizer, loader = prepared(Run(samples=60, epochs=2, global_batch_size=10, scheme="bsp"))
+    with loader:
+        evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
+        assert len(list(loader)) == 2
+
+
+def other_model():
+    return torch.nn.Sequential(torch.nn.Linear(training.FEATURES, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (torch.nn.Linear(training.FEATURES, 1).double(), r"it lacks 'bias'"),
+        (other_model(), r"'0.weight' is \[8, 6\] there and \[9, 6\] here"),
+    ],
+)
+def test_another_model_is_refused(tmp_path, model, message):
+    saved_at(tmp_path, 4)
+    model, optimizer, loader = prepared(model=model)
+    with loader, pytest.raises(evenstep.ConfigError, match=message):
+        evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
+
+
+def test_other_extras_are_refused(tmp_path):
+    saved_at(tmp_path, 4)
+    model, optimizer, loader = prepared()
+    with loader, pytest.raises(evenstep.ConfigError, match=r"has the extras \[\], and \['scaler'\]"):
+        evenstep.checkpoint.restore(tmp_path, model, optimizer, loader, extras={"scaler": torch.nn.Linear(1, 1)})
+
+
+class Odd:
+    """Its state is more than plain values."""
+
+    def state_dict(self):
+        return {"self": self}
+
+    def load_state_dict(self, state):
+        raise AssertionError(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, "at least one checkpoint must be kept, not 0"),
+        ({"extras": {"odd": Odd()}}, "the state of the extra 'odd' holds more than tensors and plain values"),
+        ({"extras": {"number": 3}}, "the extra 'number' has no state_dict"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path, options, message):
+    saved_at(tmp_path, 1)
+    with pytest.raises(evenstep.ConfigError, match=message):
+        saved_at(tmp_path, 2, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def test_between_micro_batches_nothing_is_saved(tmp_path):
+    model, optimizer, loader = prepared(Run(samples=60, epochs=1, global_batch_size=10, scheme="bsp:micro_batch=5"))
+    with loader:
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+            if not loader.synchronises:
+                with pytest.raises(evenstep.ConfigError, match="between two micro-batches"):
+                    evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+            else:
+                evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+                break
+        else:
+            raise AssertionError("the loop ended")
+    assert restored_from(tmp_path) == ("checkpoint-000001", 1)
+
+
+@pytest.mark.multiprocess
+def test_schemes_on_servers_have_snapshots_of_their_own(tmp_path):
+    said = single_process(checkpoints.save_under_servers, tmp_path)
+    assert said.startswith("under the scheme 'asp' weights and optimizer state are on servers, which write snapshots")
+    assert "continue with --resume" in said
+
+
+def test_gradients_of_the_epoch_before_are_not_lost_in_silence(tmp_path):
+    model, optimizer, loader = prepared()
+    with loader:
+        for inputs, _ in loader:
+            model(inputs).sum().backward()
+        for inputs, _ in loader:
+            model(inputs).sum().backward()
+            break
+        with pytest.warns(UserWarning, match="gradients of the epoch before wait for the optimizer's step"):
+            evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+
+
+def test_a_checkpoint_is_quiet(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved_at(tmp_path, 1)
+        restored_from(tmp_path)
