@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,16 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 SHORT = {
     "ddp_plain.py": ("--epochs", "1"),
     "ddp_evenstep.py": ("--epochs", "1"),
+    "fsdp.py": ("--epochs", "1", "--width", "32", "--blocks", "2"),
+    "images.py": ("--epochs", "2", "--amp", "bfloat16"),
+    "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
     "char_lm.py": ("--iterations", "3", "--report-every", "1", "--global-batch-size", "8", "--width", "32"),
 }
 
 
-def run_example(script, *launcher):
+def run_example(script, *launcher, options=None):
     done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLES / script, *SHORT[script]],
+        [sys.executable, *launcher, EXAMPLES / script, *(SHORT[script] if options is None else options)],
         capture_output=True,
         text=True,
         timeout=50,
@@ -42,20 +46,55 @@ def test_the_ddp_scripts_differ_by_the_import_and_one_line():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["alone", "torchrun"])
-@pytest.mark.parametrize("script", ["ddp_plain.py", "ddp_evenstep.py"])
+@pytest.mark.parametrize(
+    ("script", "launcher"), [("ddp_plain.py", ()), ("ddp_evenstep.py", TORCHRUN)], ids=["alone", "torchrun"]
+)
 def test_digits(script, launcher):
     assert run_example(script, *launcher).startswith("epoch 1: test accuracy ")
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("launcher", "sizes"), [((), "[8]"), (TORCHRUN, "[4, 4]")], ids=["alone", "torchrun"])
-def test_character_language_model(launcher, sizes):
-    lines = run_example("char_lm.py", *launcher).splitlines()
+def test_character_language_model():
+    lines = run_example("char_lm.py", *TORCHRUN).splitlines()
     assert lines[0].startswith("iteration 1: ")
-    assert lines[0].endswith(f"bits per character, batch sizes {sizes}")
+    assert lines[0].endswith("bits per character, batch sizes [4, 4]")
     assert lines[-2].startswith("on text held out: ")
     assert lines[-1].startswith("it writes: 'def ")
+
+
+@pytest.mark.multiprocess
+def test_a_sharded_model():
+    assert run_example("fsdp.py", *TORCHRUN).startswith("epoch 1: test accuracy ")
+
+
+def test_resuming(tmp_path):
+    first = run_example("resume.py", options=("--epochs", "1", "--checkpoints", tmp_path))
+    assert first.startswith("from the beginning, in epoch 1\nepoch 1: test accuracy ")
+    # An epoch has 12 iterations, of which the second start repeats two.
+    second = run_example("resume.py", options=("--epochs", "2", "--checkpoints", tmp_path)).splitlines()
+    assert second[0] == f"from {tmp_path}/checkpoint-000002, in epoch 1"
+    assert [line.partition(":")[0] for line in second[1:]] == ["epoch 1", "epoch 2"]
+
+
+@pytest.mark.multiprocess
+def test_images_under_torchrun():
+    lines = run_example("images.py", *TORCHRUN).splitlines()
+    losses = [
+        float(re.fullmatch(r"epoch \d: training loss ([\d.]+), test accuracy [\d.]+%", each)[1]) for each in lines
+    ]
+    assert losses[1] < 1.2 < losses[0]
+
+
+@pytest.mark.multiprocess
+def test_gpt_under_torchrun():
+    (line,) = run_example("gpt.py", *TORCHRUN).splitlines()
+    assert line.startswith("step 10: ")
+    assert line.endswith(" bits per character, batch sizes [2, 2]")
+
+
+@pytest.mark.parametrize("script", ["images.py", "gpt.py"])
+def test_an_example_can_be_read_at_a_glance(script):
+    assert len((EXAMPLES / script).read_text().splitlines()) < 80
 
 
 def test_the_cluster_file_describes_four_workers():

@@ -77,7 +77,7 @@ def test_options(options, fragment):
     ("loader", "fragment"),
     [
         ([1, 2], "must be a torch DataLoader, not list"),
-        (DataLoader(Endless()), "give a map-style dataset"),
+        (DataLoader(Endless()), "evenstep.ShardedDataset"),
         (DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 2, False)), "batch_sampler"),
         (DataLoader(range(9), batch_size=None), "batch_sampler"),
         (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
@@ -110,6 +110,18 @@ def test_a_hook_on_the_prepared_model():
     model, _, _ = evenstep.prepare(*parts())
     with pytest.raises(ConfigError, match="comm_hook="):
         model.register_comm_hook(None, None)
+
+
+def test_an_attribute_of_the_users_own_model():
+    model = torch.nn.Linear(2, 1)
+    model.generate = lambda: "text"
+    prepared, _, _ = evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), parts()[2])
+    assert prepared.module.generate() == "text"
+    with pytest.raises(AttributeError, match=r"write model\.module\.generate"):
+        _ = prepared.generate
+    with pytest.raises(AttributeError, match="no attribute 'generation'"):
+        _ = prepared.generation
+    assert not hasattr(prepared, "generate")
 
 
 def test_weigh_by():

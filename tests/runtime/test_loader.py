@@ -11,6 +11,7 @@ from support.training import Run
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import evenstep
+from evenstep import ConfigError
 
 
 def loader_of(dataset, **options):
@@ -172,3 +173,14 @@ def test_tensors_are_collated_as_by_default_collate():
     ours = list(loader_of(dataset, batch_size=3))
     usual = list(DataLoader(dataset, batch_size=3))
     assert str(ours) == str(usual)
+
+
+def test_a_mean_over_a_single_worker_is_its_own():
+    loader = loader_of(COUNTED, batch_size=4)
+    assert loader.mean_over_workers(0.1, 3) == 0.1
+    assert loader.mean_over_workers(3, 2) == 3.0
+    half = loader.mean_over_workers(torch.tensor([0.5, 0.25], dtype=torch.float16), 8)
+    assert torch.equal(half, torch.tensor([0.5, 0.25], dtype=torch.float16))
+    assert loader.mean_over_workers(torch.tensor(7), 2).dtype == torch.float32
+    with pytest.raises(ConfigError, match="counted nothing"):
+        loader.mean_over_workers(0.5, 0)

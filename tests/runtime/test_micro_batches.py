@@ -104,7 +104,7 @@ def test_several_models_are_refused():
 
 
 def test_sync_batch_norm_is_refused():
-    model = torch.nn.Sequential(torch.nn.Linear(training.FEATURES, 1), torch.nn.SyncBatchNorm(1))
+    model = torch.nn.Sequential(torch.nn.SyncBatchNorm(1, device="meta"))
     run = Run(scheme="bsp:micro_batch=2", samples=40, batch_size=8)
     with pytest.raises(ConfigError, match="SyncBatchNorm needs as many forward passes"):
         training.prepared(run, model=model)

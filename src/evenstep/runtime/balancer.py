@@ -3,6 +3,7 @@
 It does not communicate: an engine takes its row to the others, and brings back everybody's.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -172,6 +173,15 @@ class Balancer:
         """Stop the clock of compute."""
         self._stopwatch.pause()
 
+    @property
+    def computing(self) -> bool:
+        """Whether the clock of compute runs."""
+        return self._stopwatch.running
+
+    def compute_was_over(self) -> None:
+        """Stop the clock of compute at its last pause: what came since was no compute."""
+        self._stopwatch.drop()
+
     def compute_seconds(self) -> float:
         """Compute since the iteration began; the clock must have been stopped."""
         return self._stopwatch.read()
@@ -224,6 +234,20 @@ class Balancer:
     def record_served(self, done: Iteration, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
         """This iteration is over: write it down, with what the servers told of its push."""
         self._recorder.record({**done.served_event(row, held_seconds), **more})
+
+    def note(self, values: Mapping[str, float]) -> None:
+        """The script has something to write down, in or after this iteration."""
+        now = self.iteration
+        self._recorder.record(
+            {
+                "event": "note",
+                "iteration": -1 if now is None else now.number,
+                "at": self._clock(),
+                "samples": 1 if now is None else now.samples,
+                # JSON has no number for what is none.
+                "values": {name: value if math.isfinite(value) else None for name, value in values.items()},
+            }
+        )
 
     def record_divergence(self, iteration: int, since: int) -> None:
         """It was found in an iteration that training seems to be diverging, since an earlier one."""

@@ -4,6 +4,7 @@ One communication hook does two things: it weighs each worker's gradient by its 
 worker runs only its own predictor; the workers exchange integers and run the same allocation on them.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast, final
 
@@ -11,14 +12,16 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import WEIGHTINGS, Ledger, MicroBatch, Share, Shares
+from evenstep.core.samples import WEIGHTINGS, Ledger, MicroBatch, Share, Shares, by_samples
 from evenstep.core.values import Reports
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.direct_sum import DirectSum, suits
 from evenstep.runtime.exchange import Exchange
+from evenstep.runtime.gradient_watch import GradientWatch
 from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
 from evenstep.runtime.liveness import Liveness, explained
+from evenstep.runtime.running_statistics import RunningStatistics
 from evenstep.runtime.weighting import GradientWeight
 from evenstep.schemes import Scheme
 
@@ -36,6 +39,7 @@ class CollectiveEngine:
         balancer: Balancer,
         scheme: Scheme,
         models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
         wait: Callable[[float], None],
         clock: Callable[[], float],
         liveness: Liveness | None = None,
@@ -44,7 +48,12 @@ class CollectiveEngine:
         self.workers = balancer.workers
         self.reports: Reports | None = None
         self._on_host = all(parameter.device.type == "cpu" for model in models for parameter in model.parameters())
+        # Weakly, since their hooks hold this engine, and with it the data workers.
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._weights = [GradientWeight(model.parameters()) for model in models]
+        together = self.workers.count > 1
+        self._watches = [GradientWatch(model) for model in models] if together else []
+        self._statistics = [RunningStatistics(model, self.workers) for model in models] if together else []
         self._weight_of = WEIGHTINGS[scheme.weighting]
         self._blocking = scheme.exchange == "blocking"
         self._accumulates = scheme.micro_batch is not None
@@ -83,6 +92,8 @@ class CollectiveEngine:
 
     def close(self) -> None:
         self.balancer.close()
+        for watch in self._watches:
+            watch.close()
         if self._liveness is not None:
             self._liveness.close()
         self.workers.leave()
@@ -100,8 +111,8 @@ class CollectiveEngine:
         if self.workers.host_group is not None:
             work = dist.all_reduce(total, group=self.workers.host_group, async_op=True)
         self._counted = (work, total, count)
-        if now is not None and now.batch_sizes[1:]:
-            self._settle_weight()
+        if any(weight.accumulating for weight in self._weights):
+            self._settle_weight()  # Before the gradient adds to others, weighted otherwise.
 
     # The model's side.
 
@@ -117,9 +128,13 @@ class CollectiveEngine:
         """They are alike after every step."""
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
+        if self._watches:
+            self._watches[model].forward(synchronises=synchronises)
+            self._finish_statistics()  # A pass must not be undone by the average over those before it.
         if self.balancer.iteration is None:
             return
         if not synchronises and not self._alone:
+            self._settle_weight()
             self._weights[model].accumulate()
         self.balancer.compute_goes_on()
 
@@ -140,10 +155,13 @@ class CollectiveEngine:
                 weight.set(1 / self.workers.count)  # A backward outside the loop: what DDP does.
             if bucket.is_last():
                 weight.synchronised()
+                self._watches[model].reduced()
                 self._compute_ends()
             weight.apply(bucket, scale=1 if comm_hook is None else self.workers.count)
             if bucket.is_last() and self._on_host and comm_hook is None:
-                return _completed(self._reduce_last(gradients))
+                self._reduce_last(gradients)
+                self._start_statistics(model)
+                return _completed(gradients)
             if comm_hook is None:
                 work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
                 reduced = work.get_future()
@@ -152,24 +170,40 @@ class CollectiveEngine:
                 reduced = hook(state, bucket)
             if bucket.is_last():
                 self._tell()
+                self._start_statistics(model)
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
             return _completed(gradients)
         weighted: torch.futures.Future[torch.Tensor] = reduced.then(lambda future: self._reduced(future, gradients))
         return weighted
 
-    def _reduce_last(self, gradients: torch.Tensor) -> torch.Tensor:
+    def weigh(self, model: int, gradients: torch.Tensor) -> None:
+        """Weigh gradients of a sharded model in place, before they are summed over all workers."""
+        self._settle_weight()
+        if self.balancer.iteration is None:
+            self._weights[model].set(1 / self.workers.count)  # A backward outside the loop: what FSDP does.
+        self._weights[model].apply_whole(gradients)
+
+    def backward_ends(self, model: int) -> None:
+        """A backward of a sharded model is over, its gradients are summed; its compute ended as it sent the last."""
+        self._weights[model].synchronised()
+        self._watches[model].reduced()
+        self.balancer.compute_was_over()
+        self._compute_ends()
+        self._tell()
+        self._start_statistics(model)
+
+    def _reduce_last(self, gradients: torch.Tensor) -> None:
         """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here."""
         now = self.balancer.iteration
         if now is not None and not self._blocking and suits(gradients, self.workers):
             direct = DirectSum(gradients, self.workers)
             self._to_tell = False
             self._exchange.deliver(direct.finish(self._row(now)))
-            return gradients
+            return
         work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
         self._tell()  # After the gradients have left: they are what everybody waits for.
         work.wait()
-        return gradients
 
     def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor) -> torch.Tensor:
         """The sum over all workers; after a failure, which is kept, the local gradients in its place."""
@@ -181,7 +215,7 @@ class CollectiveEngine:
 
     # The optimizer's side.
 
-    def before_step(self) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Before any weight changes: everybody is here, and everybody did the same iteration with the same sizes."""
         now = self.balancer.iteration
         if not self.synchronises:
@@ -193,6 +227,10 @@ class CollectiveEngine:
             self._compute_ends()
         self._tell_now()
         self._collect()
+        for watch in self._watches:
+            trouble = watch.trouble(optimizer)
+            if trouble is not None:
+                raise ConfigError(trouble)
 
     # In between.
 
@@ -219,7 +257,11 @@ class CollectiveEngine:
             self._exchange.start(self._row(self.balancer.iteration))
 
     def _row(self, now: Iteration) -> list[int]:
-        return [now.fingerprint(weighed=self._counted is not None), *self.balancer.row(now)]
+        optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+        rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+        # One that is a tensor may be on a device, which would have to be waited for.
+        rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
+        return [now.fingerprint(weighed=self._counted is not None, rates=rates), *self.balancer.row(now)]
 
     def _settle_weight(self) -> None:
         """Wait for the units that the other workers counted, where this iteration is weighted by them."""
@@ -232,24 +274,35 @@ class CollectiveEngine:
             self.balancer.compute_pauses()
             work.wait()
             self.balancer.compute_goes_on()
-        if not int(total):
-            raise ConfigError("weigh_by counted 0 on every worker: skip such an iteration on all of them")
         self._counted = (None, total, count)
-        self._set_weight(count / int(total))
+        # Where nothing counts anywhere there is nothing to learn, as with a loss that is divided by max(count, 1).
+        self._set_weight(count / max(int(total), 1))
 
     def _set_weight(self, share: float) -> None:
         for weight in self._weights:
             weight.set(share)
 
+    def _start_statistics(self, model: int) -> None:
+        now = self.balancer.iteration
+        self._statistics[model].start(1 / self.workers.count if now is None else by_samples(now.share))
+
+    def _finish_statistics(self) -> None:
+        for statistics in self._statistics:
+            try:
+                statistics.finish()
+            except RuntimeError as error:
+                self._fail(error)
+
     def _collect(self) -> None:
         """Await the exchange and check that the workers agree; raise what has failed since."""
+        self._finish_statistics()
         try:
             table = self._exchange.finish()
         except RuntimeError as error:
             self._fail(error)
             table = None
         if self._failure is not None:
-            raise self._explained(self._failure) from self._failure
+            raise self.explained(self._failure) from self._failure
         if table is None:
             return
         now = self.balancer.iteration
@@ -263,7 +316,8 @@ class CollectiveEngine:
         if self._failure is None:
             self._failure = cause
 
-    def _explained(self, cause: Exception) -> EvenstepError:
+    def explained(self, cause: Exception) -> EvenstepError:
+        """The error to raise after a collective failed with `cause`; nothing is stepped after it."""
         self._failure = explained(cause, self._liveness, self._wait)
         return self._failure
 

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import torch
+
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.workers import Workers
@@ -67,12 +69,12 @@ class Engine(Protocol):
     def forward_ends(self, outputs: object) -> None:
         """It has come to these outputs, whatever the model returns."""
 
-    def before_step(self) -> None:
-        """Before any weight changes.
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before any weight changes, by a step of this optimizer of the script's.
 
         Raises:
             WorkerLostError, DisagreementError: As `enter_loader`.
-            ConfigError: The optimizer must not step now.
+            ConfigError: The optimizer must not step now, or not on these gradients.
         """
 
     def close(self) -> None:

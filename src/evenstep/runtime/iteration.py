@@ -1,6 +1,7 @@
 """One iteration as one worker sees it: what it computes on, when, and what is written down of it."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import final
 
@@ -47,9 +48,9 @@ class Iteration:
         self.entered = before.entered
         self.input_seconds += before.input_seconds
 
-    def fingerprint(self, *, weighed: bool) -> int:
-        """63 bits of everything that must be the same on all workers in this iteration."""
-        plan = f"{self.epoch} {self.number} {self.share.iteration} {weighed}".encode()
+    def fingerprint(self, *, weighed: bool, rates: Sequence[float] = ()) -> int:
+        """63 bits of everything that must be the same on all workers in this iteration, learning rates too."""
+        plan = f"{self.epoch} {self.number} {self.share.iteration} {weighed} {rates}".encode()
         digest = hashlib.blake2b(plan + self.share.sizes.tobytes(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
 
@@ -72,6 +73,7 @@ class Iteration:
             "event": "iteration",
             "iteration": self.number,
             "epoch": self.epoch,
+            "at": self.entered,
             "samples": self.samples,
             "iteration_seconds": ended - self.entered,
             "input_seconds": self.input_seconds,
@@ -93,7 +95,8 @@ def require_same_iteration(fingerprints: IntArray, now: Iteration | None) -> Non
     if odd:
         raise DisagreementError(
             f"{name_workers(odd)} did not do the same iteration {now.number if now else '?'} as the others:"
-            " every worker must take every batch of the loader and run backward on it (and call weigh_by alike)"
+            " every worker must take every batch of the loader and run backward on it, call weigh_by alike, and have"
+            " the same learning rate (one that follows a metric must follow loader.mean_over_workers)"
         )
 
 

@@ -1,7 +1,7 @@
 """The loader that comes back from `prepare`: this worker's right batch for each iteration."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self, cast, final
 
@@ -14,6 +14,7 @@ from evenstep.core.samples import Ledger, Share, Shares, micro_batches
 from evenstep.core.values import IntArray
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
+from evenstep.runtime.metrics import Value, mean_over_workers
 from evenstep.runtime.order import EpochOrder
 
 
@@ -45,6 +46,8 @@ class PreparedLoader:
             another worker's sample whose gradient counts nothing; leave it out of metrics.
         iteration: How many iterations have been handed out whole, over all epochs of this process: batches, or, where a
             worker computes on several micro-batches in an iteration, what to count instead of them.
+        scheme: The name of the scheme.
+        unstepped: How many iterations have been handed out since the optimizer last stepped.
     """
 
     def __init__(
@@ -55,8 +58,12 @@ class PreparedLoader:
         engine: Engine,
         global_batch_size: int,
         depth: int,
+        scheme: str,
+        shares: Callable[..., Shares],
         micro_batch: int | None = None,
     ) -> None:
+        self.scheme = scheme
+        self._shares = shares
         self._source = source
         self._order = order
         self._engine = engine
@@ -66,6 +73,7 @@ class PreparedLoader:
         self._global_batch_size = global_batch_size
         self._epoch = 0
         self._next_epoch = 0
+        self._looping = False
         self._done = 0
         self._loops = 0
         self._resume: int | None = None
@@ -75,6 +83,7 @@ class PreparedLoader:
         self._inner = inner_loader(source, order.seed, self._requests) if source.num_workers else None
         self.current: Share | None = None
         self.iteration = 0
+        self.unstepped = 0
         self._misses = 0
         self._ledger(0)
 
@@ -98,6 +107,20 @@ class PreparedLoader:
     def global_batch_size(self) -> int:
         """The samples of one iteration over all workers."""
         return self._global_batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the loop under way; outside one, that of the next loop."""
+        return self._epoch if self._looping else self._next_epoch
+
+    @property
+    def engine(self) -> Engine:
+        """What keeps this worker in step with the others; for evenstep's own parts."""
+        return self._engine
+
+    def stepped(self) -> None:
+        """The optimizer has stepped on what was handed out."""
+        self.unstepped = 0
 
     def _ledger(self, iteration: int) -> Ledger:
         return Ledger(
@@ -164,6 +187,29 @@ class PreparedLoader:
         """
         self._engine.weigh_by(count)
 
+    def note(self, **values: float | torch.Tensor) -> None:
+        """Write values down in the run's event log, where there is one: `loader.note(loss=loss)`.
+
+        `evenstep report` draws each name over time and over samples. What several workers note in the same iteration is
+        averaged, weighted by their samples: with a mean loss on each, that is the loss of the union batch. A tensor on
+        a device is fetched, which waits for the device: note now and then there.
+        """
+        self._balancer.note({name: float(value) for name, value in values.items()})
+
+    def mean_over_workers(self, value: Value, count: float) -> Value:
+        """The mean of everybody's `value`, weighted by `count`: of a loss or an accuracy over uneven shares.
+
+        Every worker must call it, at the same place; all get the same bits, so that they can decide on it alike (to
+        stop, or to lower the learning rate). A number gives a number, a tensor a tensor of means. With a `count` of 0
+        a worker's value does not matter: `loader.current.samples` is the count of a training batch. Under parameter
+        servers nobody waits for the others: each gets its own value, and a warning.
+
+        Raises:
+            ConfigError: A count is negative, or nobody counted anything.
+            RuntimeError: A worker died or stopped.
+        """
+        return mean_over_workers(self._engine.workers, value, count)
+
     def __iter__(self) -> Iterator[Any]:
         self._loops += 1
         loop = self._loops
@@ -180,9 +226,10 @@ class PreparedLoader:
             )
         self._engine.enter_loader()
         order = self._draw(resuming=resuming)
-        shares = self._engine.shares(ledger, epoch=self._epoch, depth=self._depth)
+        shares = self._shares(ledger, epoch=self._epoch, depth=self._depth)
         fetcher = self._fetcher(shares, order)
         misses = self._misses
+        self._looping = True
         try:
             while (share := shares.share()) is not None:
                 for piece in micro_batches(share, self._micro_batch):
@@ -192,6 +239,7 @@ class PreparedLoader:
                         self._done = ledger.iteration
                     self.current = share
                     self.iteration += piece.last
+                    self.unstepped += piece.last
                     self._engine.begin(share, piece, self._epoch)
                     yield batch
                     if loop != self._loops:
@@ -205,6 +253,7 @@ class PreparedLoader:
             self._done = ledger.iterations
         finally:
             if loop == self._loops:
+                self._looping = False
                 self._engine.leave_loop()
             # Left early or not: nothing may keep the data workers of this epoch alive.
             if loop == self._loops:
@@ -251,6 +300,7 @@ class PreparedLoader:
             "seed": self._order.seed,
             "epoch": self._epoch,
             "iteration": self._done,
+            "looping": self._looping,
             "length": self._order.length,
             "global_batch_size": self._global_batch_size,
             "order": None if self._drawn is None else self._drawn.tolist(),
@@ -259,6 +309,9 @@ class PreparedLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; the checkpoint's global batch size and seed win, with a notice.
+
+        Where that was in the loop's last iteration, the next loop has no batch: what the script does between loops
+        is still to be done.
 
         Raises:
             ConfigError: The state is of another dataset or version, or its global batch cannot be shared out here.
@@ -281,7 +334,7 @@ class PreparedLoader:
             warnings.warn(f"the checkpoint's seed {state['seed']} replaces {self._order.seed}", stacklevel=2)
             self._reseed(state["seed"])
         self._balancer.load_state_dict(state["load"])
-        over = state["iteration"] >= len(self)
+        over = state["iteration"] >= len(self) and not state.get("looping", False)
         self._epoch, self._done = state["epoch"], state["iteration"]
         self._next_epoch = state["epoch"] + 1 if over else state["epoch"]
         self._resume = None if over else state["iteration"]
@@ -306,7 +359,8 @@ def require_preparable(loader: object) -> DataLoader[Any]:
         raise ConfigError(f"the loader must be a torch DataLoader, not {type(loader).__name__}")
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
-            "the loader's dataset is an IterableDataset, whose samples cannot be shared out: give a map-style dataset"
+            "the loader's dataset is an IterableDataset, whose samples cannot be shared out: give a map-style one, or"
+            " read its files through evenstep.ShardedDataset"
         )
     if loader.batch_size is None:
         raise ConfigError(

@@ -139,7 +139,7 @@ class LocalEngine:
     def forward_ends(self, outputs: object) -> None:
         """No gradient is stale here, so a learning rate that goes well in one process does so too."""
 
-    def before_step(self) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A copy of somebody else's sample teaches nothing: its gradients are dropped."""
         now = self.balancer.iteration
         if now is not None and self._in_hand and not now.share.samples:

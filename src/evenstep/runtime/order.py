@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import IntArray
+from evenstep.runtime.shards import ShardedDataset, ShardedShuffle
 from evenstep.runtime.workers import Workers
 
 
@@ -22,7 +23,8 @@ class EpochOrder:
 
     Shuffling draws `torch.randperm` from a generator seeded with seed + epoch, as `DistributedSampler` does: slice k of
     the epoch is then the very set of samples on which plain DDP would do its iteration k. A sampler of the user's own
-    is drawn once per epoch, on worker 0 under a seed of its own, and shared.
+    is drawn once per epoch, on worker 0 under a seed of its own, and shared. The seed is the DistributedSampler's, or
+    that of the loader's generator, or else the argument of `prepare`.
     """
 
     length: int
@@ -119,6 +121,10 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
     if type(sampler) is SequentialSampler:
         return order
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length:
+        if sampler.generator is not None:
+            order = replace(order, seed=sampler.generator.initial_seed())
+        if isinstance(loader.dataset, ShardedDataset):
+            return replace(order, sampler=ShardedShuffle(loader.dataset.lengths))
         return replace(order, shuffle=True)
     if not isinstance(sampler, Sized):
         raise ConfigError(f"the loader's sampler {type(sampler).__name__} has no length: give it a __len__")

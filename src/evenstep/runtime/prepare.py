@@ -21,7 +21,7 @@ from evenstep.runtime.engine import Engine
 from evenstep.runtime.error_file import report_failure_to_launcher
 from evenstep.runtime.factors import factor_sampler
 from evenstep.runtime.hold import Hold
-from evenstep.runtime.join_servers import join_servers
+from evenstep.runtime.join_servers import Joined, join_group, join_servers
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.liveness import Liveness
@@ -29,13 +29,14 @@ from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
 from evenstep.runtime.out_of_memory import name_out_of_memory
+from evenstep.runtime.profiler import profiler_of, to_be_profiled
 from evenstep.runtime.request import Agreement, Request, agree, asked_scheme
 from evenstep.runtime.serve import served_engine, served_optimizer
 from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
 from evenstep.runtime.workers import Workers, join_workers
 from evenstep.schemes import Scheme, Served
-from evenstep.telemetry import JsonlRecorder, Recorder, Silent
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...])
 
@@ -102,21 +103,28 @@ def prepare(
         schedulers=tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,) if schedulers else (),
         launched=LaunchSettings.from_environment(os.environ),
     )
-    link: Link | None = None
+    if request.launched.profile is not None:
+        request = to_be_profiled(request)
+    joined: Joined | None = None
     served = _served(request)
     if served is not None:
-        workers, link = join_servers(request.launched, served.servers, timeout, request.events_dir)
+        joined = join_servers(request.launched, served.servers, timeout, request.events_dir)
+        workers = joined.workers
     else:
         workers = join_workers(device_of(request.models[0]), timeout)
     # The pulse begins before the workers first wait for each other.
-    liveness = Liveness(workers) if link is None and workers.count > 1 else None
+    liveness = Liveness(workers) if joined is None and workers.count > 1 else None
     agreement = agree(request, workers)
-    recorder: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
+    if joined is not None:
+        join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
+    link = None if joined is None else joined.link
+    kept: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
+    recorder = Logged(kept, workers.rank)
     engine = _engine(request, workers, agreement, liveness, recorder, link)
     device = agreement.workers[workers.rank]["device"]
     name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
     for each in request.optimizers:
-        each.register_step_pre_hook(lambda *_: engine.before_step())
+        each.register_step_pre_hook(lambda stepped, *_: engine.before_step(stepped))
     if isinstance(engine, ServedEngine):
         optimizer = cast("Optimizer", served_optimizer(engine, optimizer))
     windowed: tuple[WindowedOptimizer, ...] = ()
@@ -131,17 +139,25 @@ def prepare(
         )
         for index, each in enumerate(request.models)
     )
+    profiler = profiler_of(request, agreement, engine.balancer, workers, recorder)
     prepared_loader = PreparedLoader(
-        loader,
+        request.loader,
         order=agreement.order,
         engine=engine,
         global_batch_size=agreement.problem.global_batch_size,
         depth=agreement.depth,
+        scheme=agreement.scheme.name,
         micro_batch=agreement.scheme.micro_batch,
+        shares=engine.shares if profiler is None else profiler.shares,
     )
+    for each in request.optimizers:
+        each.register_step_post_hook(lambda *_: prepared_loader.stepped())
     recorder.record(
         {
             "event": "run",
+            "schema": SCHEMA,
+            "at": time.perf_counter(),
+            "unix_seconds": time.time(),
             "workers": workers.count,
             "scheme": agreement.scheme.name,
             "engine": "collective" if link is None else "server",
@@ -218,7 +234,15 @@ def _engine(
             clock=clock,
             liveness=liveness,
         )
-    return CollectiveEngine(balancer=balancer, scheme=scheme, models=models, wait=wait, clock=clock, liveness=liveness)
+    return CollectiveEngine(
+        balancer=balancer,
+        scheme=scheme,
+        models=models,
+        optimizers=request.optimizers,
+        wait=wait,
+        clock=clock,
+        liveness=liveness,
+    )
 
 
 def _learnt_limit(device: torch.device, agreement: Agreement) -> LearntLimit | None:

@@ -91,7 +91,7 @@ class ServedEngine:
         self._served = served
         self._overlaps = served.exchange == "overlapped"
         self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
-        self._watched = next(iter(parameters.values()))
+        self._watched = next(each for each in parameters.values() if each.requires_grad)
         self._watch: RemovableHandle | None = None
         self._layouts = layouts
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
@@ -108,8 +108,8 @@ class ServedEngine:
         """The claim that was handed out and has not been pushed."""
         self._forfeited = False
         """Whether the batch in hand became others' before it was pushed."""
-        self._units: int | None = None
-        self._counted: list[int] = []
+        self._counted: list[tuple[int, int]] = []
+        """Samples and units of each batch whose gradient the next push holds."""
         self._computed_on = -1
         """The version of the weights in the parameters."""
         self._handed_out_on = -1
@@ -175,13 +175,14 @@ class ServedEngine:
         self._in_hand = share.iteration
         self._forfeited = False
         self._handed_out_on = self._computed_on
-        self._units = None
-        self._counted.append(share.samples)
+        self._counted.append((share.samples, share.samples))
         self._gradient_version = None
         self.balancer.begin(share, piece, epoch)
 
     def weigh_by(self, count: int) -> None:
-        self._units = units_of(self.balancer.iteration, count)
+        units = units_of(self.balancer.iteration, count)
+        if self._counted:
+            self._counted[-1] = (self._counted[-1][0], units)
 
     def close(self) -> None:
         self.balancer.close()
@@ -218,7 +219,7 @@ class ServedEngine:
 
     # The optimizer's side.
 
-    def before_step(self) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         raise ConfigError(
             "the scheme trains on parameter servers, but your own optimizer was stepped: step the one that prepare"
             " returned"
@@ -244,9 +245,8 @@ class ServedEngine:
             )
         self.balancer.compute_ends()
         self._warn_of_changed_gradients()
-        samples = sum(self._counted)
-        self._counted = []
-        self._exchange(now, samples)
+        counted, self._counted = self._counted, []
+        self._exchange(now, counted)
 
     def fetch_state(self) -> dict[str, Any]:
         """The state dict of the script's optimizer, with the servers' state."""
@@ -343,9 +343,11 @@ class ServedEngine:
         assert now is not None
         if now.paused is None:
             self.balancer.compute_ends()
-        self._exchange(now, samples=0)
+        self._exchange(now, [])
 
-    def _exchange(self, now: Iteration, samples: int) -> None:
+    def _exchange(self, now: Iteration, counted: Sequence[tuple[int, int]]) -> None:
+        """Push what has been counted, or nothing."""
+        samples, units = (sum(each) for each in zip((0, 0), *counted, strict=True))
         self._finish_exchange()
         if self._in_hand is None:  # This worker has started anew: the batch is the others' to do.
             return
@@ -365,7 +367,7 @@ class ServedEngine:
             "claim": claim,
             "weights": self._handed_out_on,
             "samples": samples,
-            "units": samples if self._units is None else self._units,
+            "units": units,
             "row": self._row,
             "norm": norm,
         }
@@ -469,7 +471,7 @@ class ServedEngine:
         if since is None:
             return
         self.balancer.record_divergence(now.number, since)
-        raw = "use rate=share, " if self._served.rate == "raw" else ""
+        raw = "use rate=share, " if self._served.rate != "share" else ""
         warnings.warn(
             f"training seems to be diverging since iteration {since} of worker {self.workers.rank}: the model's outputs"
             f" are as wrong as at the beginning, and larger than is good; lower the learning rate, {raw}let no worker"

@@ -23,6 +23,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         restore: Gives such a state to the servers.
     """
 
+    # Fused optimizers take a loss scale into their step; the servers know of none, so a GradScaler has to divide by it.
+    _step_supports_amp_scaling = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

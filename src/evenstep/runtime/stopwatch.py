@@ -20,6 +20,10 @@ class Stopwatch(Protocol):
 
     late: int
 
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+
     def restart(self) -> None:
         """From zero."""
 
@@ -28,6 +32,9 @@ class Stopwatch(Protocol):
 
     def pause(self) -> None:
         """Compute ends or is interrupted; does nothing where it is not running."""
+
+    def drop(self) -> None:
+        """Stop, and forget the stretch since it was last run."""
 
     def read(self) -> float:
         """Seconds since `restart`, of a paused stopwatch; waits for the device where it must."""
@@ -50,6 +57,11 @@ class HostStopwatch:
         self._seconds = 0.0
         self._since: float | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._since is not None
+
     def restart(self) -> None:
         """From zero."""
         self._seconds, self._since = 0.0, None
@@ -65,6 +77,10 @@ class HostStopwatch:
             self._seconds += self._clock() - self._since
             self._since = None
 
+    def drop(self) -> None:
+        """Stop, and forget the stretch since it was last run."""
+        self._since = None
+
     def read(self) -> float:
         """Seconds since `restart`."""
         return self._seconds
@@ -76,7 +92,7 @@ class HostStopwatch:
 
 @final
 class DeviceStopwatch:
-    """For models on CUDA: pairs of events on the current stream, read one iteration late.
+    """For models on CUDA: pairs of events on the stream that is current at `restart`, read one iteration late.
 
     The events of the iteration that a lap closes are still ahead of the device; those of the one before have passed in
     all but pathological cases, so reading them does not stall the host.
@@ -87,11 +103,19 @@ class DeviceStopwatch:
     def __init__(self) -> None:
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._begun: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._closed: tuple[int, int] | None = None
         self._previous: tuple[int, int, list[tuple[torch.cuda.Event, torch.cuda.Event]]] | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._begun is not None
+
     def restart(self) -> None:
         """From zero; a closed iteration becomes the one before."""
+        # Whoever pauses may do so in a stream of communication.
+        self._stream = torch.cuda.current_stream()
         if self._closed is not None:
             self._previous = (*self._closed, self._pairs)
         self._pairs, self._begun, self._closed = [], None, None
@@ -99,13 +123,17 @@ class DeviceStopwatch:
     def run(self) -> None:
         """Mark the present end of the stream as the beginning of a stretch of compute."""
         if self._begun is None:
-            self._begun = _mark()
+            self._begun = self._mark()
 
     def pause(self) -> None:
         """Mark the present end of the stream as the end of that stretch."""
         if self._begun is not None:
-            self._pairs.append((self._begun, _mark()))
+            self._pairs.append((self._begun, self._mark()))
             self._begun = None
+
+    def drop(self) -> None:
+        """Stop, and forget the stretch since it was last run."""
+        self._begun = None
 
     def read(self) -> float:
         """Seconds since `restart`; waits for the device."""
@@ -119,11 +147,10 @@ class DeviceStopwatch:
         samples, passes, pairs = self._previous
         return Sample(samples=samples / passes, compute_seconds=_seconds(pairs) / passes)
 
-
-def _mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
 
 
 def _seconds(pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:

@@ -45,6 +45,11 @@ class GradientWeight:
         if not (self._idle and self._open):
             self._weight = weight
 
+    @property
+    def accumulating(self) -> bool:
+        """Whether an accumulation window is open."""
+        return self._open
+
     def accumulate(self) -> None:
         """The next backward does not synchronise."""
         self._open = True
@@ -57,6 +62,13 @@ class GradientWeight:
         """From now on weigh every gradient before it is added up: for a worker without others, and without windows."""
         for parameter in self._parameters:
             parameter.register_hook(lambda gradient: gradient * self._weight)  # type: ignore[no-untyped-call]
+
+    def apply_whole(self, gradients: torch.Tensor) -> None:
+        """Weigh gradients in place, of one backward and nothing before it."""
+        if self._idle:
+            gradients.zero_()
+        else:
+            gradients.mul_(self._weight)
 
     def apply(self, bucket: GradBucket, scale: float = 1.0) -> None:
         """Weigh the gradients of a bucket in place, times `scale`."""

@@ -1,0 +1,161 @@
+"""`evenstep profile`: seconds and memory against the batch size, for a script's model on this device."""
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from os import environ
+from pathlib import Path
+from typing import Any, Final, final
+
+from rich.console import Console
+
+from evenstep.cli.needs import require_torch
+from evenstep.cli.parser import Parser
+from evenstep.core.cluster import parse_cluster
+from evenstep.core.cluster.write_device import profiled_cluster
+from evenstep.core.errors import ConfigError
+from evenstep.core.profile import ProfiledMemory, ProfilePoint, knee, memory_of
+from evenstep.report.profile import profile_svg, profile_table
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.telemetry import Tail
+
+_LOOK_SECONDS: Final = 0.2
+_FEWEST_POINTS: Final = 2
+_DESCRIPTION = """\
+Measure a training script's model on this device: the seconds of compute and the peak of memory at ever larger batches.
+
+The script runs in one process, with its own loop, and ends when enough has been measured: when larger batches gain
+nothing more, do not fit, or pass --largest. With --cluster the result is a cluster file, which evenstep simulate and
+evenstep run --emulate take; the devices of several machines can be put into one."""
+_EXAMPLE = "evenstep profile --cluster this.toml --count 4 train.py --epochs 10"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What came of it: the points in rising order of size, and the memory where it grew with the batch."""
+
+    script: str
+    points: tuple[ProfilePoint, ...]
+    knee: int
+    memory: ProfiledMemory | None
+
+
+def run_profile(arguments: list[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse(arguments)
+    require_torch("profile")
+    _require(options)
+    profile = _measured(options)
+    heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
+    if options.cluster is not None:
+        text = profiled_cluster(
+            options.name,
+            profile.points,
+            profile.memory,
+            fit_from=min(profile.knee, profile.points[-_FEWEST_POINTS].samples),
+            count=options.count,
+            heading=heading,
+        )
+        parse_cluster(text, name="the profile")  # Which refuses times that fall with the size, by noise.
+        options.cluster.write_text(text, encoding="utf-8")
+    if options.plot is not None:
+        options.plot.write_text(profile_svg(profile.points, knee=profile.knee, title=heading), encoding="utf-8")
+    if options.json:
+        print(json.dumps(asdict(profile)))
+    else:
+        Console(highlight=False).print(profile_table(profile.points, knee=profile.knee, memory=profile.memory))
+    for path in filter(None, (options.cluster, options.plot)):
+        print(f"evenstep: wrote {path}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="evenstep profile", description=_DESCRIPTION, example=_EXAMPLE)
+    parser.add_argument("--largest", type=int, default=4096, metavar="B", help="the largest batch to try (4096)")
+    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="write the device as a cluster file")
+    parser.add_argument("--name", default="profiled", help="of the device in the cluster file (profiled)")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="workers in the cluster file (1)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a picture")
+    parser.add_argument("--emulate", type=Path, metavar="FILE.toml", help="profile the emulated device of one worker")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    parser.add_argument("script", help="the training script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser
+
+
+def _require(options: argparse.Namespace) -> None:
+    if not Path(options.script).is_file():
+        raise ConfigError(f"there is no script {options.script!r}: check the path (options stand before the script)")
+    if options.largest < _FEWEST_POINTS:
+        raise ConfigError(f"--largest must be at least {_FEWEST_POINTS}, not {options.largest}")
+    if options.count < 1:
+        raise ConfigError(f"--count must be at least 1, not {options.count}")
+    if re.fullmatch(r"[A-Za-z0-9_-]+", options.name) is None:
+        raise ConfigError(f"--name must be made of letters, digits, - and _, not {options.name!r}")
+
+
+def _measured(options: argparse.Namespace) -> Profile:
+    """What the script's process has measured.
+
+    Raises:
+        ConfigError: It failed, or measured nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
+        events = _run_script(options, Path(folder))
+    points = tuple(
+        ProfilePoint(samples=event["samples"], seconds=event["seconds"], peak_bytes=event["peak_bytes"])
+        for event in events
+        if event["event"] == "profiled"
+    )
+    if len(points) < _FEWEST_POINTS:
+        raise ConfigError(
+            f"{options.script} ended before two batch sizes were measured: it must call evenstep.prepare and train on"
+            " the loader that it returns (its errors are above)"
+        )
+    capacity = next((event["capacity_bytes"] for event in events if event["event"] == "profile"), None)
+    return Profile(
+        script=options.script,
+        points=points,
+        knee=knee(points),
+        memory=None if capacity is None else memory_of(points, capacity),
+    )
+
+
+def _run_script(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """The events of the script's process, which shows its errors, and nothing else."""
+    settings = LaunchSettings(
+        profile=options.largest,
+        run_dir=str(folder),
+        emulate=None if options.emulate is None else str(options.emulate.absolute()),
+    )
+    command = [sys.executable, options.script, *options.arguments]
+    events: list[dict[str, Any]] = []
+    tail = Tail(folder / "worker-0.jsonl")
+    console = Console(stderr=True, highlight=False)
+    # As many threads as a worker under evenstep run has, of which there may be several on this machine.
+    environment = {"OMP_NUM_THREADS": "1", **environ, **settings.to_environment()}
+    with (
+        console.status(f"profiling {options.script}") as status,
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process,
+    ):
+        try:
+            running = True
+            while running:
+                try:
+                    process.wait(_LOOK_SECONDS)
+                    running = False
+                except subprocess.TimeoutExpired:
+                    pass
+                events += tail.new()
+                done = [event["samples"] for event in events if event["event"] == "profiled"]
+                if done:
+                    status.update(f"profiling {options.script}: batches of {done[-1]} samples are measured")
+        finally:
+            process.kill()
+    return events

@@ -1,0 +1,135 @@
+"""What a device's times and memory at some batch sizes tell: which size to try next, where it is filled, what fits.
+
+Knows neither the device nor how anything is measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self, final
+
+WARMUP: Final = 2
+"""Iterations of each size that are not counted: allocators grow, kernels are searched for."""
+
+_FEWEST: Final = WARMUP + 2
+_ORDINARY: Final = WARMUP + 7
+_MOST: Final = WARMUP + 48
+_BRIEF_SECONDS: Final = 0.3
+_PATIENCE_SECONDS: Final = 3.0
+_KNEE: Final = 0.9
+_LEVEL: Final = 1.03
+_LEVEL_FOR: Final = 3
+_FEWEST_POINTS: Final = 6
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePoint:
+    """One batch size: the fewest seconds of compute of an iteration, and the peak of memory so far, in bytes.
+
+    The fewest, because whatever else runs on the machine only adds to them.
+    """
+
+    samples: int
+    seconds: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, samples: int, seconds: Sequence[float], peak_bytes: int) -> Self:
+        """Of the seconds of all its iterations, those of the warm-up included."""
+        return cls(samples=samples, seconds=min(seconds[WARMUP:]), peak_bytes=peak_bytes)
+
+    @property
+    def samples_per_second(self) -> float:
+        """The throughput at this size."""
+        return self.samples / self.seconds
+
+
+def enough(seconds: Sequence[float]) -> bool:
+    """Whether a size has been measured for long enough.
+
+    >>> enough([0.1] * 8), enough([0.1] * 9), enough([0.001] * 49), enough([0.001] * 50), enough([2.0] * 4)
+    (False, True, False, True, True)
+    """
+    done, total = len(seconds), sum(seconds)
+    return (
+        done >= _MOST
+        or (done >= _ORDINARY and total > _BRIEF_SECONDS)
+        or (done >= _FEWEST and total > _PATIENCE_SECONDS)
+    )
+
+
+def next_size(points: Sequence[ProfilePoint], *, smallest: int, largest: int) -> int | None:
+    """The size to measure after these, in steps of about 1.5; None where larger ones would tell nothing more.
+
+    That is beyond `largest`, and where the throughput has not risen by 3 % over the last three sizes.
+
+    >>> next_size([], smallest=1, largest=64)
+    1
+    >>> sizes = [ProfilePoint(samples=n, seconds=1.0 + n, peak_bytes=0) for n in (1, 2, 3, 4, 6)]
+    >>> next_size(sizes[:4], smallest=1, largest=64), next_size(sizes, smallest=1, largest=64)
+    (6, 8)
+    >>> next_size(sizes, smallest=1, largest=7)
+    """
+    if not points:
+        return smallest if smallest <= largest else None
+    if _levelled(points):
+        return None
+    size = _following(points[-1].samples)
+    return size if size <= largest else None
+
+
+def knee(points: Sequence[ProfilePoint]) -> int:
+    """The smallest size whose throughput is at least 90 % of the best: larger batches gain little more.
+
+    >>> knee([ProfilePoint(samples=n, seconds=9.0 + n, peak_bytes=0) for n in (1, 10, 100, 1000)])
+    100
+    """
+    best = max(point.samples_per_second for point in points)
+    return next(point.samples for point in points if point.samples_per_second >= _KNEE * best)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledMemory:
+    """The bytes that a device can give, and what a batch takes of them: a fixed part, and a part for each sample."""
+
+    capacity_bytes: int
+    fixed_bytes: int
+    bytes_per_sample: int
+
+    @property
+    def largest_batch(self) -> int:
+        """The samples that fit."""
+        return (self.capacity_bytes - self.fixed_bytes) // self.bytes_per_sample
+
+
+def memory_of(points: Sequence[ProfilePoint], capacity_bytes: int) -> ProfiledMemory | None:
+    """The line through the peaks of the smallest and the largest size, raised above all of them.
+
+    None where memory does not grow with the batch, as far as it was seen.
+
+    >>> grown = [ProfilePoint(samples=n, seconds=1.0, peak_bytes=10**6 + n * 1000) for n in (1, 4, 16)]
+    >>> memory_of(grown, 2 * 10**6).largest_batch
+    1000
+    """
+    first, last = points[0], points[-1]
+    rise = last.peak_bytes - first.peak_bytes
+    if rise <= 0:
+        return None
+    slope = -(-rise // (last.samples - first.samples))
+    fixed = max(point.peak_bytes - slope * point.samples for point in points)
+    return ProfiledMemory(capacity_bytes=capacity_bytes, fixed_bytes=max(fixed, 0), bytes_per_sample=slope)
+
+
+def _levelled(points: Sequence[ProfilePoint]) -> bool:
+    if len(points) < _FEWEST_POINTS:
+        return False
+    before, after = points[:-_LEVEL_FOR], points[-_LEVEL_FOR:]
+    return max(each.samples_per_second for each in after) < _LEVEL * max(each.samples_per_second for each in before)
+
+
+def _following(size: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    power = 1 << (size.bit_length() - 1)
+    halfway = power + power // 2
+    return halfway if size < halfway else 2 * power

@@ -1,0 +1,81 @@
+"""Finds gradients that DistributedDataParallel left local: it says nothing of them, and the workers would part."""
+
+from typing import TYPE_CHECKING, final
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+_MOST_NAMED = 3
+
+
+@final
+class GradientWatch:
+    """Knows whether a model's gradients are sums over all workers, from the first trained parameter's.
+
+    Backward reaches the first parameter last. A gradient that arrives there and is not followed by the reduction of
+    the last bucket is this worker's alone.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+        self._local = False
+        self._awaited = False
+        self._unsynchronised = False
+        self._handle: RemovableHandle | None = None
+        if self._trained:
+            first = next(iter(self._trained.values()))
+            self._handle = first.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    def _arrived(self, _: torch.Tensor) -> None:
+        self._local = True
+
+    def forward(self, *, synchronises: bool) -> None:
+        """A forward pass through DistributedDataParallel, whose backward will, or will not, synchronise."""
+        self._awaited = synchronises
+        self._unsynchronised = not synchronises
+
+    def reduced(self) -> None:
+        """The last bucket is on its way to all workers."""
+        self._local = self._awaited = self._unsynchronised = False
+
+    def trouble(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Why an optimizer must not step; None where all gradients that it steps on are sums."""
+        thawed = [name for name, each in self._frozen.items() if each.requires_grad and each.grad is not None]
+        if not thawed and not self._local:
+            return None
+        stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if any(self._frozen[name] in stepped for name in thawed):
+            return (
+                f"the gradient of {_named(thawed)} is not summed over the workers, since requires_grad was False in"
+                " prepare: set it before, and freeze afterwards"
+            )
+        if not any(each in stepped and each.grad is not None for each in self._trained.values()):
+            return None
+        if self._unsynchronised:
+            return (
+                "the last backward before this step was inside no_sync, so each worker has a gradient of its own: leave"
+                " no_sync for the last forward and backward of a step"
+            )
+        without = [name for name, each in self._trained.items() if each.grad is None]
+        if self._awaited and without:
+            return (
+                f"{_named(without)} got no gradient, and DistributedDataParallel waits for one: freeze before prepare"
+                " what is never used, or give prepare DistributedDataParallel(model, find_unused_parameters=True)"
+            )
+        return (
+            "a backward was not summed over the workers: call the model that prepare returned (not its .module) once"
+            " for each backward, and add losses up that rest on one forward pass"
+        )
+
+    def close(self) -> None:
+        """Look no more; autograd holds its hooks where no garbage collector looks."""
+        if self._handle is not None:
+            self._handle.remove()
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

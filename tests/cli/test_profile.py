@@ -1,0 +1,66 @@
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from evenstep.cli.main import main
+from evenstep.core.cluster import parse_cluster
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DEVICE = """
+[devices.old]
+fixed = "20 ms"
+per_sample = "2 ms"
+memory = "200 MB"
+memory_fixed = "20 MB"
+memory_per_sample = "10 MB"
+[[workers]]
+device = "old"
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_profile_of_a_device_is_a_cluster_file_that_describes_it(tmp_path, capsys):
+    device, cluster, plot = (tmp_path / name for name in ("device.toml", "cluster.toml", "plot.svg"))
+    device.write_text(DEVICE)
+    options = ["--emulate", device, "--cluster", cluster, "--count", 3, "--plot", plot, "--json"]
+    assert main(["profile", *map(str, options), str(SCRIPTS / "trains.py"), "12"]) == 0
+    profile = json.loads(capsys.readouterr().out)
+    # What fits is learnt: 18 samples, of which 5 % of the memory stay free.
+    assert [point["samples"] for point in profile["points"]] == [1, 2, 3, 4, 6, 8, 12, 16]
+    for point in profile["points"]:
+        assert 0.02 + 0.002 * point["samples"] == pytest.approx(point["seconds"], rel=0.3)
+        assert point["peak_bytes"] == (20 + 10 * point["samples"]) * 10**6
+    assert profile["knee"] == 16
+    described = parse_cluster(cluster.read_text())
+    assert len(described) == 3
+    assert described.memory(0).largest_batch == 18
+    seconds = described.disturbance().seconds(worker=2, iteration=0, batch_size=32, natural_seconds=0.0, now=0.0)
+    assert seconds == pytest.approx(0.084, rel=0.3)
+    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+    assert main(["simulate", str(cluster), "--schemes", "bsp", "--batch-size", "8", "--json"]) == 0
+
+
+@pytest.mark.multiprocess
+def test_a_script_that_fails_is_an_error(tmp_path, capfd):
+    script = tmp_path / "fails.py"
+    script.write_text("raise RuntimeError('no data')\n")
+    assert main(["profile", str(script)]) == 2
+    error = capfd.readouterr().err
+    assert "RuntimeError: no data" in error
+    assert f"evenstep: {script} ended before two batch sizes were measured" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["none.py"], "there is no script 'none.py'"),
+        (["--largest", "1", __file__], "--largest must be at least 2, not 1"),
+        (["--count", "0", __file__], "--count must be at least 1, not 0"),
+        (["--name", "my device", __file__], "--name must be made of letters, digits, - and _, not 'my device'"),
+    ],
+)
+def test_a_wrong_wish_is_an_error_of_one_sentence(options, message, capsys):
+    assert main(["profile", *options]) == 2
+    assert message in capsys.readouterr().err
