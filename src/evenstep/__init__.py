@@ -2,29 +2,35 @@
 
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
 
-Importing this package imports no torch; `prepare` needs it.
+Importing this package imports no torch; `prepare` and `ShardedDataset` need it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, WorkerLostError
+from evenstep.core.errors import CheckpointError, ConfigError, DisagreementError, EvenstepError, WorkerLostError
 from evenstep.schemes import Scheme, Served, asp, bsp, dbs, dssp, grouped, lb_bsp, local_sgd, ssp
 
 if TYPE_CHECKING:
+    from evenstep import checkpoint
     from evenstep.runtime.prepare import prepare
+    from evenstep.runtime.shards import ShardedDataset
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
     "ConfigError",
     "DisagreementError",
     "EvenstepError",
     "Scheme",
     "Served",
+    "ShardedDataset",
     "WorkerLostError",
     "__version__",
     "asp",
     "bsp",
+    "checkpoint",
     "dbs",
     "dssp",
     "grouped",
@@ -35,17 +41,21 @@ __all__ = [
 ]
 
 
+_OF_TORCH = {"prepare": "evenstep.runtime.prepare", "ShardedDataset": "evenstep.runtime.shards"}
+
+
 def __getattr__(name: str) -> Any:
     """Load what needs torch when it is first asked for."""
-    if name != "prepare":
+    if name not in ("checkpoint", *_OF_TORCH):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from evenstep.runtime.prepare import prepare
+        if name == "checkpoint":
+            return import_module("evenstep.checkpoint")
+        return getattr(import_module(_OF_TORCH[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            "evenstep.prepare needs PyTorch: install the build for your device, or 'evenstep[torch]'",
+            f"evenstep.{name} needs PyTorch: install the build for your device, or 'evenstep[torch]'",
             name="torch",
         ) from error
-    return prepare

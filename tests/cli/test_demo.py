@@ -4,12 +4,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from evenstep.cli import demo_runs
-from evenstep.cli.demo_setup import ideal_speed_up, write_digits
+from evenstep.cli.demonstration import runs as demo_runs
+from evenstep.cli.demonstration.setting import ideal_speed_up, write_digits
 from evenstep.cli.main import main
 from evenstep.report.recorded import read_run
 
-TRAIN = Path(demo_runs.__file__).with_name("demo_train.py")
+TRAIN = Path(demo_runs.__file__).with_name("train.py")
 
 
 def test_the_ideal_is_that_of_the_emulated_speeds():
@@ -18,22 +18,46 @@ def test_the_ideal_is_that_of_the_emulated_speeds():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(180)  # eight processes import torch
+@pytest.mark.timeout(180)  # four processes import torch, and a server
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torchrun's own log files
-def test_a_short_demo_balances_and_draws(tmp_path, monkeypatch, capfd):
+def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(demo_runs, "EPOCHS", 1)
-    folder, picture = tmp_path / "events", tmp_path / "picture.svg"
-    assert main(["demo", "--json", "--run-dir", str(folder), "--picture", str(picture)]) == 0
-    values = json.loads(capfd.readouterr().out)
-    bsp, balanced = values["runs"]
+    folder, picture, page = tmp_path / "events", tmp_path / "picture.svg", tmp_path / "page.html"
+    files = ["--picture", str(picture), "--report", str(page)]
+    assert main(["demo", "--json", "--run-dir", str(folder), *files]) == 0
+    output = capfd.readouterr()
+    values = json.loads(output.out)
+    bsp, balanced, dssp = values["runs"]
     assert [worker["last_batch_size"] for worker in bsp["workers"]] == [26, 26, 26, 26]
     sizes = [worker["last_batch_size"] for worker in balanced["workers"]]
     assert sum(sizes) == 104
     assert sizes[3] < min(sizes[:3]) / 2
-    assert values["speed_up"] == pytest.approx(balanced["samples_per_second"] / bsp["samples_per_second"])
+    assert balanced["speed_up"] == pytest.approx(balanced["samples_per_second"] / bsp["samples_per_second"])
+    assert values["speed_up"] == max(run["speed_up"] for run in values["runs"])
     assert bsp["test_accuracy"] == pytest.approx(balanced["test_accuracy"], abs=0.02)
+    assert dssp["served"]["samples_committed"] == 1437
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
-    assert read_run(folder / "lb-bsp").scheme == "lb-bsp"
+    runs = [read_run(folder / name) for name in ("bsp", "lb-bsp", "dssp")]
+    assert [run.scheme.partition(":")[0] for run in runs] == ["bsp", "lb-bsp", "dssp"]
+    # One start: the same processes noted their losses in all three runs.
+    assert len(list((folder / "output").iterdir())) == 1
+    assert all(len(run.told.notes["loss"]) >= 4 * 14 for run in runs[:2])
+    assert f"The report is in {page}" in output.err
+    assert runs[0].told.notes["accuracy"][0].value == pytest.approx(bsp["test_accuracy"])
+    assert "Accuracy against time" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ("--schemes bps", "there is no scheme 'bps'"),
+        ("--schemes bsp bsp", "stands twice"),
+        ("--report nowhere/page.html", "has no folder to lie in"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_starts(arguments, fragment, capsys):
+    assert main(["demo", *arguments.split()]) == 2
+    assert fragment in capsys.readouterr().err
 
 
 @pytest.mark.multiprocess
@@ -42,7 +66,9 @@ def test_run_sums_up_as_json(tmp_path, capfd):
     write_digits(data)
     words = ["--workers", "1", "--slow", "0=+1ms", "--json", str(TRAIN), "--data", str(data)]
     assert main(["run", *words, "--epochs", "1", "--batch-size", "128"]) == 0
-    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    output = capfd.readouterr()
+    assert "evenstep: One worker, which" in output.err
+    summary = json.loads(output.out.splitlines()[-1])
     assert summary["scheme"] == "lb-bsp"
     assert summary["iterations"] == 12
     assert [worker["samples"] for worker in summary["workers"]] == [1437]

@@ -53,6 +53,7 @@ def test_help_needs_no_torch():
     [
         ("torch", ["run", "train.py"], "evenstep: evenstep run needs PyTorch: pip install 'evenstep[torch]'"),
         ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install 'evenstep[demo]'"),
+        ("plotly", ["report", "."], "evenstep report needs plotly for its page: pip install 'evenstep[report]'"),
         ("sklearn", ["demo"], "needs scikit-learn for its images of digits: pip install 'evenstep[demo]'"),
     ],
 )

@@ -1,9 +1,10 @@
 import json
 
 import pytest
+from support import made_log
 
 from evenstep.core.errors import ConfigError
-from evenstep.report.accuracy import Evaluation, read_evaluations, seconds_until
+from evenstep.report.accuracy import Evaluation, evaluations_of, seconds_until
 from evenstep.report.recorded import read_run, recorded_run
 from evenstep.report.summary import summarise, summary_of
 
@@ -79,10 +80,11 @@ def test_time_to_an_accuracy_counts_training_only(events_of):
     assert seconds_until(0.97, evaluations, run) is None
 
 
-def test_reads_evaluations(tmp_path):
-    path = tmp_path / "evaluations.jsonl"
-    path.write_text('{"iterations": 6, "accuracy": 0.5}\n{"iterations": 12, "accuracy": 0.75}\n')
-    assert read_evaluations(path) == (
-        Evaluation(iterations=6, accuracy=0.5),
-        Evaluation(iterations=12, accuracy=0.75),
-    )
+def test_evaluations_are_what_the_first_worker_noted():
+    notes = [
+        {"worker": 0, "event": "note", "iteration": 5, "at": 101.0, "samples": 10, "values": {"accuracy": 0.5}},
+        {"worker": 1, "event": "note", "iteration": 5, "at": 101.0, "samples": 10, "values": {"accuracy": 0.6}},
+        {"worker": 0, "event": "note", "iteration": 11, "at": 102.0, "samples": 10, "values": {"accuracy": 0.75}},
+    ]
+    run = recorded_run([*made_log.events_of([(0.0, 0.01, 0.0)] * 2), *notes])
+    assert evaluations_of(run) == (Evaluation(iterations=6, accuracy=0.5), Evaluation(iterations=12, accuracy=0.75))

@@ -49,7 +49,7 @@ class CommitsNothing(Broken):
 
 class CommitsEmptyPushes(Broken):
     def on_push(self, push, now):
-        return [Commit(pushes=(push,), share=1.0), *super().on_push(push._replace(samples=0), now)]
+        return [Commit(pushes=(push,), share=1.0), *super().on_push(replace(push, samples=0), now)]
 
 
 class ReleasesTwice(Broken):
@@ -65,17 +65,17 @@ class ForgetsTheHeld(Broken):
 
 class OverstepsItsBound(Broken):
     def changed(self, commands):
-        return [c._replace(bound=0) if isinstance(c, Release) else c for c in commands]
+        return [replace(c, bound=0) if isinstance(c, Release) else c for c in commands]
 
 
 class MisstatesTheLead(Broken):
     def changed(self, commands):
-        return [c._replace(lead=0) if isinstance(c, Release) else c for c in commands]
+        return [replace(c, lead=0) if isinstance(c, Release) else c for c in commands]
 
 
 class MisstatesTheWait(Broken):
     def changed(self, commands):
-        return [c._replace(held_seconds=0.0) if isinstance(c, Release) else c for c in commands]
+        return [replace(c, held_seconds=0.0) if isinstance(c, Release) else c for c in commands]
 
 
 class ForgivesAnything(Broken):

@@ -4,29 +4,36 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
-from evenstep.cli.demo_runs import DemoRun, train, worker_output
-from evenstep.cli.demo_setup import EPOCHS, ideal_speed_up
+from evenstep import __version__
+from evenstep.cli.demonstration.runs import DemoRun, train, worker_output
+from evenstep.cli.demonstration.setting import EPOCHS, folder_of, ideal_speed_up
 from evenstep.cli.needs import require_scikit_learn, require_torch
 from evenstep.cli.parser import Parser
 from evenstep.cli.progress import progress_of
+from evenstep.cli.simulate_schemes import split_schemes
 from evenstep.core.errors import ConfigError
 from evenstep.report.accuracy import seconds_until
 from evenstep.report.bars import iteration_bars
+from evenstep.report.overview import overview_of
+from evenstep.report.page import page_html
 from evenstep.report.table import comparison_table
 from evenstep.report.timeline import Panel, timeline_svg
+from evenstep.schemes import parse_scheme
 
 TARGET: Final = 0.95
+SCHEMES: Final = ("bsp", "lb-bsp", "dssp")
 
 _DESCRIPTION = """\
 Train a small convolution net on scikit-learn's handwritten digits with four workers, one of them four times slower:
-first with equal batches (bsp, as plain DistributedDataParallel does), then balanced (lb-bsp); under a minute in all."""
+with equal batches (bsp, as plain DistributedDataParallel does), balanced (lb-bsp), and without a barrier (dssp); under
+a minute in all. Ends with a table, and a page that shows all of it."""
 _HONEST = (
     "Data, training and communication are real; the devices are emulated: workers 0 to 2 are held to 1.75 ms per sample"
     " and worker 3 to 7 ms."
@@ -39,10 +46,11 @@ def demo(arguments: list[str]) -> int:
     require_torch("demo", extra="demo")
     require_scikit_learn("demo")
     picture: Path | None = options.picture
-    if picture is not None and not picture.absolute().parent.is_dir():
-        raise ConfigError(f"the picture {picture} has no folder to lie in: make {picture.parent} first")
+    for path in (picture, options.report):
+        _require_folder(path)
     from evenstep.runtime.run_failed import RunFailedError
 
+    schemes = _schemes(options.schemes)
     console = Console(stderr=True, highlight=False)
     began = time.perf_counter()
     console.print(_HONEST)
@@ -51,11 +59,10 @@ def demo(arguments: list[str]) -> int:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-demo-")))
 
-        def watch(scheme: str, run_dir: Path) -> AbstractContextManager[None]:
-            return progress_of(console, scheme, run_dir, EPOCHS)
-
+        folder = folder.absolute()
+        watch = progress_of(console, {scheme: folder / folder_of(scheme) for scheme in schemes}, EPOCHS)
         try:
-            runs = train(folder.absolute(), watch)
+            runs = train(folder, schemes, watch)
         except RunFailedError as failure:
             if failure.worker is not None:
                 print(worker_output(folder, failure.worker), end="", file=sys.stderr)
@@ -66,11 +73,12 @@ def demo(arguments: list[str]) -> int:
         print(json.dumps(_values(runs, seconds)))
     else:
         _show(runs, seconds)
+    _write_report(runs, options.report, console)
     if picture is not None:
         picture.write_text(_picture(runs), encoding="utf-8")
-        console.print(f"The picture is in {picture}.")
+        console.print(f"The picture is in {picture}.", soft_wrap=True)
     if options.run_dir is not None:
-        console.print(f"The events are in {options.run_dir}.")
+        console.print(f"The events are in {options.run_dir}.", soft_wrap=True)
     return 0
 
 
@@ -78,8 +86,41 @@ def _parser() -> Parser:
     parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --picture timeline.svg")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="keep the events of both runs here")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw both runs on one axis of time")
+    parser.add_argument(
+        "--schemes",
+        nargs="+",
+        default=list(SCHEMES),
+        metavar="SCHEME",
+        help=f"what to compare, the first with the others ({' '.join(SCHEMES)})",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("evenstep-demo.html"),
+        metavar="FILE.html",
+        help="the page (evenstep-demo.html)",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     return parser
+
+
+def _require_folder(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path} has no folder to lie in: make {path.parent} first")
+
+
+def _schemes(texts: list[str]) -> list[str]:
+    """What to compare.
+
+    Raises:
+        ConfigError: One is not known, or stands twice.
+    """
+    schemes = [scheme for text in texts for scheme in split_schemes(text)]
+    for scheme in schemes:
+        parse_scheme(scheme)
+    if len(set(schemes)) < len(schemes):
+        raise ConfigError("a scheme stands twice in --schemes: name each once")
+    return schemes
 
 
 def _show(runs: list[DemoRun], seconds: float) -> None:
@@ -89,19 +130,35 @@ def _show(runs: list[DemoRun], seconds: float) -> None:
         ("test accuracy", [f"{run.evaluations[-1].accuracy:.1%}" for run in runs]),
         (f"time to {TARGET:.0%} accuracy", ["not reached" if each is None else f"{each:.1f} s" for each in reached]),
     )
-    console.print(comparison_table([run.summary for run in runs], further=further))
+    console.print(comparison_table([run.summary for run in runs], further=further, pushes=False))
     console.print(iteration_bars([run.summary for run in runs]))
-    gained = _speed_up(runs)
     ideal = ideal_speed_up()
+    console.print()
+    for run, gained in zip(runs[1:], _speed_ups(runs)[1:], strict=True):
+        console.print(
+            f"{run.recorded.scheme} trained [bold]{gained:.2f} times as fast[/bold] as {runs[0].recorded.scheme}; the"
+            f" ideal for these speeds is {ideal:.2f} times bsp."
+        )
     console.print(
-        f"\nlb-bsp trained [bold]{gained:.2f} times as fast[/bold] as bsp; the ideal for these speeds is {ideal:.2f},"
-        f" of which that is {gained / ideal:.0%}."
-    )
-    console.print(
-        "Same seed, same samples in every iteration, same mathematics: only the waiting is gone."
-        " Times are training times (lb-bsp's first iterations, with equal sizes to measure the workers, count too);"
+        "Same seed and samples, in the same order behind a barrier (bsp, lb-bsp): only the waiting is gone."
+        " Times are training times (the first iterations, with equal sizes to measure the workers, count too);"
         f" the demo took {seconds:.0f} s in all."
     )
+
+
+def _write_report(runs: list[DemoRun], path: Path, console: Console) -> None:
+    """Write the page, or say what it would take."""
+    try:
+        page = page_html(
+            [overview_of(run.recorded.scheme, run.recorded) for run in runs],
+            version=__version__,
+            title="evenstep demo: four workers, one of them four times slower",
+        )
+    except ConfigError as error:
+        console.print(f"There is no page: {error}.")
+        return
+    path.write_text(page, encoding="utf-8")
+    console.print(f"The report is in {path}: open it in a browser.", soft_wrap=True)
 
 
 def _values(runs: list[DemoRun], seconds: float) -> dict[str, Any]:
@@ -109,28 +166,38 @@ def _values(runs: list[DemoRun], seconds: float) -> dict[str, Any]:
     return {
         "emulated_devices": True,
         "demo_seconds": seconds,
-        "speed_up": _speed_up(runs),
+        "speed_up": max(_speed_ups(runs)),
         "ideal_speed_up": ideal_speed_up(),
         "runs": [
             {
                 **asdict(run.summary),
+                "speed_up": speed_up,
                 "test_accuracy": run.evaluations[-1].accuracy,
                 "target_accuracy": TARGET,
                 "seconds_to_target": seconds_until(TARGET, run.evaluations, run.recorded),
             }
-            for run in runs
+            for run, speed_up in zip(runs, _speed_ups(runs), strict=True)
         ],
     }
 
 
-def _speed_up(runs: list[DemoRun]) -> float:
-    return runs[-1].summary.samples_per_second / runs[0].summary.samples_per_second
+def _speed_ups(runs: list[DemoRun]) -> list[float]:
+    return [run.summary.samples_per_second / runs[0].summary.samples_per_second for run in runs]
 
 
 def _picture(runs: list[DemoRun]) -> str:
-    captions = ("equal batches: everyone waits for the slowest", "each worker gets what it can do in the same time")
+    """Of the runs behind a barrier, which alone have iterations in common."""
+    captions = {
+        "bsp": "equal batches: everyone waits for the slowest",
+        "lb-bsp": "each worker gets what it can do in the same time",
+    }
+    runs = [run for run in runs if run.recorded.servers is None]
+    if not runs:
+        raise ConfigError(
+            "a picture needs a scheme with a barrier, such as lb-bsp: the others have no common iterations"
+        )
     return timeline_svg(
-        [Panel(run=run.recorded, caption=caption) for run, caption in zip(runs, captions, strict=True)],
+        [Panel(run=run.recorded, caption=captions.get(run.recorded.scheme, "")) for run in runs],
         title="The same six iterations, with and without waiting for the slowest worker",
         subtitle="Four workers, one of them four times slower (emulated); same seed, same samples, same mathematics."
         " Measured by evenstep demo.",

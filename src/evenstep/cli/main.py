@@ -31,6 +31,24 @@ def _demo(arguments: list[str]) -> int:
     return demo(arguments)
 
 
+def _export(arguments: list[str]) -> int:
+    from evenstep.cli.export import run_export
+
+    return run_export(arguments)
+
+
+def _profile(arguments: list[str]) -> int:
+    from evenstep.cli.profile import run_profile
+
+    return run_profile(arguments)
+
+
+def _report(arguments: list[str]) -> int:
+    from evenstep.cli.report import run_report
+
+    return run_report(arguments)
+
+
 def _run(arguments: list[str]) -> int:
     from evenstep.cli.run import run
 
@@ -43,10 +61,20 @@ def _simulate(arguments: list[str]) -> int:
     return run_simulate(arguments)
 
 
+def _top(arguments: list[str]) -> int:
+    from evenstep.cli.top import run_top
+
+    return run_top(arguments)
+
+
 VERBS = {
     "demo": Verb(summary="train on real data with a slow worker, and see what balancing gains", run=_demo),
+    "export": Verb(summary="give a run's events to Perfetto, TensorBoard or Prometheus", run=_export),
+    "profile": Verb(summary="measure a script's model on this device, as a table or a cluster file", run=_profile),
+    "report": Verb(summary="show what happened in runs, on one page that needs no network", run=_report),
     "run": Verb(summary="start a training script on several workers, under any scheme", run=_run),
     "simulate": Verb(summary="compare schemes on a cluster that you need not have, in virtual time", run=_simulate),
+    "top": Verb(summary="watch a run: who waits for whom, in this terminal", run=_top),
 }
 
 

@@ -26,3 +26,13 @@ def require_scikit_learn(verb: str) -> None:
     """
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigError(f"evenstep {verb} needs scikit-learn for its images of digits: pip install 'evenstep[demo]'")
+
+
+def require_plotly(verb: str) -> None:
+    """Refuse where plotly is missing.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if importlib.util.find_spec("plotly") is None:
+        raise ConfigError(f"evenstep {verb} needs plotly for its page: pip install 'evenstep[report]'")

@@ -1,36 +1,44 @@
-"""A progress bar for a run that is under way, from the events that it writes."""
+"""Progress bars for runs that are under way, from the events that they write."""
 
-import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from evenstep.telemetry import RunTail
 
 _LOOK_SECONDS = 0.1
 
 
 @contextmanager
-def progress_of(console: Console, title: str, run_dir: Path, epochs: int) -> Iterator[None]:
-    """Show how far the run with this run directory is, until the block ends."""
-    columns = (TextColumn(f"{title:<8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+def progress_of(console: Console, runs: Mapping[str, Path], epochs: int) -> Iterator[None]:
+    """Show how far runs are, each by its title with its run directory, one after the other, until the block ends.
+
+    Nothing is shown where the console is no terminal.
+    """
+    columns = (
+        TextColumn("{task.fields[title]:<8}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.description}"),
+    )
     ended = threading.Event()
-    with Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4) as progress:
-        task = progress.add_task("starting the workers", total=None)
+    shown = Progress(
+        *columns, TimeElapsedColumn(), console=console, refresh_per_second=4, disable=not console.is_terminal
+    )
+    with shown as progress:
+        bars = [_Bar(progress, title, run_dir, epochs) for title, run_dir in runs.items()]
 
         def watch() -> None:
-            events = _Tail(run_dir / "worker-0.jsonl")
             over = False
             while not over:
                 over = ended.wait(_LOOK_SECONDS)  # After the end, one look more.
-                for event in events.new():
-                    if event["event"] == "run":
-                        total = int(event["iterations_per_epoch"]) * epochs  # type: ignore[call-overload]
-                        progress.update(task, total=total, description="iterations")
-                    elif event["event"] == "iteration":
-                        progress.advance(task)
+                for bar in bars:
+                    bar.look()
 
         watcher = threading.Thread(target=watch, name="evenstep-progress")
         watcher.start()
@@ -41,18 +49,24 @@ def progress_of(console: Console, title: str, run_dir: Path, epochs: int) -> Ite
             watcher.join()
 
 
-class _Tail:
-    """The events that have come into a file since the last look."""
+@final
+class _Bar:
+    """One run: how many of its samples are done."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+    def __init__(self, progress: Progress, title: str, run_dir: Path, epochs: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None, start=False, title=title)
+        self._tail = RunTail(run_dir)
+        self._epochs = epochs
+        self._begun = False
 
-    def new(self) -> list[dict[str, object]]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines = file.read().rpartition(b"\n")[0]
-        self._offset += len(lines) + 1 if lines else 0
-        return [json.loads(line) for line in lines.splitlines()]
+    def look(self) -> None:
+        """Take in what has been written since the last look."""
+        for role, event in self._tail.new():
+            if role == "worker" and event["event"] == "run" and not self._begun:
+                self._begun = True
+                self._progress.start_task(self._task)
+                total = event["iterations_per_epoch"] * event["global_batch_size"] * self._epochs
+                self._progress.update(self._task, total=total, description="samples")
+            elif event["event"] == "iteration":
+                self._progress.advance(self._task, event["samples"])

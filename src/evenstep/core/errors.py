@@ -17,5 +17,9 @@ class WorkerLostError(EvenstepError, RuntimeError):
     """A worker died, stopped or fell silent beyond the timeout; the message names it."""
 
 
+class CheckpointError(EvenstepError, RuntimeError):
+    """A checkpoint could not be written or read; the message says why. Those that were whole before still are."""
+
+
 class ProtocolError(EvenstepError, RuntimeError):
     """An event or a message that is not possible in the present state; the message names both."""

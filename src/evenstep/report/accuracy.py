@@ -1,9 +1,7 @@
-"""How accurate the model became, and how soon; from evaluations that a training script writes down itself."""
+"""How accurate the model became, and how soon; from what a training script notes of its evaluations."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
 from evenstep.report.recorded import RecordedRun
@@ -18,10 +16,13 @@ class Evaluation:
     accuracy: float
 
 
-def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
-    """The evaluations in a file of JSON lines with the keys `iterations` and `accuracy`."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return tuple(Evaluation(**json.loads(line)) for line in lines)
+def evaluations_of(run: RecordedRun) -> tuple[Evaluation, ...]:
+    """What the first worker noted as `accuracy`; on servers, after so many iterations of its own."""
+    notes = run.told.notes.get("accuracy", ())
+    first = run.workers[0]
+    return tuple(
+        Evaluation(iterations=note.iteration + 1, accuracy=note.value) for note in notes if note.worker == first
+    )
 
 
 def seconds_until(accuracy: float, evaluations: Sequence[Evaluation], run: RecordedRun) -> float | None:
@@ -31,6 +32,6 @@ def seconds_until(accuracy: float, evaluations: Sequence[Evaluation], run: Recor
     """
     for evaluation in evaluations:
         if evaluation.accuracy >= accuracy:
-            iterations = run.iterations[run.workers[0]]
-            return sum(each.iteration_seconds for each in iterations[: evaluation.iterations])
+            done = run.iterations[run.workers[0]]
+            return float(done.iteration_seconds[: evaluation.iterations].sum())
     return None

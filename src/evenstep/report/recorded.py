@@ -1,12 +1,16 @@
 """The events of a run directory as values, worker by worker."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.report.served import DivergenceRecord, PushRecord, ServerRecord
+from evenstep.report.happened import Happening, happening_of
+from evenstep.report.iterations import Iterations, IterationsBuilder
+from evenstep.report.lateness import true_waits
+from evenstep.report.served import DivergenceRecord, ServerRecord
+from evenstep.report.told import Told
 from evenstep.telemetry import read_events
 
 SERVER: Final = "server"
@@ -15,36 +19,11 @@ SERVER: Final = "server"
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Iteration:
-    """One iteration as one worker saw it; the parts in seconds, in the order in which they happened.
+class Plan:
+    """Everybody's batch sizes, from this iteration of the worker that wrote it down."""
 
-    `number` counts from 0 over the whole run. Input, compute, waiting and communication make up the iteration, but for
-    what the script itself does in between. On servers `wait_seconds` is how long the push was held, and `push` what
-    they told of it.
-    """
-
-    number: int
-    samples: int
-    iteration_seconds: float
-    input_seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    comm_seconds: float
-    push: PushRecord | None = None
-
-    @classmethod
-    def from_event(cls, event: Mapping[str, Any], *, served: bool = False) -> Self:
-        """From an event `iteration`, of a run on servers or not."""
-        return cls(
-            number=event["iteration"],
-            samples=event["samples"],
-            iteration_seconds=event["iteration_seconds"],
-            input_seconds=event["input_seconds"],
-            compute_seconds=event["compute_seconds"],
-            wait_seconds=event["wait_seconds"],
-            comm_seconds=event["comm_seconds"],
-            push=PushRecord.from_event(event) if served else None,
-        )
+    iteration: int
+    batch_sizes: tuple[int, ...]
 
 
 @final
@@ -53,16 +32,22 @@ class RecordedRun:
     """A run: `iterations[worker]` in order; `plans` are everybody's batch sizes, each time that they changed.
 
     `servers` is what parameter servers wrote down; None for a run without any. On servers, workers take different
-    numbers of iterations, and may take their training to be `diverging`.
+    numbers of iterations, and may take their training to be `diverging`. `told` is what the script noted down,
+    `happenings` what is worth a line each, `about[worker]` the event with which each began; `planned` are the plans
+    with the iterations from which they held.
     """
 
     scheme: str
     global_batch_size: int
     iterations_per_epoch: int
-    iterations: Mapping[int, tuple[Iteration, ...]]
+    iterations: Mapping[int, Iterations]
     plans: tuple[tuple[int, ...], ...]
     servers: ServerRecord | None = None
     diverging: tuple[DivergenceRecord, ...] = ()
+    planned: tuple[Plan, ...] = ()
+    told: Told = field(default_factory=Told)
+    happenings: tuple[Happening, ...] = ()
+    about: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def workers(self) -> list[int]:
@@ -74,44 +59,129 @@ class RecordedRun:
         """The iterations that every worker has finished."""
         return min(len(done) for done in self.iterations.values())
 
+    @property
+    def simulated(self) -> bool:
+        """Whether its time was virtual."""
+        return any(about.get("simulated", False) for about in self.about.values())
 
-def recorded_run(events: Iterable[Mapping[str, Any]], server_events: Iterable[Mapping[str, Any]] = ()) -> RecordedRun:
-    """The run that these events tell of, in the order in which `telemetry.read_events` gives them.
+
+@final
+class RunBuilder:
+    """Takes the events of a run one by one, each worker's in their order, and says at any time what the run is.
 
     A worker that was started again into the same directory counts from its last start; on servers it went on with the
-    same run, and all of it counts.
+    same run, and all of it counts. With `keep`, only about so many of each worker's latest iterations are held.
+    """
+
+    def __init__(self, *, keep: int | None = None) -> None:
+        self._keep = keep
+        self._run: Mapping[str, Any] = {}
+        self._about: dict[int, Mapping[str, Any]] = {}
+        self._plans: dict[int, list[Plan]] = {}
+        self._diverging: list[DivergenceRecord] = []
+        self._happenings: list[Happening] = []
+        self._told: dict[int, list[Mapping[str, Any]]] = {}
+        self._server_events: list[Mapping[str, Any]] = []
+        self.done: dict[int, IterationsBuilder] = {}
+
+    @property
+    def served(self) -> bool:
+        """Whether the run is on parameter servers."""
+        return self._run.get("engine") == SERVER
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Add an event of a worker.
+
+        Raises:
+            KeyError: It lacks what every version has written.
+        """
+        kind = event["event"]
+        worker = event.get("worker", self._run.get("worker"))
+        if kind == "run":
+            self._begin(event)
+        elif worker not in self.done:
+            return
+        elif kind == "iteration":
+            self.done[worker].take(event)
+        elif kind == "plan":
+            plan = Plan(iteration=event.get("iteration", 0), batch_sizes=tuple(event["batch_sizes"]))
+            self._plans[worker].append(plan)
+        elif kind == "note":
+            self._told[worker].append(event)
+        elif kind == "diverging":
+            self._diverging.append(DivergenceRecord(worker=event["worker"], since=event["since"]))
+        self._happen(event)
+
+    def take_server(self, event: Mapping[str, Any]) -> None:
+        """Add an event of a server."""
+        if event["event"] in _COUNTED:
+            self._server_events.append(event)
+        self._happen(event)
+
+    def take_launcher(self, event: Mapping[str, Any]) -> None:
+        """Add an event of the launcher."""
+        self._happen(event)
+
+    def finish(self) -> RecordedRun:
+        """The run as far as it has been told.
+
+        Raises:
+            ConfigError: No worker has finished an iteration.
+        """
+        iterations = {worker: each.finish() for worker, each in self.done.items() if each.count}
+        if not iterations:
+            raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
+        # On servers the first worker may have died before it was told any.
+        planned = tuple(next((self._plans[worker] for worker in sorted(self._plans) if self._plans[worker]), []))
+        return RecordedRun(
+            scheme=self._run["scheme"],
+            global_batch_size=self._run["global_batch_size"],
+            iterations_per_epoch=self._run["iterations_per_epoch"],
+            iterations=iterations if self.served else true_waits(iterations),
+            plans=tuple(plan.batch_sizes for plan in planned),
+            servers=ServerRecord.from_events(self._server_events) if self.served else None,
+            diverging=tuple(self._diverging),
+            planned=planned,
+            told=Told.from_events(self._told),
+            happenings=tuple(self._happenings),
+            about=dict(self._about),
+        )
+
+    def _begin(self, event: Mapping[str, Any]) -> None:
+        worker = event["worker"]
+        self._run = event
+        self._about[worker] = event
+        if not self.served or worker not in self.done:
+            self.done[worker] = IterationsBuilder(served=self.served, keep=self._keep)
+            self._plans[worker], self._told[worker] = [], []
+
+    def _happen(self, event: Mapping[str, Any]) -> None:
+        happening = happening_of(event)
+        if happening is not None:
+            self._happenings.append(happening)
+
+
+_COUNTED: Final = ("tally", "join", "leave")
+
+
+def recorded_run(
+    events: Iterable[Mapping[str, Any]],
+    server_events: Iterable[Mapping[str, Any]] = (),
+    launcher_events: Iterable[Mapping[str, Any]] = (),
+) -> RecordedRun:
+    """The run that these events tell of, in the order in which `telemetry.read_events` gives them.
 
     Raises:
         ConfigError: No worker has finished an iteration.
     """
-    run: Mapping[str, Any] = {}
-    served = False
-    done: dict[int, list[Iteration]] = {}
-    plans: dict[int, list[tuple[int, ...]]] = {}
-    diverging: list[DivergenceRecord] = []
+    builder = RunBuilder()
     for event in events:
-        if event["event"] == "run":
-            run, served = event, event.get("engine") == SERVER
-            if not served or run["worker"] not in done:
-                done[run["worker"]], plans[run["worker"]] = [], []
-        elif event["event"] == "plan" and run:
-            plans[run["worker"]].append(tuple(event["batch_sizes"]))
-        elif event["event"] == "iteration" and run:
-            done[run["worker"]].append(Iteration.from_event(event, served=served))
-        elif event["event"] == "diverging" and run:
-            diverging.append(DivergenceRecord(worker=event["worker"], since=event["since"]))
-    if not any(done.values()):
-        raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
-    return RecordedRun(
-        scheme=run["scheme"],
-        global_batch_size=run["global_batch_size"],
-        iterations_per_epoch=run["iterations_per_epoch"],
-        iterations={worker: tuple(iterations) for worker, iterations in done.items() if iterations},
-        # On servers the first worker may have died before it was told any.
-        plans=tuple(next((plans[worker] for worker in sorted(plans) if plans[worker]), [])),
-        servers=ServerRecord.from_events(server_events) if served else None,
-        diverging=tuple(diverging),
-    )
+        builder.take(event)
+    for event in server_events:
+        builder.take_server(event)
+    for event in launcher_events:
+        builder.take_launcher(event)
+    return builder.finish()
 
 
 def read_run(run_dir: Path) -> RecordedRun:
@@ -121,7 +191,9 @@ def read_run(run_dir: Path) -> RecordedRun:
         ConfigError: There are none, they are damaged, or no worker has finished an iteration.
     """
     try:
-        return recorded_run(read_events(run_dir), read_events(run_dir, role="server"))
+        return recorded_run(
+            read_events(run_dir), read_events(run_dir, role="server"), read_events(run_dir, role="launcher")
+        )
     except KeyError as error:
         raise ConfigError(
             f"an event in {run_dir} has no {error}: it was written by another version of evenstep, use that one"

@@ -1,11 +1,12 @@
 """A run in a few numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from evenstep.report.recorded import Iteration, RecordedRun, read_run
+from evenstep.report.iterations import Iterations
+from evenstep.report.recorded import RecordedRun, read_run
 from evenstep.report.served import DivergenceRecord, ServedSummary, ServerRecord, summary_of_pushes
 
 
@@ -73,36 +74,36 @@ def summary_of(run: RecordedRun) -> RunSummary:
         global_batch_size=run.global_batch_size,
         iterations=max(len(done) for done in counted.values()),
         training_seconds=training_seconds,
-        samples_per_second=sum(each.samples for done in counted.values() for each in done) / training_seconds,
+        samples_per_second=sum(int(done.samples.sum()) for done in counted.values()) / training_seconds,
         workers=tuple(_worker(run, worker, done) for worker, done in counted.items()),
         served=None if run.servers is None else _served(counted, run.servers, run.diverging),
     )
 
 
-def _seconds(done: Sequence[Iteration]) -> float:
-    return sum(each.iteration_seconds for each in done)
+def _seconds(done: Iterations) -> float:
+    return float(done.iteration_seconds.sum())
 
 
-def _waited(done: Sequence[Iteration]) -> float:
-    return sum(each.wait_seconds for each in done)
+def _waited(done: Iterations) -> float:
+    return float(done.wait_seconds.sum())
 
 
-def _worker(run: RecordedRun, worker: int, done: Sequence[Iteration]) -> WorkerSummary:
+def _worker(run: RecordedRun, worker: int, done: Iterations) -> WorkerSummary:
     return WorkerSummary(
         worker=worker,
-        samples=sum(each.samples for each in done),
+        samples=int(done.samples.sum()),
         iterations=len(done),
         first_batch_size=run.plans[0][worker],
         last_batch_size=run.plans[-1][worker],
         iteration_seconds=_seconds(done) / len(done),
-        compute_seconds=sum(each.compute_seconds for each in done) / len(done),
+        compute_seconds=float(done.compute_seconds.sum()) / len(done),
         wait_seconds=_waited(done) / len(done),
         waiting_share=_waited(done) / _seconds(done),
     )
 
 
 def _served(
-    counted: Mapping[int, Sequence[Iteration]], servers: ServerRecord, diverging: tuple[DivergenceRecord, ...]
+    counted: Mapping[int, Iterations], servers: ServerRecord, diverging: tuple[DivergenceRecord, ...]
 ) -> ServedSummary:
     pushes = tuple(
         summary_of_pushes(worker, [each.push for each in done if each.push is not None], _waited(done))

@@ -32,7 +32,11 @@ _SERVED_ROWS: tuple[tuple[str, Callable[[ServedSummary], str]], ...] = (
 
 
 def comparison_table(
-    runs: Sequence[RunSummary], *, title: str | None = None, further: Sequence[tuple[str, Sequence[str]]] = ()
+    runs: Sequence[RunSummary],
+    *,
+    title: str | None = None,
+    further: Sequence[tuple[str, Sequence[str]]] = (),
+    pushes: bool = True,
 ) -> Table:
     """One column per run, the first being what the others are compared with.
 
@@ -40,6 +44,7 @@ def comparison_table(
         runs: The runs.
         title: Stands above the table.
         further: Further rows: what they are called, and one text per run.
+        pushes: Whether to tell how pushes went, where there are runs on servers.
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     table.add_column("")
@@ -47,7 +52,7 @@ def comparison_table(
         table.add_column(run.scheme, justify="right")
     for name, value in _ROWS:
         table.add_row(name, *(value(run) for run in runs))
-    if any(run.served is not None for run in runs):
+    if pushes and any(run.served is not None for run in runs):
         table.add_row("iterations per worker", *(_each(str(each.iterations) for each in run.workers) for run in runs))
         for name, served in _SERVED_ROWS:
             table.add_row(name, *("" if run.served is None else served(run.served) for run in runs))
@@ -63,8 +68,8 @@ def _average_iteration(run: RunSummary) -> str:
     """Behind a barrier all workers have the same; on servers each has its own."""
     if run.served is None:
         return f"{run.iteration_seconds * 1000:.0f} ms"
-    return _each(f"{each.iteration_seconds * 1000:.0f}" for each in run.workers) + " ms"
+    return " ".join(f"{each.iteration_seconds * 1000:.0f}" for each in run.workers) + " ms"
 
 
 def _each(values: Iterable[str]) -> str:
-    return "  ".join(values)
+    return " ".join(values)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
-from evenstep.report.recorded import Iteration, RecordedRun
+from evenstep.report.iterations import Iteration
+from evenstep.report.recorded import RecordedRun
 
 
 @final

@@ -1,12 +1,15 @@
 """Where events go: a file of JSON lines per worker, or nowhere."""
 
 import json
+import os
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 from evenstep.core.errors import ConfigError
+
+_BLOCK: Final = 65536
 
 
 class Recorder(Protocol):
@@ -41,8 +44,10 @@ class JsonlRecorder:
     def __init__(self, run_dir: Path, index: int, *, role: Literal["worker", "server"] = "worker") -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
+            path = run_dir / f"{role}-{index}.jsonl"
+            _cut_torn_line(path)
             # Line-buffered, so that a killed worker leaves whole lines behind.
-            self._file = (run_dir / f"{role}-{index}.jsonl").open("a", buffering=1, encoding="utf-8")
+            self._file = path.open("a", buffering=1, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
 
@@ -59,8 +64,28 @@ class JsonlRecorder:
         self._finish()
 
 
+def _cut_torn_line(path: Path) -> None:
+    """Take away a last line that a kill has torn: a worker that starts again would go on in the middle of it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            begin = max(0, end - _BLOCK)
+            file.seek(begin)
+            newline = file.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                file.truncate(begin + newline + 1)
+                return
+            end = begin
+        file.truncate(0)
+
+
+Role: TypeAlias = Literal["worker", "server", "launcher"]
+
+
 def read_events(
-    run_dir: Path, *, kinds: Collection[str] | None = None, role: Literal["worker", "server"] = "worker"
+    run_dir: Path, *, kinds: Collection[str] | None = None, role: Role = "worker"
 ) -> Iterator[dict[str, Any]]:
     """All events of a run directory, worker after worker, each worker's in the order in which they happened.
 
@@ -68,11 +93,12 @@ def read_events(
         run_dir: The directory.
         kinds: Only events of these kinds; much faster where they are rare.
         role: `server`: those of the servers instead, one server after another; none where the run had no servers.
+            `launcher`: what the launcher wrote down about servers that ended.
 
     Raises:
         ConfigError: The folder holds no worker's events, or a line is damaged (a last line torn by a kill is not).
     """
-    files = sorted(run_dir.glob(f"{role}-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
+    files = event_files(run_dir, role)
     if not files and role == "worker":
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
     for path in files:
@@ -84,3 +110,10 @@ def read_events(
                 yield json.loads(line)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{path} line {number} is not JSON ({error.msg}): delete or mend it") from error
+
+
+def event_files(run_dir: Path, role: Role) -> list[Path]:
+    """The files with the events of this role that are there, in the order of their writers' numbers."""
+    if role == "launcher":
+        return list(run_dir.glob("launcher.jsonl"))
+    return sorted(run_dir.glob(f"{role}-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))

@@ -5,6 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS", "EVENSTEP_LAUNCH", "EVENSTEP_SECRET")
+names = (
+    *("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS", "EVENSTEP_LAUNCH", "EVENSTEP_SECRET"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 told = {"arguments": sys.argv[2:], **{name: os.environ.get(name) for name in names}}
 Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(told))

@@ -36,6 +36,11 @@ device = "slow"
 _TEST_IMAGES = 360
 
 
+def folder_of(scheme: str) -> str:
+    """The name of a scheme's folder."""
+    return "".join(letter if letter.isalnum() or letter == "-" else "-" for letter in scheme)
+
+
 def write_digits(path: Path) -> None:
     """Write scikit-learn's 1797 handwritten digits, split at random but always alike into training and test images."""
     from sklearn.datasets import load_digits

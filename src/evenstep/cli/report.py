@@ -1,0 +1,129 @@
+"""`evenstep report`: one HTML file that shows what happened in one run or in several, side by side."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from evenstep import __version__
+from evenstep.cli.needs import require_plotly
+from evenstep.cli.parser import Parser
+from evenstep.core.errors import ConfigError
+from evenstep.report.overview import RunOverview, overview_of, values_of
+from evenstep.report.recorded import read_run
+
+_DESCRIPTION: Final = """\
+Show what happened in a run, or in several side by side: who waited for whom, what was done about it, what it gained.
+
+A run directory is what --run-dir of evenstep run, simulate or demo names, or run_dir of prepare; a folder of such
+directories stands for all of them. The page is one file that needs no network. A run that is still going, or was
+killed, is shown as far as it got."""
+
+
+def run_report(arguments: list[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse(arguments)
+    console = Console(stderr=True, highlight=False)
+    if options.png is not None:
+        from evenstep.report.page.png import require_png
+
+        require_png(options.png)
+    output: Path | None = options.output
+    if output is None and not options.json and options.png is None:
+        output = Path("report.html")
+    if output is not None:
+        require_plotly("report")
+        _require_writable(output)
+    folders = [found for each in options.run_dirs for found in _runs_in(each)]
+    overviews = read_overviews(folders, console)
+    if options.json:
+        print(json.dumps([values_of(each) for each in overviews]))
+    if options.png is not None:
+        from evenstep.report.page.png import write_pngs
+
+        with console.status("drawing pictures"):
+            written = write_pngs(overviews, options.png)
+        console.print(f"{len(written)} pictures are in {options.png}.", soft_wrap=True)
+    if output is not None:
+        from evenstep.report.page import page_html
+
+        with console.status("writing the page"):
+            page = page_html(overviews, version=__version__)
+            _write(output, page)
+        console.print(f"The report is in {output} ({len(page) / 1e6:.0f} MB): open it in a browser.", soft_wrap=True)
+    for each in overviews:
+        console.print(f"[bold]{each.name}[/bold]  {each.verdict.text}", soft_wrap=True)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="evenstep report", description=_DESCRIPTION, example="evenstep report runs/a runs/b -o report.html"
+    )
+    parser.add_argument(
+        "run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the first is what others are compared with"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="the page (report.html)")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="write each plot as a picture, for papers")
+    parser.add_argument(
+        "--json", action="store_true", help="print the numbers as JSON, without a page unless -o is given"
+    )
+    return parser
+
+
+def read_overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
+    """The overview of each run, under a name of its own.
+
+    Raises:
+        ConfigError: A folder holds no run, or none that has finished an iteration.
+    """
+    overviews = []
+    with console.status("") as status:
+        for folder, name in zip(folders, _names(folders), strict=True):
+            status.update(f"reading {folder}")
+            try:
+                run = read_run(folder)
+            except ConfigError as error:
+                raise ConfigError(f"{folder}: {error}") from error
+            overviews.append(overview_of(name or run.scheme, run))
+    if len({each.name for each in overviews}) < len(overviews):
+        raise ConfigError("a run directory was named twice: name each once")
+    return overviews
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Where runs lie beside each other, what tells them apart; of a single run nothing does."""
+    if len(folders) == 1:
+        return [""]
+    common = os.path.commonpath([folder.absolute() for folder in folders])
+    return [os.path.relpath(folder.absolute(), common) for folder in folders]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself, or the run directories right below it, in the order in which they were written.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if any(folder.glob("worker-*.jsonl")):
+        return [folder]
+    found = sorted(folder.glob("*/worker-*.jsonl"), key=lambda path: path.stat().st_mtime)
+    below = list(dict.fromkeys(path.parent for path in found))
+    if not below:
+        raise ConfigError(f"{folder} holds no worker-*.jsonl: give the --run-dir of a run")
+    return below
+
+
+def _require_writable(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path} has no folder to lie in: make {path.parent} first")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another") from error

@@ -1,0 +1,101 @@
+"""The tables of a page that stand by themselves: runs side by side, workers, and what happened."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from evenstep.report.overview import RunOverview
+from evenstep.report.page.blocks import Table
+
+_MOST_EVENTS: Final = 200
+
+
+def runs_table(overviews: Sequence[RunOverview]) -> Table:
+    """Every run in a row; the first is what the others are compared with."""
+    first = overviews[0].summary.samples_per_second
+    rows = []
+    for each in overviews:
+        gain = each.gain
+        rows.append(
+            (
+                each.name,
+                f"{each.summary.samples_per_second:,.0f}",
+                f"{each.summary.samples_per_second / first:.2f}x",
+                "" if gain is None else f"{gain.speed_up:.2f}x",
+                "" if gain is None else f"{gain.of_ideal:.0%}",
+                f"{each.waiting_share:.0%}",
+                f"{1000 * each.summary.iteration_seconds:,.1f} ms",
+                f"{each.summary.training_seconds:,.1f} s",
+            )
+        )
+    return Table(
+        caption=f"All runs; speed-ups over {overviews[0].name} as measured, over equal sizes as worked out from each"
+        " run's own speeds",
+        headings=(
+            "run",
+            "samples/s",
+            f"over {overviews[0].name}",
+            "over equal sizes",
+            "of the ideal",
+            "waiting",
+            "average iteration",
+            "training time",
+        ),
+        rows=rows,
+    )
+
+
+def workers_table(overview: RunOverview) -> Table:
+    """Every worker in a row."""
+    served = overview.run.servers is not None
+    placed = any(each.place for each in overview.workers)
+    rows = []
+    for each in overview.workers:
+        row = [
+            str(each.worker),
+            f"{each.speed:,.1f}",
+            f"{each.slowdown:.2f}x",
+            f"{each.first_batch_size} to {each.last_batch_size}",
+            f"{each.samples:,}",
+            f"{each.iterations:,}",
+            f"{each.parts['waiting']:.0%}",
+        ]
+        if served:
+            row += [str(each.largest_lead), f"{each.mean_staleness or 0.0:.1f}"]
+        rows.append((*row, *([each.place] if placed else [])))
+    headings = ["worker", "samples/s of compute", "time per sample", "batch size", "samples", "iterations", "waiting"]
+    if served:
+        headings += ["largest lead", "average staleness"]
+    if placed:
+        headings.append("where")
+    return Table(
+        caption="Workers; time per sample is that over the median of the others'", headings=headings, rows=rows
+    )
+
+
+def events_table(overview: RunOverview) -> Table:
+    """What happened, in the order of time: sizes that changed and why, who came and went, what broke."""
+    times = overview.times
+    found: list[tuple[float, str, str]] = [
+        (
+            move.seconds,
+            f"sizes, from iteration {move.iteration}",
+            f"{_sizes(move.before)} became {_sizes(move.after)}: {move.reason}",
+        )
+        for move in overview.moves
+    ]
+    for each in overview.run.happenings:
+        at = times.since_begin(each.at)
+        found.append((float("inf") if at is None else at, each.kind.replace("_", " "), each.text))
+    found.sort(key=lambda row: row[0])
+    shown = found if len(found) <= _MOST_EVENTS else [*found[: _MOST_EVENTS // 2], *found[-_MOST_EVENTS // 2 :]]
+    left = len(found) - len(shown)
+    return Table(
+        caption="What happened" + (f" ({left} in the middle are left out; --json has them all)" if left else ""),
+        headings=("second", "what", "about it"),
+        rows=[("" if at == float("inf") else f"{at:.2f}", what, text) for at, what, text in shown],
+    )
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    shown = " ".join(map(str, sizes[:16]))
+    return shown if len(sizes) <= 16 else f"{shown} ..."

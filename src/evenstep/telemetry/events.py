@@ -1,0 +1,260 @@
+"""What the files of a run directory hold: every kind of event, as a frozen record.
+
+`worker-RANK.jsonl` has what a worker saw, `server-INDEX.jsonl` what reached and left the servers, `launcher.jsonl` what
+became of them. A line is one JSON object with `event`, its writer (`worker` or `server`), and the fields of the record
+below that has this `kind`. A reader must pass over kinds and fields that it does not know; a field with a default may
+be missing. What a field that is there means never changes: a change of meaning is a new field, and a new `SCHEMA`.
+
+Seconds named `at` are of the writer's monotonic clock, which all processes of a host share; the wall clock of the event
+`run` ties the clocks of several hosts together.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Final, TypeAlias, final
+
+from evenstep.core.errors import ConfigError
+
+SCHEMA: Final = 2
+"""Version 1 had neither `schema` nor the times of iterations."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A worker begins; each number of samples per worker has one entry for each."""
+
+    kind: ClassVar[str] = "run"
+    scheme: str
+    global_batch_size: int
+    iterations_per_epoch: int
+    schema: int = 1
+    engine: str = "collective"
+    workers: int = 0
+    minimum: Sequence[int] = ()
+    maximum: Sequence[int] = ()
+    multiple: int = 1
+    seed: int = 0
+    at: float | None = None
+    unix_seconds: float | None = None
+    simulated: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationDone:
+    """A worker's iteration is over: its parts in seconds, in their order, and what was told of it.
+
+    `report` is the worker's row of the exchange, `factors` what was known of its machine before. On servers a push is
+    *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches) and `share`, and
+    *released* at a `lead` under a `bound` (iterations); None where nothing of it was.
+    """
+
+    kind: ClassVar[str] = "iteration"
+    iteration: int
+    samples: int
+    iteration_seconds: float
+    input_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    comm_seconds: float
+    epoch: int = 0
+    at: float | None = None
+    report: Sequence[int] = ()
+    factors: Sequence[float] = ()
+    staleness: int | None = None
+    behind: float | None = None
+    share: float | None = None
+    lead: int | None = None
+    bound: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A worker has heard of other sizes, which hold from its iteration on."""
+
+    kind: ClassVar[str] = "plan"
+    batch_sizes: Sequence[int]
+    iteration: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """The script noted values by name, None for what is no number; `samples` are those of the iteration."""
+
+    kind: ClassVar[str] = "note"
+    iteration: int
+    at: float
+    samples: int
+    values: Mapping[str, float | None]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverging:
+    """A worker takes training to be diverging, since an earlier iteration of its own."""
+
+    kind: ClassVar[str] = "diverging"
+    iteration: int
+    since: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanOutOfMemory:
+    """A device could not hold a batch; `largest_run` is the largest that had run on it."""
+
+    kind: ClassVar[str] = "out_of_memory"
+    iteration: int
+    device: str
+    samples: int
+    largest_run: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A worker came to the servers, as this incarnation."""
+
+    kind: ClassVar[str] = "join"
+    worker: int
+    at: float
+    version: int
+    incarnation: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A worker went."""
+
+    kind: ClassVar[str] = "leave"
+    worker: int
+    at: float
+    version: int
+    why: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """A push was staged whole: samples of a claim, computed on the version that was pulled."""
+
+    kind: ClassVar[str] = "push"
+    worker: int
+    at: float
+    version: int
+    claim: int
+    pulled: int
+    samples: int
+    units: int
+    report: Sequence[int]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tallied:
+    """What the servers did in these seconds; `samples` are those committed since the run began."""
+
+    kind: ClassVar[str] = "tally"
+    at: float
+    version: int
+    seconds: float
+    commits: int
+    bytes: int
+    samples: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """Workers synchronise in other groups from now on."""
+
+    kind: ClassVar[str] = "regroup"
+    at: float
+    version: int
+    groups: Sequence[Sequence[int]]
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    """A checkpoint of the servers is whole."""
+
+    kind: ClassVar[str] = "snapshot"
+    at: float
+    version: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersTold:
+    """The launcher told of its servers: `servers_restarted`, `servers_lost` or `server_failed`."""
+
+    kind: ClassVar[str] = "servers_restarted"
+    text: str
+    server: int | None = None
+    restart: int = 0
+
+
+Event: TypeAlias = (
+    Run
+    | IterationDone
+    | Planned
+    | Noted
+    | Diverging
+    | RanOutOfMemory
+    | Joined
+    | Left
+    | Pushed
+    | Tallied
+    | Regrouped
+    | SnapshotWritten
+    | ServersTold
+)
+
+RECORDS: Final[Mapping[str, type[Any]]] = {
+    record.kind: record
+    for record in (
+        Run,
+        IterationDone,
+        Planned,
+        Noted,
+        Diverging,
+        RanOutOfMemory,
+        Joined,
+        Left,
+        Pushed,
+        Tallied,
+        Regrouped,
+        SnapshotWritten,
+        ServersTold,
+    )
+}
+
+
+def parse_event(line: Mapping[str, Any]) -> Event | None:
+    """The record of a line of the log; None for a kind that has none here.
+
+    Raises:
+        ConfigError: A field that every version has written is missing, or the log is of a later schema.
+    """
+    record = RECORDS.get(line["event"])
+    if record is None:
+        return None
+    known = {each.name: each for each in fields(record)}
+    for name, each in known.items():
+        if name not in line and each.default is MISSING and each.default_factory is MISSING:
+            raise ConfigError(
+                f"an event {line['event']!r} has no {name!r}: it was written by another version of evenstep"
+            )
+    if line["event"] == Run.kind and line.get("schema", 1) > SCHEMA:
+        raise ConfigError(
+            f"the events are of schema {line['schema']}, and this version of evenstep knows those up to {SCHEMA}: use a"
+            " newer one"
+        )
+    event: Event = record(**{name: line[name] for name in known if name in line})
+    return event

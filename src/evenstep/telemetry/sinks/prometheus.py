@@ -1,0 +1,63 @@
+"""Metrics for Prometheus, over HTTP; on this host alone unless another address is given."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.telemetry.sinks.scalars import scalars_of
+
+
+@final
+class Prometheus:
+    """Serves each worker's latest figures as gauges and what it has done so far as counters, at `/metrics`.
+
+    Attributes:
+        port: The port that it listens on.
+
+    Raises:
+        ConfigError: prometheus-client is not installed, or the address is taken.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+        except ModuleNotFoundError as error:
+            raise ConfigError("--prometheus needs prometheus-client: pip install 'evenstep[prometheus]'") from error
+        self._registry, self._gauge = CollectorRegistry(), Gauge
+        self._gauges: dict[str, Any] = {}
+        self._iterations = Counter("evenstep_iterations", "Iterations done", ["worker"], registry=self._registry)
+        self._samples = Counter("evenstep_samples", "Samples trained on", ["worker"], registry=self._registry)
+        self._left = Counter("evenstep_workers_left", "Workers that went", registry=self._registry)
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=self._registry)
+        except OSError as error:
+            raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another port") from error
+        self.port: int = self._server.server_port
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Take in an event."""
+        worker = str(event.get("worker", ""))
+        if event["event"] == "iteration":
+            self._iterations.labels(worker).inc()
+            self._samples.labels(worker).inc(event["samples"])
+            for name, value in scalars_of(event):
+                self._set(name, value, worker)
+        elif event["event"] == "note":
+            for name, value in event["values"].items():
+                self._set(f"noted_{name}", float("nan") if value is None else value, worker)
+        elif event["event"] == "leave":
+            self._left.inc()
+
+    def _set(self, name: str, value: float, worker: str) -> None:
+        if name not in self._gauges:
+            safe = "".join(letter if letter.isalnum() else "_" for letter in name)
+            self._gauges[name] = self._gauge(
+                f"evenstep_{safe}", f"{name} of the latest iteration", ["worker"], registry=self._registry
+            )
+        self._gauges[name].labels(worker).set(value)
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

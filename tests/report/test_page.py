@@ -1,0 +1,165 @@
+"""The page in a real browser: complete, quiet, self-contained, and with the numbers of the log."""
+
+import json
+import re
+import struct
+from itertools import pairwise
+
+import pytest
+from support.browser import Browser, require_chromium
+from support.made_log import write_log
+
+from evenstep.cli.main import main
+from evenstep.report.overview import overview_of
+from evenstep.report.recorded import read_run
+
+FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
+SIZES = [(12, 12, 12)] * 6 + [(16, 16, 4)] * 500
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Two runs and the page on them."""
+    folder = tmp_path_factory.mktemp("page")
+    write_log(folder / "equal", (FAST, FAST, SLOW), notes=True)
+    plans = [(0, SIZES[0]), (6, SIZES[6])]
+    write_log(folder / "b<a>lanced", (FAST, FAST, FAST), scheme="lb-bsp", sizes=SIZES, plans=plans, notes=True)
+    path = folder / "report.html"
+    assert main(["report", str(folder / "equal"), str(folder / "b<a>lanced"), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = Browser()
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture(scope="module")
+def desktop(page, browser):
+    """The page, opened once for all tests that only look at it or put it back."""
+    browser.open(page)
+    return browser
+
+
+def test_its_numbers_are_those_of_the_log(page, desktop):
+    tables = desktop.evaluate(
+        "[...document.querySelectorAll('section')].map(each => [...each.querySelectorAll('table')].map(table =>"
+        " [...table.querySelectorAll('tbody tr')].map(row => [...row.children].map(cell => cell.textContent))))"
+    )
+    overviews = [overview_of(name, read_run(page.parent / name)) for name in ("equal", "b<a>lanced")]
+    rows = tables[0][0]
+    for row, overview in zip(rows, overviews, strict=True):
+        assert row[:2] == [overview.name, f"{overview.summary.samples_per_second:,.0f}"]
+        assert row[3:6] == [
+            f"{overview.gain.speed_up:.2f}x", f"{overview.gain.of_ideal:.0%}", f"{overview.waiting_share:.0%}",
+        ]  # fmt: skip
+    faster = overviews[1].summary.samples_per_second / overviews[0].summary.samples_per_second
+    assert rows[1][2] == f"{faster:.2f}x"
+    verdicts = desktop.evaluate("[...document.querySelectorAll('.verdict')].map(each => each.textContent)")
+    assert verdicts == [overview.verdict.text for overview in overviews]
+    parts, workers = tables[1][:2]
+    assert [row[-1] for row in parts] == [f"{each.parts['waiting']:.1%}" for each in overviews[0].workers]
+    assert [row[4] for row in workers] == [f"{each.samples:,}" for each in overviews[0].workers]
+    # The traces too: the sizes of the last worker, as plotly draws them.
+    drawn = desktop.evaluate("Array.from(document.getElementById('sizes-b<a>lanced')._fullData[2].y)")
+    assert drawn == [sizes[2] for sizes in SIZES]
+
+
+def test_zooming_in_shows_more_and_works_by_keyboard(desktop):
+    lanes = "document.getElementById('lanes-b<a>lanced')"
+    width = f"({lanes}.layout.xaxis.range[1] - {lanes}.layout.xaxis.range[0])"
+    whole = desktop.evaluate(width)
+    desktop.evaluate(f"{lanes}.focus()")
+    for _ in range(3):
+        desktop.press("+")
+    desktop.wait_for(f"{width} < {whole / 7}")
+    desktop.wait_for(f"Number({lanes}.dataset.bins) > 480")
+    desktop.press("0")
+    desktop.wait_for(f"Math.abs({width} - {whole}) < 0.1 * {whole}")
+    assert desktop.console == []
+
+
+def test_another_stretch_can_be_chosen(desktop):
+    chosen = "document.querySelector('[data-choose=\"close-equal\"]')"
+    names = desktop.evaluate(f"[...{chosen}.options].map(each => each.text)")
+    assert names == ["an ordinary stretch", "the beginning", "the longest iteration", "the end"]
+    desktop.evaluate(f"{chosen}.value = 'the beginning', {chosen}.dispatchEvent(new Event('change'))")
+    desktop.wait_for("document.getElementById('close-equal').data[0].base[0] < 0.01")
+
+
+VIEWS = {"desktop": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 800, "phone": True}}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_page_is_complete_and_quiet_everywhere(view, page, desktop):
+    browser = desktop
+    if view != "desktop":
+        browser.open(page, **VIEWS[view])
+    assert browser.console == []
+    assert browser.requests == [page.as_uri()]
+    assert browser.evaluate("document.querySelectorAll('.plot').length") == 1 + 2 + 2 * 4
+    assert browser.evaluate("[...document.querySelectorAll('.plot')].every(each => each.querySelector('.main-svg'))")
+    # Nothing sticks out to the side.
+    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    ground = "rgb(13, 17, 23)" if view == "dark" else "rgb(255, 255, 255)"
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == ground
+
+
+def test_every_plot_has_a_name_and_a_table_and_headings_are_in_order(page):
+    text = page.read_text()
+    body = text[text.index("<body>") : text.index('<script type="application/json"')]
+    assert "<a>" not in body
+    figures = re.findall(r"<figure>.*?</figure>", body, re.DOTALL)
+    assert len(figures) == 11
+    for figure in figures:
+        assert re.search(r'role="img" tabindex="0" aria-label="[^"]{20,}"', figure)
+        assert "<caption>" in figure
+        assert 'scope="row"' in figure
+    levels = [int(level) for level in re.findall(r"<h([1-6])", body)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert '<html lang="en">' in text
+
+
+def test_the_page_cannot_load_anything(page):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page.read_text()).group(1)
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+def test_json_has_the_numbers_for_machines(page, capsys):
+    assert main(["report", str(page.parent / "equal"), "--json"]) == 0
+    (values,) = json.loads(capsys.readouterr().out)
+    assert values["verdict"]["worker"] == 2
+    assert values["verdict"]["cause"] == "compute"
+    assert values["samples_per_second"] == pytest.approx(30 / 0.087)
+    assert values["noted"]["loss"] == {"last": pytest.approx(1 / 12), "count": 12}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ("", "the following arguments are required: RUN_DIR"),
+        ("nowhere", "nowhere holds no worker-*.jsonl"),
+        ("HERE/equal -o HERE/none/report.html", "has no folder to lie in"),
+        ("HERE/equal HERE/equal", "was named twice"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, fragment, page, capsys):
+    assert main(["report", *arguments.replace("HERE", str(page.parent)).split()]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("evenstep: ")
+    assert fragment in error
+
+
+def test_each_plot_becomes_a_picture(page, tmp_path, capsys):
+    require_chromium()
+    assert main(["report", str(page.parent / "equal"), "--png", str(tmp_path / "pictures")]) == 0
+    pictures = sorted((tmp_path / "pictures").iterdir())
+    assert {each.stem for each in pictures} >= {"lanes-bsp", "close-bsp", "sizes-bsp", "speeds-bsp", "loss-seconds"}
+    for each in pictures:
+        width, height = struct.unpack(">II", each.read_bytes()[16:24])
+        assert width == 2250
+        assert height > 500

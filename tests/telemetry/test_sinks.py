@@ -1,0 +1,90 @@
+"""Other people's tools read what we write for them."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from support.made_log import events_of, write_log
+
+from evenstep.cli.main import main
+from evenstep.telemetry.sinks.prometheus import Prometheus
+
+PARTS = ((0.001, 0.020, 0.001), (0.001, 0.080, 0.001))
+
+
+def test_a_trace_has_each_part_of_each_iteration_at_its_time(tmp_path):
+    trace = tmp_path / "trace.json"
+    assert main(["export", str(write_log(tmp_path / "run", PARTS, notes=True)), "--trace", str(trace)]) == 0
+    entries = json.loads(trace.read_text())
+    rows = {entry["tid"]: entry["args"]["name"] for entry in entries if entry["name"] == "thread_name"}
+    assert rows == {1: "worker 0", 2: "worker 1"}
+    compute = [entry for entry in entries if entry["name"] == "compute" and entry["tid"] == 2]
+    assert [entry["dur"] for entry in compute] == pytest.approx([80_000] * 12)
+    assert compute[1]["ts"] - compute[0]["ts"] == pytest.approx(87_000)
+    whole = [entry for entry in entries if entry["name"].startswith("iteration ") and entry["tid"] == 2]
+    assert whole[0]["ts"] + 1000 == pytest.approx(compute[0]["ts"])
+    assert sum(entry["ph"] == "C" for entry in entries) == 24
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in tensorboard's own imports
+def test_tensorboard_reads_what_was_written_for_it(tmp_path):
+    logs = tmp_path / "logs"
+    assert main(["export", str(write_log(tmp_path / "run", PARTS, notes=True)), "--tensorboard", str(logs)]) == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(logs / "worker-1")).Reload()
+    speeds = read.Scalars("speed_samples_per_second")
+    assert [each.step for each in speeds] == list(range(12))
+    assert [each.value for each in speeds] == pytest.approx([10 / 0.080] * 12)
+    assert read.Scalars("noted/loss")[-1].value == pytest.approx(1 / 12)
+    assert speeds[0].wall_time == pytest.approx(5000.087)
+
+
+def test_prometheus_is_served_on_this_host_alone():
+    sink = Prometheus("127.0.0.1", 0)
+    try:
+        for event in events_of(PARTS, notes=True):
+            sink.record(event)
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        sink.close()
+    assert 'evenstep_iterations_total{worker="1"} 12.0' in lines
+    assert 'evenstep_samples_total{worker="0"} 120.0' in lines
+    assert 'evenstep_compute_seconds{worker="1"} 0.08' in lines
+    assert any(line.startswith('evenstep_noted_loss{worker="0"} 0.08') for line in lines)
+
+
+def test_export_follows_a_run_until_it_is_interrupted(tmp_path):
+    run_dir = write_log(tmp_path / "run", PARTS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evenstep.cli.main", "export", str(run_dir), "--prometheus", "0"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    address = process.stderr.readline().split()[3].rstrip(",")
+    assert address.startswith("http://127.0.0.1:")
+    text = ""
+    while 'evenstep_iterations_total{worker="1"} 12.0' not in text:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            text = answer.read().decode()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "events were exported" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ("", "export where to?"),
+        ("--prometheus everywhere", "takes a port, or HOST:PORT, not 'everywhere'"),
+        ("--trace none/trace.json", "the trace none/trace.json cannot be written"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, fragment, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", ".", *arguments.split()]) == 2
+    assert fragment in capsys.readouterr().err
