@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.cli.demo_setup import write_digits
-from evenstep.cli.demo_train import network
+from evenstep.cli.demonstration.setting import write_digits
+from evenstep.cli.demonstration.train import network
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.equal import EqualPolicy
 from evenstep.schemes import parse_scheme
