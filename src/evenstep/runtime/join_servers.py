@@ -18,6 +18,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
+from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.workers import Workers, gather, name_workers
@@ -122,7 +123,7 @@ def _host_group(joined: Joined, group: Sequence[int]) -> "_Hosting":
         name=f"the server of {name_workers(list(group))}",
         until_closed=True,
     )
-    hosting = _Hosting(start_servers(settings, _say))
+    hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))))
     hosting.start()
     return hosting
 
@@ -225,13 +226,9 @@ def _host(
         resume=resume,
         until_closed=True,
     )
-    hosting = _Hosting(start_servers(settings, _say), scratch, store)
+    hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))), scratch, store)
     hosting.start()
     return hosting
-
-
-def _say(event: Mapping[str, object]) -> None:
-    print(f"evenstep: {event['text']}", file=sys.stderr)
 
 
 @final

@@ -39,6 +39,7 @@ from evenstep.runtime.keeper import keeper_command
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.meeting_place import FRESH_STORE
 from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, read_failures
+from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
 from evenstep.schemes import Served, parse_scheme
 from evenstep.telemetry import read_events
@@ -153,7 +154,7 @@ def _groups_of_killed_keepers(status_dir: Path) -> list[int]:
 
 def _tell(run_dir: Path | None, event: Mapping[str, object]) -> None:
     """Tell what happened to a server, and keep it with the run."""
-    print(f"evenstep: {event['text']}", file=sys.stderr, flush=True)
+    say(str(event["text"]))
     if run_dir is not None:
         with (run_dir / "launcher.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, separators=(",", ":")) + "\n")

@@ -6,7 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-print(f"worker {os.environ['RANK']} start {os.environ['EVENSTEP_RESTART']}", file=sys.stderr, flush=True)
+# One write: workers share the pipe, and two writes of a line let another worker's come between.
+sys.stderr.write(f"worker {os.environ['RANK']} start {os.environ['EVENSTEP_RESTART']}\n")
 how = sys.argv[1 + int(os.environ["RANK"])]
 if how.startswith("SIG"):
     os.kill(os.getpid(), getattr(signal, how))

@@ -20,6 +20,7 @@ from typing import Any, Final, Self, final
 import torch
 
 from evenstep.core.errors import EvenstepError
+from evenstep.runtime.say import say
 from evenstep.runtime.server.desk import Desk
 from evenstep.runtime.server.group import Group
 from evenstep.runtime.server.head import BrokenServerError, Head
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         return 1
     except EvenstepError as error:
-        print(f"evenstep: server {settings.index}: {error}", file=sys.stderr)
+        say(f"server {settings.index}: {error}")
         return 1
     return 0
 
@@ -164,7 +165,7 @@ def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapsh
         recorder=recorder,
         first_incarnation=secrets.randbits(48),
         clock=time.monotonic,
-        say=lambda text: print(f"evenstep: {text}", file=sys.stderr, flush=True),
+        say=say,
     )
 
 

@@ -5,7 +5,6 @@ answered again. What is malformed ends the connection; what is not possible now 
 """
 
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Final, final
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
 from evenstep.core.values import Reports
+from evenstep.runtime.say import say
 from evenstep.runtime.server.branch import Branch
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.head import BrokenServerError, Head
@@ -477,7 +477,7 @@ class Session:
     def _follow_snapshot(self, fields: Fields) -> None:
         failure = self._replica.snapshot()
         if failure is not None:
-            print(f"evenstep: server {self._replica.index} wrote no snapshot: {failure}", file=sys.stderr, flush=True)
+            say(f"server {self._replica.index} wrote no snapshot: {failure}")
 
 
 def _sequence(fields: Fields) -> int:
