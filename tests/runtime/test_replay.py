@@ -53,8 +53,9 @@ def test_lb_bsp_finds_the_sizes_of_the_emulated_speeds(recorded):
     (run,) = of_kind(workers[0], "run")
     if run["scheme"] not in ("lb-bsp", "lb-bsp:predictor=narx"):
         pytest.skip("the pairwise tuner and dbs take longer to find them")
-    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32; timers are noisy on a busy machine, hence the margin of 1.
-    assert np.abs(np.array(values[0]["sizes"][8]) - [8, 8, 16, 32]).max() <= 1
+    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32; timers are noisy on a busy machine, hence the margin of 1 and the
+    # median of all that follow.
+    assert np.abs(np.median(values[0]["sizes"][8:], axis=0) - [8, 8, 16, 32]).max() <= 1
 
 
 def test_every_worker_recorded_the_same_plans(recorded):

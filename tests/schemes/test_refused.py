@@ -49,6 +49,7 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
         ("grouped:by=speed", "by=speed says who is in a number of groups, and there is none"),
         ("grouped:staleness=0", "up to a staleness of 0.0: both are positive"),
         ("grouped:groups=4,staleness=4", "staleness limits progressive groups, and others stay as many: leave it out"),
+        ("grouped:push_to=leader", "push_to=leader goes with groups that stay as they are, and with one server"),
         ("grouped:by=host", "by cannot be 'host': use rank or speed"),
         (
             "grouped:inside=asp",

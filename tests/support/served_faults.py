@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from evenstep.runtime import join_servers
+from evenstep.runtime.group_sum import GroupSum
 from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
 from support import served_training
 from support.training import step, weights
@@ -152,6 +153,34 @@ def train(run, folder, victim, faults):
 
 def nothing():
     """No fault."""
+
+
+def train_summing(run, folder, victim, number, fault):
+    """As `train`; before or after its sum of this number (from 1) the victim dies, or `within` it its line is cut."""
+    calls = []
+    add_up = GroupSum.add_up
+
+    def counted(group_sum, told, gradients):
+        calls.append(told["ring"])
+        due = rank() == victim and len(calls) == number
+        if due and fault == "before":
+            kill()
+        if due and fault == "within":
+            group_sum._ring = Cut()
+        first = add_up(group_sum, told, gradients)
+        if due and fault == "after":
+            kill()
+        return first
+
+    GroupSum.add_up = counted
+    return {**train(run, folder, -1, {}), "rings": calls}
+
+
+class Cut:
+    """In place of a process group, whose connections end with it."""
+
+    def reduce(self, *_):
+        raise RuntimeError("Connection closed by peer")
 
 
 def train_each(run, folder, faults):

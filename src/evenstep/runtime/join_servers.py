@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.c10d import PrefixStore, Store
+from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.say import say
@@ -82,17 +83,19 @@ def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, 
     return Joined(workers=workers, link=link, addresses=addresses, secret=secret)
 
 
-def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
+def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> GroupSum | None:
     """Have this worker speak to its group's server, where the group has one; its first worker starts that.
 
     All workers must call it together.
+
+    Returns: Its part in its group's sums, where a collective makes them.
 
     Raises:
         ConfigError: The server of a group could not be started.
     """
     groups = group_servers(scheme, hosts)
     if not groups:
-        return
+        return None
     rank, link = joined.workers.rank, joined.link
     own = next((group for group in groups if rank in group), ())
     record: dict[str, object] = {}
@@ -107,13 +110,16 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
     for worker, each in enumerate(records):
         if "error" in each:
             raise ConfigError(f"worker {worker}: {each['error']}")
-    if own:
-        addresses = tuple(records[own[0]]["addresses"])
-        link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
+    if not own:
+        return None
+    addresses = tuple(records[own[0]]["addresses"])
+    link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
+    leads = scheme.served is not None and scheme.served.push_to == "leader"
+    return GroupSum() if leads else None
 
 
 def _host_group(joined: Joined, group: Sequence[int]) -> "_Hosting":
-    """Start the server of this group as a child of this process."""
+    """Start the server of this group as a child of this process, which it outlives where the others need it."""
     settings = ServerSettings(
         count=1,
         workers=joined.workers.count,
@@ -123,7 +129,7 @@ def _host_group(joined: Joined, group: Sequence[int]) -> "_Hosting":
         name=f"the server of {name_workers(list(group))}",
         until_closed=True,
     )
-    hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))))
+    hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))), outlived=True)
     hosting.start()
     return hosting
 
@@ -233,12 +239,21 @@ def _host(
 
 @final
 class _Hosting:
-    """Keeps the servers until the other workers are done with them, or this script has failed."""
+    """Keeps the servers until the other workers are done with them, or this script has failed.
+
+    `outlived`: the others go on with them after that, and they end by themselves.
+    """
 
     def __init__(
-        self, servers: Servers, scratch: "tempfile.TemporaryDirectory[str] | None" = None, store: Store | None = None
+        self,
+        servers: Servers,
+        scratch: "tempfile.TemporaryDirectory[str] | None" = None,
+        store: Store | None = None,
+        *,
+        outlived: bool = False,
     ) -> None:
         self.servers = servers
+        self._outlived = outlived
         # Which may be this process's own, and must not close before the others have read where the servers are.
         self._store = store
         self._scratch = scratch
@@ -267,7 +282,10 @@ class _Hosting:
                 return
             if not self._failed.is_set():
                 self._await_others()
-            self.servers.close()
+            if self._failed.is_set() and self._outlived:
+                self.servers.abandon()
+            else:
+                self.servers.close()
             if self._scratch is not None:
                 self._scratch.cleanup()
             if sys.excepthook is self._hook:

@@ -20,6 +20,7 @@ from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLim
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.error_file import report_failure_to_launcher
 from evenstep.runtime.factors import factor_sampler
+from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
 from evenstep.runtime.launch_settings import LaunchSettings
@@ -106,6 +107,7 @@ def prepare(
     if request.launched.profile is not None:
         request = to_be_profiled(request)
     joined: Joined | None = None
+    group_sum: GroupSum | None = None
     served = _served(request)
     if served is not None:
         joined = join_servers(request.launched, served.servers, timeout, request.events_dir)
@@ -116,11 +118,11 @@ def prepare(
     liveness = Liveness(workers) if joined is None and workers.count > 1 else None
     agreement = agree(request, workers)
     if joined is not None:
-        join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
+        group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
     kept: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
     recorder = Logged(kept, workers.rank)
-    engine = _engine(request, workers, agreement, liveness, recorder, link)
+    engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum)
     device = agreement.workers[workers.rank]["device"]
     name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
     for each in request.optimizers:
@@ -193,6 +195,7 @@ def _engine(
     liveness: Liveness | None,
     recorder: Recorder,
     link: Link | None,
+    group_sum: GroupSum | None,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
@@ -223,7 +226,7 @@ def _engine(
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
     if link is not None:
-        return served_engine(request, agreement, balancer, link, clock)
+        return served_engine(request, agreement, balancer, link, clock, group_sum)
     if scheme.period is not None:
         return LocalEngine(
             balancer=balancer,

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.link import Link
 from evenstep.runtime.request import Agreement, Request
 from evenstep.runtime.served import ServedEngine
@@ -22,7 +23,12 @@ ROOM_BYTES: Final = 2**13
 
 
 def served_engine(
-    request: Request, agreement: Agreement, balancer: Balancer, link: Link, clock: Callable[[], float]
+    request: Request,
+    agreement: Agreement,
+    balancer: Balancer,
+    link: Link,
+    clock: Callable[[], float],
+    group_sum: GroupSum | None,
 ) -> ServedEngine:
     """Describe the run to the servers, and take this worker's place there; where that fails, the link is closed.
 
@@ -31,14 +37,19 @@ def served_engine(
         DisagreementError: The workers described different runs.
     """
     try:
-        return _served_engine(request, agreement, balancer, link, clock)
+        return _served_engine(request, agreement, balancer, link, clock, group_sum)
     except BaseException:
         link.close()
         raise
 
 
 def _served_engine(
-    request: Request, agreement: Agreement, balancer: Balancer, link: Link, clock: Callable[[], float]
+    request: Request,
+    agreement: Agreement,
+    balancer: Balancer,
+    link: Link,
+    clock: Callable[[], float],
+    group_sum: GroupSum | None,
 ) -> ServedEngine:
     scheme = agreement.scheme
     assert scheme.served is not None
@@ -68,6 +79,7 @@ def _served_engine(
         spec=spec,
         clock=clock,
         ahead=1 if scheme.served.exchange == "overlapped" or request.loader.num_workers else 0,
+        group_sum=group_sum,
     )
     engine.watch_gradients()
     return engine

@@ -16,6 +16,7 @@ from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.core.samples.claims import Claim
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.claimed import ClaimedShares
+from evenstep.runtime.group_sum import GroupSum, SumFailedError
 from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.link import ExpiredError, Link
 from evenstep.runtime.output_watch import OutputWatch
@@ -70,6 +71,7 @@ class ServedEngine:
         spec: It, as the servers know it.
         clock: Seconds that do not go back.
         ahead: How many claims to hold beside the one in hand, for data workers to fetch.
+        group_sum: Sums gradients over this worker's group before one of them pushes; None: each pushes its own.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class ServedEngine:
         spec: OptimizerSpec,
         clock: Callable[[], float],
         ahead: int,
+        group_sum: GroupSum | None = None,
     ) -> None:
         self.balancer = balancer
         self.workers = balancer.workers
@@ -99,6 +102,7 @@ class ServedEngine:
         self._spec = spec
         self._clock = clock
         self._ahead = ahead
+        self._group_sum = group_sum
         self._shares: ClaimedShares | None = None
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
         self._pass = -1
@@ -354,7 +358,7 @@ class ServedEngine:
         self._heed_changed_weights()
         norm = 0.0
         if samples:
-            norm = self._parameters.put_gradients()
+            norm = self._parameters.put_gradients(lay_out=self._group_sum is not None)
             if math.isfinite(norm):
                 self._skipped_in_a_row = 0
                 self._warn_of_divergence(now)
@@ -377,13 +381,28 @@ class ServedEngine:
             self._told, self._told_to = options, self._link.incarnation
         began = self._clock()
         try:
-            self._link.send("push", gradients=bool(samples), **fields)
+            gradients = samples > 0 and self._pushes_gradients(samples, units)
+            self._link.send("push", gradients=gradients, **fields)
         except ExpiredError:
             self._start_anew()
             return
         now.synchronised_seconds = self._clock() - began
         if not self._overlaps:
             self._finish_exchange()
+
+    def _pushes_gradients(self, samples: int, units: int) -> bool:
+        """Sum them up with the group's, where it does; whether they are this worker's to push then.
+
+        Raises:
+            ExpiredError: The sum failed, and this worker has started anew.
+        """
+        if self._group_sum is None:
+            return True
+        told = self._link.ask("offer", samples=samples, units=units)
+        try:
+            return "ring" not in told or self._group_sum.add_up(told, self._parameters.laid_out)
+        except SumFailedError:
+            self._link.expire()
 
     def _finish_exchange(self) -> None:
         """Wait for the answer to the push that is under way, if one is."""

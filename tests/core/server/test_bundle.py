@@ -1,7 +1,7 @@
 import pytest
 
 from evenstep.core.errors import ProtocolError
-from evenstep.core.server import Bundle, Together
+from evenstep.core.server import Agreed, Bundle, Ring, Together
 
 
 def computing(*lines):
@@ -75,3 +75,91 @@ def test_what_the_parent_refuses_goes_once_more_without_who_is_gone():
     bundle.push(1, samples=4, units=1)
     bundle.refuse(2)
     assert bundle.due().weights == ((1, 1 / 3), (2, 2 / 3))
+
+
+def offering(bundle, *lines):
+    """What is agreed once these have offered, in this order."""
+    for line in lines:
+        assert bundle.agreed() is None
+        bundle.offer(line, samples=4, units=line)
+    return bundle.agreed()
+
+
+def summed(bundle, *lines):
+    """What goes to the parent once these have pushed what they agreed on."""
+    for line in lines:
+        assert bundle.due() is None
+        bundle.push(line, samples=4, units=line)
+    return bundle.due()
+
+
+def test_those_who_offer_sum_up_once_nobody_computes_and_their_pushes_are_one():
+    bundle = computing(1, 3)
+    assert offering(bundle, 3, 1) == Agreed(((1, 0.25), (3, 0.75)), Ring(1, (1, 3)))
+    assert bundle.agreed() is None
+    assert summed(bundle, 3, 1) == Together(1, ((1, 0.25), (3, 0.75)), summed=True)
+    # The next time in the same ring.
+    for line in (1, 3):
+        bundle.answer(line, 1, over=False)
+    assert offering(bundle, 1, 3).ring == Ring(1, (1, 3))
+
+
+def test_where_some_have_nothing_to_offer_each_pushes_its_own():
+    bundle = computing(1, 2, 3)
+    bundle.push(3, samples=0, units=0)
+    assert offering(bundle, 1, 2) == Agreed(((1, 1 / 3), (2, 2 / 3)), None)
+    assert summed(bundle, 1, 2) == Together(1, ((1, 1 / 3), (2, 2 / 3), (3, 0.0)))
+
+
+def test_an_offer_alone_is_pushed_as_it_is():
+    bundle = computing(1)
+    assert offering(bundle, 1) == Agreed(((1, 1.0),), None)
+
+
+def test_a_worker_that_comes_later_is_in_the_next_ring():
+    bundle = computing(1, 2)
+    bundle.join(3)
+    assert offering(bundle, 1, 2).ring is None
+    summed(bundle, 1, 2)
+    for line in (1, 2, 3):
+        bundle.answer(line, 1, over=False)
+    assert offering(bundle, 1, 2, 3).ring == Ring(1, (1, 2, 3))
+
+
+@pytest.mark.parametrize("pushed", [(), (1,), (1, 2)])
+def test_a_worker_that_dies_while_they_sum_up_voids_the_iteration_for_all(pushed):
+    bundle = computing(1, 2, 3)
+    offering(bundle, 1, 2, 3)
+    for line in pushed:
+        bundle.push(line, samples=4, units=line)
+    assert bundle.leave(3) == {1, 2}
+    assert not bundle.leave(1)
+    assert not bundle.leave(2)
+    assert bundle.due() is None
+    # They are back, over lines of their own.
+    for line in (4, 5):
+        bundle.join(line)
+        bundle.answer(line, 1, over=False)
+    assert offering(bundle, 4, 5).ring == Ring(2, (4, 5))
+
+
+def test_a_worker_that_dies_before_they_have_agreed_voids_nothing():
+    bundle = computing(1, 2, 3)
+    bundle.offer(1, samples=4, units=4)
+    assert not bundle.leave(1)
+    assert offering(bundle, 2, 3).ring == Ring(1, (2, 3))
+
+
+def test_of_a_sum_that_the_parent_refuses_all_begin_anew():
+    bundle = computing(1, 2)
+    offering(bundle, 1, 2)
+    assert summed(bundle, 1, 2).number == 1
+    assert bundle.refuse(1) == {1, 2}
+    assert bundle.due() is None
+
+
+def test_only_who_computes_can_offer():
+    bundle = computing(1)
+    bundle.offer(1, samples=4, units=4)
+    with pytest.raises(ProtocolError, match="nothing to compute on"):
+        bundle.offer(1, samples=4, units=4)

@@ -1,12 +1,13 @@
 """What parameter servers decide: one coordinator over *how far ahead*, the samples, the sizes and the epochs."""
 
-from evenstep.core.server.bundle import Bundle, Together
+from evenstep.core.server.bundle import Agreed, Bundle, Ring, Together
 from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.server.coordinator import Coordinator
 from evenstep.core.server.heartbeats import Heartbeats
 from evenstep.core.server.sizes import Sizes
 
 __all__ = [
+    "Agreed",
     "Answer",
     "Arrival",
     "Bundle",
@@ -15,6 +16,7 @@ __all__ = [
     "Discard",
     "Heartbeats",
     "PushKey",
+    "Ring",
     "Sizes",
     "Together",
     "Update",

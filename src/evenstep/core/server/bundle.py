@@ -3,21 +3,42 @@
 It knows workers by the line that each speaks over, and nothing of groups, epochs or samples: all that is its parent's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from evenstep.core.errors import ProtocolError
 
+Weights = tuple[tuple[int, float], ...]
+"""The line of each push, with its weight in their mean gradient; 0 for an empty push."""
+
 
 @final
 class Together(NamedTuple):
-    """Pushes that travel as one: the line of each, with its weight in their mean gradient; 0 for an empty push.
+    """Pushes that travel as one.
 
-    `number` names them until they are answered.
+    `number` names them until they are answered. `summed`: the first line has their mean already, by a collective.
     """
 
     number: int
-    weights: tuple[tuple[int, float], ...]
+    weights: Weights
+    summed: bool = False
+
+
+@final
+class Ring(NamedTuple):
+    """Workers who sum up gradients by a collective, for the first of them; no other has had this `number`."""
+
+    number: int
+    lines: tuple[int, ...]
+
+
+@final
+class Agreed(NamedTuple):
+    """What those who offered their gradients do: sum them up in a ring, or (None) push each its own."""
+
+    weights: Weights
+    ring: Ring | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +47,7 @@ class _Push:
     units: int
     number: int = -1
     """Of what it travels in."""
+    summed: bool = False
 
 
 @final
@@ -36,6 +58,10 @@ class Bundle:
     barrier, which the parent keeps, cannot open; so nothing is held back that somebody waits for. What it is worth is
     traffic, not correctness: a mean of some pushes, weighted by units, is worth the sum of their weights in any commit
     that they are all in, and a barrier commits all that it has.
+
+    Where workers sum up by a collective they offer gradients before they push them, so that it is begun by all who take
+    part, or by none. Of a sum nothing can be taken back: if one of them leaves before it has been passed on, all begin
+    the iteration anew, and the next ring is of those who are here then.
     """
 
     def __init__(self) -> None:
@@ -47,22 +73,58 @@ class Bundle:
         self._passed_on: dict[int, _Push] = {}
         """What has been, and is not answered."""
         self._number = 0
+        self._offered: dict[int, _Push] = {}
+        self._ring = Ring(0, ())
+        self._summing: frozenset[int] = frozenset()
+        """Who has agreed to sum up, until it is passed on."""
 
     def join(self, line: int) -> None:
         """A worker is here, with nothing to compute on."""
         self._claims[line] = 0
 
-    def leave(self, line: int) -> None:
-        """It is gone: what it has pushed and was not passed on was never heard of, and others will do it again."""
+    def leave(self, line: int) -> frozenset[int]:
+        """It is gone: what it has pushed and was not passed on was never heard of, and others will do it again.
+
+        Returns the lines that must begin anew, since their gradients are in one sum with its own.
+        """
         self._claims.pop(line, None)
         self._computing.discard(line)
+        self._offered.pop(line, None)
         self._pushed.pop(line, None)
         self._passed_on.pop(line, None)
+        if line not in self._summing:
+            return frozenset()
+        others, self._summing = self._summing - {line}, frozenset()
+        return others
 
     def ask(self, line: int) -> None:
         """It begins a pass, rests or stops, so it holds nothing any more."""
         self._claims[line] = 0
         self._computing.discard(line)
+
+    def offer(self, line: int, samples: int, units: int) -> None:
+        """It has gradients to sum up with the others', and pushes once it is told how.
+
+        Raises:
+            ProtocolError: It does not compute.
+        """
+        self._require_computing(line)
+        self._computing.discard(line)
+        self._offered[line] = _Push(samples=samples, units=units)
+
+    def agreed(self) -> Agreed | None:
+        """What all who have offered do now, which is not said again; None as long as somebody computes."""
+        if self._computing or not self._offered:
+            return None
+        offers, self._offered = self._offered, {}
+        lines = tuple(sorted(offers))
+        # Making a ring takes longer than a few pushes: not where some only have nothing left to do in this pass.
+        if lines != self._ring.lines and len(lines) > 1 and lines == tuple(sorted(self._claims)):
+            self._ring = Ring(self._ring.number + 1, lines)
+        ring = self._ring if lines == self._ring.lines else None
+        self._summing = frozenset(lines if ring else ())
+        self._computing.update(lines)
+        return Agreed(_weights(offers), ring)
 
     def push(self, line: int, samples: int, units: int) -> None:
         """It has pushed what it computed on its first claim.
@@ -70,8 +132,7 @@ class Bundle:
         Raises:
             ProtocolError: It does not compute.
         """
-        if line not in self._computing:
-            raise ProtocolError("a worker pushed although it had nothing to compute on, or had pushed already")
+        self._require_computing(line)
         self._claims[line] -= 1
         self._computing.discard(line)
         self._pushed[line] = _Push(samples=samples, units=units)
@@ -85,27 +146,38 @@ class Bundle:
         if self._claims[line]:
             self._computing.add(line)
 
-    def refuse(self, number: int) -> None:
-        """The parent could not take these in as one, since one of their workers is gone there: they go once more."""
-        for line, push in list(self._passed_on.items()):
-            if push.number == number:
-                del self._passed_on[line]
+    def refuse(self, number: int) -> frozenset[int]:
+        """The parent could not take these in as one, since one of their workers is gone there: they go once more.
+
+        Returns the lines that must begin anew instead, since their gradients are a sum.
+        """
+        refused = {line: push for line, push in self._passed_on.items() if push.number == number}
+        for line, push in refused.items():
+            del self._passed_on[line]
+            if not push.summed:
                 self._pushed[line] = push
+        return frozenset(line for line, push in refused.items() if push.summed)
 
     def due(self) -> Together | None:
-        """What goes to the parent now, and is not due again; None as long as somebody computes."""
-        if self._computing or not self._pushed:
+        """What goes to the parent now, and is not due again; None as long as somebody computes or is to agree."""
+        if self._computing or self._offered or not self._pushed:
             return None
         pushes, self._pushed = self._pushed, {}
+        summed, self._summing = bool(self._summing), frozenset()
         self._number += 1
         for line, push in pushes.items():
-            self._passed_on[line] = _Push(samples=push.samples, units=push.units, number=self._number)
-        counted = [push for push in pushes.values() if push.samples]
-        units = sum(push.units for push in counted)
-        return Together(
-            self._number,
-            tuple(
-                (line, (push.units / units if units else 1 / len(counted)) if push.samples else 0.0)
-                for line, push in sorted(pushes.items())
-            ),
-        )
+            self._passed_on[line] = replace(push, number=self._number, summed=summed)
+        return Together(self._number, _weights(pushes), summed)
+
+    def _require_computing(self, line: int) -> None:
+        if line not in self._computing:
+            raise ProtocolError("a worker pushed although it had nothing to compute on, or had pushed already")
+
+
+def _weights(pushes: Mapping[int, _Push]) -> Weights:
+    counted = [push for push in pushes.values() if push.samples]
+    units = sum(push.units for push in counted)
+    return tuple(
+        (line, (push.units / units if units else 1 / len(counted)) if push.samples else 0.0)
+        for line, push in sorted(pushes.items())
+    )

@@ -6,7 +6,7 @@ Nothing that it holds is missed when it dies: its workers begin anew, with the s
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
@@ -14,6 +14,7 @@ import torch
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Bundle
+from evenstep.runtime.c10d import TCPStore
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.member import Member
 from evenstep.runtime.server.outbox import Outbox
@@ -66,7 +67,7 @@ class Group:
     Args:
         workers: Of the whole run.
         connect: Makes a connection to the parent.
-        patience_seconds: How long the parent may be silent.
+        patience_seconds: How long the parent may be silent, and a worker that sums up with others.
     """
 
     def __init__(self, *, workers: int, connect: Callable[[], Connection], patience_seconds: float) -> None:
@@ -80,6 +81,13 @@ class Group:
         self._parent: Parent | None = None
         self._layout: ShardLayout | None = None
         self._farewells: list[Connection] = []
+        self._store: TCPStore | None = None
+        """Where those who sum up by a collective find each other."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no worker is here."""
+        return not self._members
 
     def open(self, connection: Connection) -> Member:
         """A session for this connection."""
@@ -96,6 +104,8 @@ class Group:
             member.connection.send({"pong": True})
             if member.started:
                 self._pass_on(member, fields, message)
+        elif operation == "offer":
+            self._offer(member, fields)
         elif operation in ("push", "initialise"):
             self._put(member, fields, message)
         elif operation == "again":
@@ -128,6 +138,13 @@ class Group:
                 self._pass_on_what_is_due()
             elif self._parent is not None:
                 self._parent.send_together([member], 0, seat.gradients)
+
+    def _offer(self, member: Member, fields: Fields) -> None:
+        """The worker has gradients, and waits to hear whether it is to sum them up with the others'."""
+        with self._lock:
+            if member.is_new(fields.whole("seq", least=1)):
+                self._bundle.offer(member.line, fields.whole("samples", least=1), fields.whole("units"))
+                self._pass_on_what_is_due()
 
     def _again(self, member: Member, fields: Fields) -> None:
         """The worker misses an answer: give it once more, or ask for a request that never came."""
@@ -173,9 +190,19 @@ class Group:
 
     def _forget(self, member: Member) -> None:
         self._members.pop(member.line, None)
-        self._bundle.leave(member.line)
+        voided = self._bundle.leave(member.line)
         member.leave()
+        self._begin_anew(voided)
         self._say_farewell()
+
+    def _begin_anew(self, lines: Collection[int]) -> None:
+        """What these have done is void: others have their claims, as when they had died, and they come back."""
+        if lines:
+            # Whoever still waits there for one that will never come hears of it.
+            self._store = None
+        for line in lines:
+            if line in self._members:
+                self.lost(self._members[line])
 
     def _say_farewell(self) -> None:
         if self._members:
@@ -198,17 +225,37 @@ class Group:
         parent, layout = self._parent, self._layout
         if parent is None or layout is None:
             return  # Nobody is here, or will not be in a moment.
+        self._tell_agreed()
         together = self._bundle.due()
         if together is None:
             return
         members = [self._members[line] for line, _ in together.weights]
         weights = [weight for _, weight in together.weights]
         counted = [(member.seat.gradients, weight) for member, weight in zip(members, weights, strict=True) if weight]
-        if len(counted) > 1:
+        if together.summed:
+            gradients = members[0].seat.gradients
+        elif len(counted) > 1:
             gradients = combined(layout, counted)
         else:
             gradients = counted[0][0] if counted else torch.empty(0, dtype=torch.uint8)
         parent.send_together(members, together.number, gradients)
+
+    def _tell_agreed(self) -> None:
+        """Tell those who have offered gradients how they go on."""
+        agreed = self._bundle.agreed()
+        if agreed is None:
+            return
+        ring = agreed.ring
+        if ring is not None and self._store is None:
+            # Of this host alone, like the workers; they tell each other there where they listen.
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for line, weight in agreed.weights:
+            seat = self._members[line].seat
+            answer: dict[str, object] = {"answer": seat.sequence}
+            if ring is not None and self._store is not None:
+                place = {"ring": ring.number, "place": ring.lines.index(line), "workers": len(ring.lines)}
+                answer |= {**place, "weight": weight, "store": self._store.port, "seconds": self._patience_seconds}
+            seat.answer(answer, weights=False)
 
     # From the parent.
 
@@ -247,7 +294,7 @@ class Group:
     def _told(self, parent: Parent, header: Header, payload: bytearray) -> None:
         fields = Fields(header)
         if "refused" in header:
-            self._bundle.refuse(fields.whole("refused"))
+            self._begin_anew(self._bundle.refuse(fields.whole("refused")))
             self._pass_on_what_is_due()
             return
         if "line" not in header:

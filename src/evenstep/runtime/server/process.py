@@ -113,6 +113,7 @@ class Servers:
         self._environment = {**os.environ, SECRET_VARIABLE: self.secret}
         self._servers: list[_Server] = []
         self._lost: str | None = None
+        self._abandoned = False
         self._wake, self._waker = os.pipe()
         self._hurry = threading.Event()
         self._ended = threading.Event()
@@ -154,6 +155,11 @@ class Servers:
         finally:
             self._thread.join()
             self._close_pipe()
+
+    def abandon(self) -> None:
+        """Let them go on without anybody who watches over them; those of a group end by themselves."""
+        self._abandoned = True
+        self.close()
 
     def _await_end(self) -> None:
         # In short sleeps, since a signal that comes just before a wait is not noticed until the wait is over. Neither
@@ -254,7 +260,10 @@ class Servers:
                 self._record({"event": "servers_restarted", "server": death.server, "restart": restarts, "text": text})
                 death = self._start(resume=True, ports=self._ports)
         except _ClosingError:
-            self._end_all()
+            if self._abandoned:
+                self._let_go()
+            else:
+                self._end_all()
         except OSError as error:
             self._give_up(death, f"the servers could not be started again ({error})")
         finally:
@@ -273,6 +282,10 @@ class Servers:
                 server.ask_to_end()
             for server in group:
                 self._see_ended(server, deadline)
+
+    def _let_go(self) -> None:
+        while self._servers:
+            self._servers.pop().let_go()
 
     def _see_ended(self, server: "_Server", deadline: float) -> None:
         # In short waits, so that whoever is in a hurry is heard.
@@ -357,6 +370,12 @@ class _Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
+    def let_go(self) -> None:
+        """It learns that nobody watches over it any more."""
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
     def has_ended(self, seconds: float) -> bool:
         """Whether it has ended, or does within this time."""
         with suppress(subprocess.TimeoutExpired):
@@ -367,9 +386,7 @@ class _Server:
         """End it at once, whatever it does, and let go of it; doing so twice is fine."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        self.let_go()
 
     def _gone(self) -> bool:
         """It has closed its output, or talks nonsense: give it a moment to end by itself."""

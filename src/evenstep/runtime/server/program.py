@@ -115,16 +115,22 @@ def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> N
         patience_seconds=settings.heartbeat_seconds,
     )
     desk = Desk()
-    with _listening(settings, secret, ended, desk, group.open):
-        while not ended.is_set():
+    # The worker that started it may die, and the others of its group go on; they may all be away at once for as long as
+    # they wait for each other.
+    orphaned = threading.Event()
+    with _listening(settings, secret, orphaned, desk, group.open):
+        needed = time.monotonic()
+        while not ended.is_set() and time.monotonic() < needed + 2 * settings.heartbeat_seconds:
             desk.serve(LOOK_SECONDS)
+            if not orphaned.is_set() or not group.empty:
+                needed = time.monotonic()
 
 
 @contextmanager
 def _listening(
     settings: Settings,
     secret: bytes,
-    ended: threading.Event,
+    orphaned: threading.Event,
     desk: Desk,
     open_session: Callable[[Connection], Session | Member],
 ) -> Iterator[None]:
@@ -145,7 +151,7 @@ def _listening(
     with listen(settings.listen, settings.port, secret=secret) as listener:
         print(json.dumps({"addresses": listener.addresses}), flush=True)
         threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
-        threading.Thread(target=_watch_input, args=(ended,), name="evenstep-input", daemon=True).start()
+        threading.Thread(target=_watch_input, args=(orphaned,), name="evenstep-input", daemon=True).start()
         yield
 
 
@@ -209,11 +215,11 @@ class _Service:
                 self._head.finish()
 
 
-def _watch_input(ended: threading.Event) -> None:
-    """Whoever started this server holds the other end: when it closes, nobody needs the server any more."""
+def _watch_input(orphaned: threading.Event) -> None:
+    """Whoever started this server holds the other end: when it closes, there is no such process any more."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    ended.set()
+    orphaned.set()
 
 
 def _warm_up() -> None:
