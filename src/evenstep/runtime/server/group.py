@@ -81,13 +81,19 @@ class Group:
         self._parent: Parent | None = None
         self._layout: ShardLayout | None = None
         self._farewells: list[Connection] = []
+        self._awaits = False
         self._store: TCPStore | None = None
         """Where those who sum up by a collective find each other."""
 
     @property
-    def empty(self) -> bool:
+    def deserted(self) -> bool:
         """Whether no worker is here."""
         return not self._members
+
+    @property
+    def awaits(self) -> bool:
+        """Whether workers were sent away to begin anew, of whom none has come back yet."""
+        return self._awaits
 
     def open(self, connection: Connection) -> Member:
         """A session for this connection."""
@@ -198,6 +204,7 @@ class Group:
     def _begin_anew(self, lines: Collection[int]) -> None:
         """What these have done is void: others have their claims, as when they had died, and they come back."""
         if lines:
+            self._awaits = True
             # Whoever still waits there for one that will never come hears of it.
             self._store = None
         for line in lines:
@@ -279,6 +286,7 @@ class Group:
             with self._lock:
                 if self._parent is parent:
                     self._parent = None
+                    self._awaits = self._awaits or bool(self._members)
                     for member in list(self._members.values()):
                         self._forget(member)
 
@@ -317,6 +325,7 @@ class Group:
         elif "incarnation" in answer:
             seat = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
             self._bundle.join(member.line)
+            self._awaits = False
             member.connection.send(answer, files=[seat.segment.descriptor] if seat.segment is not None else [])
         elif member.started and answer.get("answer") == member.seat.sequence:
             weights, claims = bool(answer.get("weights")), answer.get("claims")

@@ -120,10 +120,13 @@ def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> N
     orphaned = threading.Event()
     with _listening(settings, secret, orphaned, desk, group.open):
         needed = time.monotonic()
-        while not ended.is_set() and time.monotonic() < needed + 2 * settings.heartbeat_seconds:
+        while not ended.is_set():
             desk.serve(LOOK_SECONDS)
-            if not orphaned.is_set() or not group.empty:
+            late = not group.awaits or time.monotonic() > needed + 2 * settings.heartbeat_seconds
+            if not orphaned.is_set() or not group.deserted:
                 needed = time.monotonic()
+            elif late:
+                return
 
 
 @contextmanager
