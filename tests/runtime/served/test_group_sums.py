@@ -42,9 +42,9 @@ def test_groups_sum_up_whatever_is_between_them(tmp_path):
         assert rings == [[1] * len(rings[0])] * len(group)
 
 
-@pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "victim", "number"), [("before", 0, 1), ("before", 2, 3), ("after", 0, 3), ("after", 2, 1)]
+)
 def test_a_worker_killed_in_a_sum_voids_the_iteration_and_the_group_is_formed_anew(tmp_path, when, victim, number):
     run = Run(scheme=f"{LEADERS},across=ssp:bound=2", samples=154, epochs=2)
     outcomes = run_served(
