@@ -133,7 +133,9 @@ def test_a_worker_that_dies_while_they_sum_up_voids_the_iteration_for_all(pushed
     for line in pushed:
         bundle.push(line, samples=4, units=line)
     assert bundle.leave(3) == {1, 2}
+    assert bundle.due() is None
     assert not bundle.leave(1)
+    assert bundle.due() is None
     assert not bundle.leave(2)
     assert bundle.due() is None
     # They are back, over lines of their own.

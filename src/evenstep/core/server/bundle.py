@@ -95,6 +95,10 @@ class Bundle:
         if line not in self._summing:
             return frozenset()
         others, self._summing = self._summing - {line}, frozenset()
+        for other in others:
+            # Nothing of theirs counts from now on, whichever of them is told first.
+            self.ask(other)
+            self._pushed.pop(other, None)
         return others
 
     def ask(self, line: int) -> None:
