@@ -97,7 +97,7 @@ def test_those_who_offer_sum_up_once_nobody_computes_and_their_pushes_are_one():
     bundle = computing(1, 3)
     assert offering(bundle, 3, 1) == Agreed(((1, 0.25), (3, 0.75)), Ring(1, (1, 3)))
     assert bundle.agreed() is None
-    assert summed(bundle, 3, 1) == Together(1, ((1, 0.25), (3, 0.75)), summed=True)
+    assert summed(bundle, 3, 1) == Together(1, ((1, 0.25), (3, 0.75)), holder=1)
     # The next time in the same ring.
     for line in (1, 3):
         bundle.answer(line, 1, over=False)
@@ -165,3 +165,13 @@ def test_only_who_computes_can_offer():
     bundle.offer(1, samples=4, units=4)
     with pytest.raises(ProtocolError, match="nothing to compute on"):
         bundle.offer(1, samples=4, units=4)
+
+
+def test_the_first_holds_the_sum_also_where_its_own_part_counts_nothing():
+    bundle = computing(1, 2)
+    bundle.offer(1, samples=4, units=0)
+    bundle.offer(2, samples=4, units=8)
+    bundle.agreed()
+    bundle.push(1, samples=4, units=0)
+    bundle.push(2, samples=4, units=8)
+    assert bundle.due() == Together(1, ((1, 0.0), (2, 1.0)), holder=1)

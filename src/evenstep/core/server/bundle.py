@@ -17,12 +17,12 @@ Weights = tuple[tuple[int, float], ...]
 class Together(NamedTuple):
     """Pushes that travel as one.
 
-    `number` names them until they are answered. `summed`: the first line has their mean already, by a collective.
+    `number` names them until they are answered. `holder`: the line that has their mean already, by a collective.
     """
 
     number: int
     weights: Weights
-    summed: bool = False
+    holder: int | None = None
 
 
 @final
@@ -167,11 +167,12 @@ class Bundle:
         if self._computing or self._offered or not self._pushed:
             return None
         pushes, self._pushed = self._pushed, {}
-        summed, self._summing = bool(self._summing), frozenset()
+        holder = min(self._summing, default=None)
+        self._summing = frozenset()
         self._number += 1
         for line, push in pushes.items():
-            self._passed_on[line] = replace(push, number=self._number, summed=summed)
-        return Together(self._number, _weights(pushes), summed)
+            self._passed_on[line] = replace(push, number=self._number, summed=holder is not None)
+        return Together(self._number, _weights(pushes), holder)
 
     def _require_computing(self, line: int) -> None:
         if line not in self._computing:

@@ -239,8 +239,8 @@ class Group:
         members = [self._members[line] for line, _ in together.weights]
         weights = [weight for _, weight in together.weights]
         counted = [(member.seat.gradients, weight) for member, weight in zip(members, weights, strict=True) if weight]
-        if together.summed:
-            gradients = members[0].seat.gradients
+        if together.holder is not None:
+            gradients = self._members[together.holder].seat.gradients
         elif len(counted) > 1:
             gradients = combined(layout, counted)
         else:
