@@ -124,3 +124,30 @@ def test_each_group_shares_out_its_part_of_the_batch():
 def test_groups_of_other_workers_than_there_are_are_refused():
     with pytest.raises(ConfigError, match="each of the workers 0 to 15 once"):
         run("grouped:groups=0-3/4-7", cluster())
+
+
+def behind_links(hosts, workers):
+    """So many hosts of so many workers each, which compute 10 ms a sample, and a server behind a link of 1 MB/s."""
+    text = '[devices.one]\nper_sample = "10 ms"\n[links.lan]\nbandwidth = "8 Mbit/s"\nlatency = "0 s"\n'
+    text += "".join(f'[hosts.h{number}]\nlink = "lan"\n' for number in (*range(hosts), "s"))
+    text += "".join(f'[[workers]]\ndevice = "one"\nhost = "h{number}"\ncount = {workers}\n' for number in range(hosts))
+    return parse_cluster(text + '[[servers]]\nhost = "hs"\n')
+
+
+@pytest.mark.parametrize("across", ["asp", "bsp"])
+def test_a_group_on_one_host_costs_the_network_what_one_worker_does(across):
+    def of(where, scheme):
+        scenario = Scenario(
+            cluster=where, scheme=parse_scheme(scheme), global_batch_size=8 * len(where), iterations=30,
+            epoch_samples=8 * len(where) * 10, message_bytes=100_000,
+        )  # fmt: skip
+        log = Log(workers=[Kept() for _ in where.workers], server=Kept())
+        result = simulate(scenario, log=log)
+        return result.seconds, sum(event["bytes"] for event in log.server if event["event"] == "tally")
+
+    alone = of(behind_links(2, 1), f"grouped:groups=2,across={across}")
+    grouped = of(behind_links(2, 4), f"grouped:groups=hosts,across={across}")
+    assert grouped == pytest.approx(alone)
+    seconds, sent = of(behind_links(2, 4), f"grouped:groups=hosts,across={across},push_to=root")
+    assert sent == pytest.approx(4 * grouped[1], rel=0.05)  # Of those under way when all is done, only one counts.
+    assert seconds > 1.5 * grouped[0]

@@ -93,7 +93,7 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> GroupSum
     Raises:
         ConfigError: The server of a group could not be started.
     """
-    groups = group_servers(scheme, hosts)
+    groups = group_servers(scheme, hosts, root=hosts[0])
     if not groups:
         return None
     rank, link = joined.workers.rank, joined.link

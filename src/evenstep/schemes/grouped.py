@@ -142,13 +142,13 @@ def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
     return replace(scheme, name=name, sync=replace(scheme.sync, grouping=_grouping(text, "rank")))
 
 
-def group_servers(scheme: Scheme, hosts: Sequence[str]) -> Groups:
-    """The groups that have a server of their own, for workers on these hosts, by rank; the root is with worker 0.
+def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> Groups:
+    """The groups that have a server of their own, for workers on these hosts, by rank, and the root on that of its own.
 
     A group on the root's host reaches the root without the network, so it has one only where its workers sum gradients
     among themselves; a group of a single worker has nothing to combine.
 
-    >>> group_servers(grouped(groups=3), ["a", "a", "b", "b", "c", "a"])
+    >>> group_servers(grouped(groups=3), ["a", "a", "b", "b", "c", "a"], root="a")
     ((2, 3),)
     """
     sync, served = scheme.sync, scheme.served
@@ -162,5 +162,5 @@ def group_servers(scheme: Scheme, hosts: Sequence[str]) -> Groups:
         for group in groups
         if len(group) > 1
         and len({hosts[worker] for worker in group}) == 1
-        and (served.push_to == "leader" or hosts[group[0]] != hosts[0])
+        and (served.push_to == "leader" or hosts[group[0]] != root)
     )

@@ -7,10 +7,11 @@ import numpy as np
 
 from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError
+from evenstep.core.groups import Groups
 from evenstep.core.samples import Ledger
 from evenstep.core.sync import Sync
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme, placed
+from evenstep.schemes import Scheme, group_servers, placed
 
 _LARGEST: Final = 2**62
 
@@ -101,11 +102,21 @@ class Scenario:
     @property
     def sync(self) -> Sync:
         """The scheme's, with the groups of these hosts where it asks for them."""
-        hosts = [
+        return placed(self.scheme, self._hosts).sync
+
+    @property
+    def group_servers(self) -> Groups:
+        """The groups that have a server of their own, on their host."""
+        servers = self.cluster.servers
+        return group_servers(placed(self.scheme, self._hosts), self._hosts, root=servers[0].name if servers else None)
+
+    @property
+    def _hosts(self) -> list[str]:
+        """Of each worker; one that is on none is by itself."""
+        return [
             f"worker {number}" if worker.host is None else worker.host.name
             for number, worker in enumerate(self.cluster.workers)
         ]
-        return placed(self.scheme, hosts).sync
 
     def _require_workers(self) -> None:
         for number, worker in enumerate(self.cluster.workers):

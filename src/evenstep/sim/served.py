@@ -8,6 +8,7 @@ from evenstep.core.disturb.draw import derive_seed
 from evenstep.core.errors import ConfigError
 from evenstep.core.server import Answer, Arrival, Coordinator, CoordinatorCommand, Update
 from evenstep.core.sync import Regroup
+from evenstep.sim.group_server import GroupServer
 from evenstep.sim.log import TALLY_SECONDS, Log
 from evenstep.sim.network import Network
 from evenstep.sim.place import Place, Pushed
@@ -48,6 +49,11 @@ class ServedRun:
             scenario.cluster, message_bytes=scenario.message_bytes or 0, servers=scheme.served.servers
         )
         self._free = self._network.free
+        self._behind: dict[int, GroupServer] = {}
+        """The group server that a worker pushes to, of those that have one, where that makes a difference."""
+        if not self._free:
+            for group in scenario.group_servers:
+                self._behind |= dict.fromkeys(group, GroupServer())
         self._exchange_seconds = scenario.exchange_seconds
         self._exchange_jitter = Jitter(
             spread=scenario.exchange_spread, seed=derive_seed(scenario.cluster.seed, "exchange")
@@ -64,6 +70,8 @@ class ServedRun:
         self._sizes: dict[int, list[int]] = {}
         """What each worker has heard of everybody's sizes, where it is written down."""
         self._tallied = (0.0, 0, 0)
+        self._spared = 0
+        """Messages of gradients that were never sent, since several pushes travelled as one."""
         self._handlers: tuple[Callable[[Place, float], None], ...] = (
             self._leave,
             self._join,
@@ -117,6 +125,8 @@ class ServedRun:
         spec = self._scenario.cluster.workers[place.number]
         place.come(now, VirtualWorker(spec, place.number, self._scenario.scheme, estimates=self._estimates))
         self._coordinator.join(place.number)
+        if place.number in self._behind:
+            self._behind[place.number].bundle.join(place.number)
         if place.leaves_at is not None:
             self._events.add((place.leaves_at, _LEAVE, place.number, place.incarnation))
         if self._log is not None:
@@ -141,7 +151,10 @@ class ServedRun:
             self._events.add((stay.begins, _JOIN, place.number, place.incarnation))
         if self._log is not None:
             self._log.served("leave", now, self._coordinator.version, worker=place.number, why="was taken away")
+        if place.number in self._behind:
+            self._behind[place.number].bundle.leave(place.number)
         self._carry_out(self._coordinator.leave(place.number, now), now)
+        self._pass_on(place, now)
 
     # A worker's loop.
 
@@ -151,6 +164,7 @@ class ServedRun:
         place.entered = now
         place.over = False
         self._heard("begin", place, now, number=number, epoch=number, ahead=self._ahead)
+        self._holds_nothing(place, now)
         self._carry_out(self._coordinator.begin(place.number, number, number, now, ahead=self._ahead), now)
 
     def _ask(self, place: Place, now: float) -> None:
@@ -159,6 +173,7 @@ class ServedRun:
             self._begin(place, place.epoch + 1, now)
         else:
             self._heard("rest", place, now)
+            self._holds_nothing(place, now)
             self._carry_out(self._coordinator.rest(place.number, now), now)
 
     def _start(self, place: Place, now: float) -> None:
@@ -206,9 +221,39 @@ class ServedRun:
         place.arrival = arrival
         if self._free:
             self._arrive(place, now)
+        elif place.number in self._behind:
+            self._behind[place.number].bundle.push(place.number, samples, samples)
+            self._pass_on(place, now)
         else:
             arrives = self._network.push_arrives(place.number, now)
             self._events.add((arrives, _PUSH, place.number, place.incarnation))
+
+    def _holds_nothing(self, place: Place, now: float) -> None:
+        """Nobody's push waits for this worker's any more."""
+        if place.number in self._behind:
+            self._behind[place.number].bundle.ask(place.number)
+            self._pass_on(place, now)
+
+    def _pass_on(self, place: Place, now: float) -> None:
+        """The server of the worker's group sends what is due, in one message; nothing where it has none."""
+        group = self._behind.get(place.number)
+        together = None if group is None else group.bundle.due()
+        if together is None:
+            return
+        workers = [worker for worker, _ in together.weights]
+        self._spared += len(workers) - 1
+        arrives = self._network.push_arrives(workers[0], now)
+        for worker in workers:
+            self._events.add((arrives, _PUSH, worker, self._places[worker].incarnation))
+
+    def _pull_arrives(self, worker: int, version: int, now: float) -> float:
+        """When the weights of this version, sent now, have reached the worker, of whose group only one is sent them."""
+        group = self._behind.get(worker)
+        if group is None:
+            return self._network.pull_arrives(worker, now)
+        if group.version != version:
+            group.version, group.arrives = version, self._network.pull_arrives(worker, now)
+        return max(now, group.arrives)
 
     def _go_on_meanwhile(self, place: Place, now: float) -> None:
         """The push is under way: compute on what is in hand, or wait."""
@@ -242,6 +287,8 @@ class ServedRun:
         place.version = answer.version
         place.over = answer.over
         place.claims.extend(answer.claims)
+        if place.number in self._behind:
+            self._behind[place.number].bundle.answer(place.number, len(answer.claims), over=answer.over)
         if place.asking:
             self._end_exchange(place, answer, now)
         if place.computed is not None:
@@ -316,7 +363,7 @@ class ServedRun:
             self._plan(place)
         # Weights that the worker has already are not sent again.
         here = self._free or answer.version == place.version
-        arrives = now if here else self._network.pull_arrives(worker, now)
+        arrives = now if here else self._pull_arrives(worker, answer.version, now)
         if place.asking:
             arrives += self._exchange_takes(place)
         if arrives > now or self._overlaps:  # Whose worker may push in turn, which has to wait for the next event.
@@ -346,7 +393,7 @@ class ServedRun:
         assert self._log is not None
         since, commits, pushes = self._tallied
         version = self._coordinator.version
-        pushed = sum(place.pushes for place in self._places)
+        pushed = sum(place.pushes for place in self._places) - self._spared
         self._tallied = (now, version, pushed)
         if version == commits:
             return
