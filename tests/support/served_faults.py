@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import torch
 
 from evenstep.runtime import join_servers
@@ -156,7 +157,10 @@ def nothing():
 
 
 def train_summing(run, folder, victim, number, fault):
-    """As `train`; before or after its sum of this number (from 1) the victim dies, or `within` it its line is cut."""
+    """As `train`, with a fault of the victim's sum of this number (from 1).
+
+    It dies `before` or `after` it, its line is cut `within`, or its group's `server`, which it has started, is killed.
+    """
     calls = []
     add_up = GroupSum.add_up
 
@@ -167,6 +171,9 @@ def train_summing(run, folder, victim, number, fault):
             kill()
         if due and fault == "within":
             group_sum._ring = Cut()
+        if due and fault == "server":
+            (server,) = psutil.Process().children()
+            server.kill()
         first = add_up(group_sum, told, gradients)
         if due and fault == "after":
             kill()

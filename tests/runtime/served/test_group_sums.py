@@ -75,3 +75,12 @@ def test_a_sum_that_fails_raises_nothing_in_the_script_and_loses_no_sample(tmp_p
     assert all(value["ended"][-1] == values[0]["ended"][-1] for value in values)
     assert values[1]["rings"][:3] == [1, 1, 2]
     assert sum(event["samples"] for event in server_events(tmp_path, "push")) == run.epochs * run.samples
+
+
+def test_a_group_server_killed_in_a_sum_is_started_again_and_no_sample_is_lost(tmp_path):
+    run = Run(scheme=f"{LEADERS},across=ssp:bound=1", samples=154, epochs=2)
+    values = results(run_served(served_faults.train_summing, 5, run, tmp_path, 0, 2, "server", run_dir=tmp_path))
+    assert all(value["ended"][-1] == values[0]["ended"][-1] for value in values)
+    assert sum(event["samples"] for event in server_events(tmp_path, "push")) == run.epochs * run.samples
+    joined = sorted(event["worker"] for event in server_events(tmp_path, "join"))
+    assert joined == [0, 0, 1, 1, 2, 2, 3, 4]
