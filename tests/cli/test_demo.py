@@ -3,6 +3,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.records import check_records
 
 from evenstep.cli.demonstration import runs as demo_runs
 from evenstep.cli.demonstration.setting import ideal_speed_up, write_digits
@@ -38,6 +39,7 @@ def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_pat
     assert dssp["served"]["samples_committed"] == 1437
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
     runs = [read_run(folder / name) for name in ("bsp", "lb-bsp", "dssp")]
+    assert all({"run", "plan", "iteration", "note", "end"} <= check_records(folder / run) for run in ("bsp", "dssp"))
     assert [run.scheme.partition(":")[0] for run in runs] == ["bsp", "lb-bsp", "dssp"]
     # One start: the same processes noted their losses in all three runs.
     assert len(list((folder / "output").iterdir())) == 1

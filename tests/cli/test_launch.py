@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.records import check_records
 from support.server_reports import Reports, stand_in
 
 from evenstep.cli.main import main
@@ -18,6 +19,7 @@ from evenstep.runtime.launch import launch
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.run_failed import RunFailedError, WorkerFailure, failure_of_all
 from evenstep.telemetry import read_events
+from evenstep.telemetry.events import parse_event
 
 pytestmark = pytest.mark.multiprocess
 
@@ -114,8 +116,14 @@ memory = "1 GB"
 memory_per_sample = "100 MB"
 [devices.large]
 per_sample = "1 ms"
+[disturbances.spell]
+kind = "from"
+factor = 2
+first = 3
+until = 7
 [[workers]]
 device = "large"
+disturb = ["spell"]
 [[workers]]
 device = "small"
 """
@@ -129,12 +137,20 @@ def test_a_batch_that_ran_out_of_memory_is_named_and_not_tried_again(tmp_path, c
     assert "worker 1 ran out of memory with a batch of 12 samples: start again with the same run directory" in last
     (event,) = read_events(tmp_path / "run", kinds=("out_of_memory",))
     assert (event["worker"], event["samples"]) == (1, 12)
+    # The other worker may be ended by the launcher before it finds out.
+    last = [event for event in read_events(tmp_path / "run") if event["worker"] == 1][-2:]
+    assert [event["event"] for event in last] == ["error", "end"]
+    assert last[0]["type"] == "OutOfMemoryError"
+    assert last[0]["text"].startswith("worker 1 ran out of memory with a batch of 12 samples: start again")
     # Nothing smaller has run, so the second start begins at half of it, and learns what fits from there.
     assert run(*options, SCRIPTS / "trains.py", 12) == 0
     plans = [event for event in read_events(tmp_path / "run") if event["event"] == "plan" and event["worker"] == 1]
     assert plans[0]["batch_sizes"] == [12, 12]
     assert plans[1]["batch_sizes"] == [18, 6]
     assert all(plan["batch_sizes"][1] <= 10 for plan in plans[1:])
+    told = read_events(tmp_path / "run", kinds=("disturbance",))
+    assert [(event["worker"], event["iteration"], event["factor"]) for event in told] == [(0, 3, 2.0), (0, 7, 1.0)]
+    assert {"run", "iteration", "out_of_memory", "end"} <= check_records(tmp_path / "run")
 
 
 # Under a scheme with servers, for which other programs stand in.
@@ -226,7 +242,8 @@ def test_a_run_outlives_its_servers_which_start_again(reports, tmp_path, capfd):
     text = "server 0 was killed by SIGKILL; all start again from their last snapshot (1 of 3)"
     assert capfd.readouterr().err == f"evenstep: {text}\n"
     event = json.loads((tmp_path / "run" / "launcher.jsonl").read_text())
-    assert event == {"event": "servers_restarted", "server": 0, "restart": 1, "text": text}
+    assert event == {"event": "servers_restarted", "server": 0, "restart": 1, "text": text, "at": event["at"]}
+    assert parse_event(event).restart == 1
 
 
 def test_servers_that_are_lost_are_named_first(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from support import training
 from support.processes import results, run_workers
+from support.records import check_records
 from support.training import Run
 
 from evenstep.telemetry import read_events
@@ -62,6 +63,7 @@ def test_sizes_change_only_where_workers_meet(load, tmp_path):
         assert sizes[-1][2] < 5
     meetings = [event for event in read_events(tmp_path) if event["event"] == "iteration" and event["worker"] == 0]
     assert len(meetings) == 2 * 7
+    assert {"run", "plan", "iteration"} <= check_records(tmp_path)
     for event in meetings:
         parts = sum(event[f"{part}_seconds"] for part in ("input", "compute", "wait", "comm"))
         assert parts <= event["iteration_seconds"] + 1e-3

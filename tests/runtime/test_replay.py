@@ -8,6 +8,7 @@ import pytest
 from support import training
 from support.processes import results, run_workers
 from support.recorded import by_worker
+from support.records import check_record
 from support.training import Run
 
 from evenstep.core.cluster import parse_cluster
@@ -56,6 +57,14 @@ def test_lb_bsp_finds_the_sizes_of_the_emulated_speeds(recorded):
     # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32; timers are noisy on a busy machine, hence the margin of 1 and the
     # median of all that follow.
     assert np.abs(np.median(values[0]["sizes"][8:], axis=0) - [8, 8, 16, 32]).max() <= 1
+
+
+def test_every_line_is_a_record(recorded):
+    _, workers = recorded
+    for events in workers:
+        for event in events:
+            check_record(event)
+    assert workers[0][0]["emulated"]
 
 
 def test_every_worker_recorded_the_same_plans(recorded):

@@ -13,6 +13,7 @@ from pathlib import Path
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
 from support.processes import CONTEXT, run_workers
+from support.records import check_records
 
 LIMIT_SECONDS = 30.0
 
@@ -83,7 +84,8 @@ def _serve(settings, secret, end):
 
 
 def server_events(run_dir, kind=None):
-    """What shard 0 has written down."""
+    """What shard 0 has written down, every line of which is a record."""
+    check_records(Path(run_dir))
     lines = Path(run_dir, "server-0.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     return [event for event in events if kind in (None, event["event"])]

@@ -1,8 +1,11 @@
 """The event log: its records, and what follows it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
+from support.records import check_records
 
 from evenstep.core.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
@@ -14,9 +17,17 @@ from evenstep.telemetry.events import RECORDS, IterationDone, Run, parse_event
 CLUSTER = """
 [devices.d]
 per_sample = "1 ms"
+[disturbances.spell]
+kind = "from"
+factor = 3
+first = 4
+until = 12
 [[workers]]
 device = "d"
-count = 3
+count = 2
+[[workers]]
+device = "d"
+disturb = ["spell"]
 """
 
 
@@ -36,18 +47,9 @@ def run_dir(request, tmp_path_factory):
 
 
 def test_every_line_of_a_run_is_a_record_with_nothing_left_over(run_dir):
-    seen = set()
-    for role in ("worker", "server"):
-        for line in read_events(run_dir, role=role):
-            record = parse_event(line)
-            if record is None:
-                assert line["event"] in ("begin", "rest", "stop")
-                continue
-            seen.add(record.kind)
-            fields = {*type(record).__slots__, "event", "worker", "server"}
-            assert set(line) <= fields
-            assert all(getattr(record, name) == line[name] for name in line if name in type(record).__slots__)
-    assert {"run", "plan", "iteration"} <= seen
+    seen = check_records(run_dir)
+    assert {"run", "plan", "disturbance", "iteration", "end"} <= seen
+    assert ("begin" in seen) == (next(read_events(run_dir))["engine"] == "server")
 
 
 def test_records_are_frozen(run_dir):
@@ -114,9 +116,55 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
         logged.record({"event": "run", "scheme": "lb-bsp", "workers": 4, "global_batch_size": 64})
         logged.record({"event": "iteration"})
         logged.record({"event": "plan", "iteration": 2, "batch_sizes": [16, 16, 16, 16]})
+        logged.record({"event": "disturbance", "iteration": 3, "at": 1.0, "factor": 4.0, "extra_seconds": 0.05})
         logged.record({"event": "diverging", "iteration": 9, "since": 5})
+        logged.record({"event": "error", "iteration": 9, "at": 1.0, "type": "ValueError", "text": "no good"})
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "worker 3: lb-bsp with 4 workers, global batch 64"),
         ("DEBUG", "worker 3: sizes from iteration 2: [16, 16, 16, 16]"),
+        ("INFO", "worker 3: emulated slowness from iteration 3: 4 times its seconds and 0.05 s more"),
         ("WARNING", "worker 3: training seems to be diverging since iteration 5"),
+        ("ERROR", "worker 3: failed: ValueError: no good"),
     ]
+
+
+def test_slowness_is_told_when_it_begins_and_when_it_ends(run_dir):
+    told = list(read_events(run_dir, kinds=["disturbance"]))
+    assert [(each["worker"], each["iteration"], each["factor"]) for each in told] == [(2, 4, 3.0), (2, 12, 1.0)]
+    iterations = {each["iteration"]: each for each in read_events(run_dir, kinds=["iteration"]) if each["worker"] == 2}
+    for each in told:
+        assert each["at"] == pytest.approx(iterations[each["iteration"]]["at"])
+
+
+ENDS = """
+import os, sys, threading, time
+from pathlib import Path
+from evenstep.telemetry import JsonlRecorder
+
+def run(name):
+    recorder = JsonlRecorder(Path(sys.argv[1], name), 0, last=lambda: {"event": "end", "at": time.perf_counter()})
+    recorder.record({"event": "run"})
+    if os.fork() == 0:
+        sys.exit()  # Its end is nobody's.
+    os.wait()
+    if name == "closes":
+        recorder.close()
+        recorder.close()
+    if name == "is killed":
+        os.kill(os.getpid(), 9)
+    if name == "raises":
+        raise ValueError(recorder)
+    sys.exit(len(name))
+
+for name in ("closes", "is killed", "raises", "exits"):
+    if os.fork() == 0:
+        run(name)
+    os.wait()
+"""
+
+
+def test_who_ends_by_itself_says_so_once(tmp_path):
+    subprocess.run([sys.executable, "-c", ENDS, tmp_path], stderr=subprocess.DEVNULL, timeout=60, check=True)
+    kinds = {folder.name: [event["event"] for event in read_events(folder)] for folder in tmp_path.iterdir()}
+    ended = ["run", "end"]
+    assert kinds == {"closes": ended, "is killed": ["run"], "raises": ended, "exits": ended}

@@ -63,6 +63,7 @@ def restore(
     if name is None:
         return None
     _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader)
+    engine.balancer.record_checkpoint(name, restored=True)
     return checkpoints.path / name
 
 

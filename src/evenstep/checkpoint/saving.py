@@ -114,6 +114,7 @@ def save(
         if first:
             shutil.rmtree(checkpoints.partial(name), ignore_errors=True)
         raise
+    engine.balancer.record_checkpoint(name, restored=False)
     return checkpoints.path / name
 
 

@@ -6,7 +6,7 @@ It does not communicate: an engine takes its row to the others, and brings back 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast, final
 
 import numpy as np
@@ -161,9 +161,18 @@ class Balancer:
         if goes_on and before is not None:
             self.iteration.go_on_from(before)
         if self.hold is not None:
+            if piece.first:
+                self._tell_slowness(self.hold, now)
             self.hold.require_memory(len(piece.positions))
         self._stopwatch.run()
         return self.iteration
+
+    def _tell_slowness(self, hold: Hold, now: float) -> None:
+        slowness = hold.news.of(self._number - 1)
+        if slowness is not None:
+            self._recorder.record(
+                {"event": "disturbance", "iteration": self._number - 1, "at": now, **asdict(slowness)}
+            )
 
     def compute_goes_on(self) -> None:
         """Run the clock of compute, where it is not running."""
@@ -251,7 +260,16 @@ class Balancer:
 
     def record_divergence(self, iteration: int, since: int) -> None:
         """It was found in an iteration that training seems to be diverging, since an earlier one."""
-        self._recorder.record({"event": "diverging", "iteration": iteration, "since": since})
+        self._recorder.record({"event": "diverging", "iteration": iteration, "at": self._clock(), "since": since})
+
+    def record_checkpoint(self, name: str, *, restored: bool) -> None:
+        """All workers have saved a checkpoint together, or go on from one; the first of them writes it down."""
+        if self.workers.rank == 0:
+            now = self.iteration
+            number = -1 if now is None else now.number
+            self._recorder.record(
+                {"event": "checkpoint", "iteration": number, "at": self._clock(), "name": name, "restored": restored}
+            )
 
     def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
         """Feed the estimator, with what is reported and no more digits, so that a replay of the reports decides alike.

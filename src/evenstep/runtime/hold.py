@@ -6,6 +6,7 @@ from typing import final
 
 from evenstep.core.disturb.base import Disturbance
 from evenstep.core.disturb.device_memory import DeviceMemory
+from evenstep.core.disturb.news import SlownessNews
 from evenstep.core.errors import EvenstepError
 
 
@@ -23,6 +24,7 @@ class Hold:
     worker's gradient is complete, over the real communication stack.
 
     `overruns` counts the iterations whose real work took longer than the emulated time: they could not be emulated.
+    `news` knows when there is something to tell of its slowness.
     """
 
     disturbance: Disturbance
@@ -32,11 +34,13 @@ class Hold:
     clock: Callable[[], float]
     wait: Callable[[float], None]
     overruns: int = 0
+    news: SlownessNews = field(init=False)
     _held_seconds: float = 0.0
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._began = self.clock()
+        self.news = SlownessNews(self.disturbance, self.worker)
 
     def begin_iteration(self) -> None:
         """A new iteration: nothing of it has been held yet."""

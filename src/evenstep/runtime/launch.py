@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -157,7 +158,7 @@ def _tell(run_dir: Path | None, event: Mapping[str, object]) -> None:
     say(str(event["text"]))
     if run_dir is not None:
         with (run_dir / "launcher.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+            file.write(json.dumps({**event, "at": time.perf_counter()}, separators=(",", ":")) + "\n")
 
 
 def _end_on_signals() -> None:

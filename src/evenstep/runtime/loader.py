@@ -194,7 +194,8 @@ class PreparedLoader:
         averaged, weighted by their samples: with a mean loss on each, that is the loss of the union batch. A tensor on
         a device is fetched, which waits for the device: note now and then there.
         """
-        self._balancer.note({name: float(value) for name, value in values.items()})
+        numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in values.values())
+        self._balancer.note(dict(zip(values, map(float, numbers), strict=True)))
 
     def mean_over_workers(self, value: Value, count: float) -> Value:
         """The mean of everybody's `value`, weighted by `count`: of a loss or an accuracy over uneven shares.

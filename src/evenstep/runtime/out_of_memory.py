@@ -1,6 +1,7 @@
 """A device that ran out of memory: recorded and named before the process dies, and heeded when it is started again."""
 
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +47,7 @@ def name_out_of_memory(balancer: Balancer, recorder: Recorder, device: str, advi
             {
                 "event": "out_of_memory",
                 "iteration": now.number,
+                "at": time.perf_counter(),
                 "device": device,
                 "samples": size,
                 "largest_run": balancer.largest_run,

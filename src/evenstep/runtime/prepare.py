@@ -20,6 +20,7 @@ from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLim
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.error_file import report_failure_to_launcher
 from evenstep.runtime.factors import factor_sampler
+from evenstep.runtime.failure import record_failure
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
@@ -120,10 +121,10 @@ def prepare(
     if joined is not None:
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
-    kept: Recorder = Silent() if agreement.run_dir is None else JsonlRecorder(agreement.run_dir, workers.rank)
-    recorder = Logged(kept, workers.rank)
+    recorder = _recorder(agreement, workers)
     engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum)
     device = agreement.workers[workers.rank]["device"]
+    record_failure(engine.balancer, recorder, time.perf_counter)
     name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
     for each in request.optimizers:
         each.register_step_pre_hook(lambda stepped, *_: engine.before_step(stepped))
@@ -169,6 +170,7 @@ def prepare(
             "maximum": agreement.problem.maximum.tolist(),
             "multiple": agreement.problem.multiple,
             "seed": seed,
+            "emulated": agreement.emulation.device,
             **{
                 key: agreement.workers[workers.rank][key]
                 for key in ("version", "torch", "python", "host", "gpu", "device")
@@ -188,6 +190,14 @@ def _served(request: Request) -> Served | None:
         return None
 
 
+def _recorder(agreement: Agreement, workers: Workers) -> Recorder:
+    """Where this worker's events go."""
+    kept: Recorder = Silent()
+    if agreement.run_dir is not None:
+        kept = JsonlRecorder(agreement.run_dir, workers.rank, last=lambda: {"event": "end", "at": time.perf_counter()})
+    return Logged(kept, workers.rank)
+
+
 def _engine(
     request: Request,
     workers: Workers,
@@ -199,12 +209,12 @@ def _engine(
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
-    if agreement.disturbance is not None:
+    if agreement.emulation.disturbance is not None:
         hold = Hold(
-            disturbance=agreement.disturbance,
+            disturbance=agreement.emulation.disturbance,
             worker=workers.rank,
-            largest_batch=agreement.largest_batch,
-            memory=agreement.memory,
+            largest_batch=agreement.emulation.largest_batch,
+            memory=agreement.emulation.memory,
             clock=clock,
             wait=wait,
         )
@@ -253,8 +263,8 @@ def _learnt_limit(device: torch.device, agreement: Agreement) -> LearntLimit | N
     if agreement.scheme.micro_batch is not None:
         return None
     failed = None if agreement.failed is None else agreement.failed.samples
-    if agreement.memory is not None:
-        return LearntLimit(EmulatedMemory(agreement.memory), failed=failed)
+    if agreement.emulation.memory is not None:
+        return LearntLimit(EmulatedMemory(agreement.emulation.memory), failed=failed)
     if device.type == "cuda":
         return LearntLimit(CudaMemory(device), failed=failed)
     return None

@@ -126,8 +126,8 @@ def profiler_of(
         raise ConfigError("a profile is one worker's: start it without torchrun")
     device = next(request.models[0].parameters()).device
     probe: MemoryProbe
-    if agreement.memory is not None:
-        probe = EmulatedMemory(agreement.memory)
+    if agreement.emulation.memory is not None:
+        probe = EmulatedMemory(agreement.emulation.memory)
     elif device.type == "cuda":
         probe = CudaMemory(device)
     else:

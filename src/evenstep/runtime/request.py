@@ -58,6 +58,19 @@ class Request:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """What is not this worker's own: `disturbance`, None for none, and whether another `device` is among it.
+
+    `largest_batch` is the limit that is known of that device, and `memory` the one that is not.
+    """
+
+    disturbance: Disturbance | None
+    device: bool
+    largest_batch: int
+    memory: DeviceMemory | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
     """What all workers do alike (`scheme`, `problem`, `depth`), and what this one brings of its own."""
 
@@ -66,9 +79,7 @@ class Agreement:
     depth: int
     order: EpochOrder
     run_dir: Path | None
-    disturbance: Disturbance | None
-    largest_batch: int
-    memory: DeviceMemory | None
+    emulation: Emulation
     failed: Failure | None
     limits: IntArray
     workers: list[dict[str, Any]]
@@ -120,9 +131,7 @@ def agree(request: Request, workers: Workers) -> Agreement:
         depth=max(record["depth"] for record in records),
         order=mine.order,
         run_dir=mine.run_dir,
-        disturbance=mine.disturbance,
-        largest_batch=mine.largest_batch,
-        memory=mine.memory,
+        emulation=mine.emulation,
         failed=mine.failed,
         limits=_limits(scheme, records),
         workers=records,
@@ -134,9 +143,7 @@ class _Checked:
     scheme: Scheme
     order: EpochOrder
     run_dir: Path | None
-    disturbance: Disturbance | None
-    largest_batch: int
-    memory: DeviceMemory | None
+    emulation: Emulation
     failed: Failure | None
     record: dict[str, Any]
     """What the other workers are told, as JSON."""
@@ -151,19 +158,17 @@ def _check(request: Request, workers: Workers) -> _Checked:
     scheme = asked_scheme(request)
     _require_goes_with(scheme, request)
     order = order_of(loader, workers, request.seed)
-    disturbance, largest_batch, memory = _emulated(request, workers)
+    emulation = _emulation(request, workers)
     run_dir = request.events_dir
     device = models.device_of(request.models[0])
     failed = None if run_dir is None else read_failure(run_dir, device_identity(device, workers))
-    _require_micro_batch_fits(scheme, largest_batch, failed)
+    _require_micro_batch_fits(scheme, emulation.largest_batch, failed)
     sizes = request.batch_sizes
     return _Checked(
         scheme=scheme,
         order=order,
         run_dir=run_dir,
-        disturbance=disturbance,
-        largest_batch=largest_batch,
-        memory=memory,
+        emulation=emulation,
         failed=failed,
         record={
             "version": evenstep.__version__,
@@ -181,7 +186,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "torch": torch.__version__,
             "device": device_identity(device, workers),
             # A worker that computes on micro-batches can be given any number of them.
-            "largest_batch": UNLIMITED if scheme.micro_batch else largest_batch,
+            "largest_batch": UNLIMITED if scheme.micro_batch else emulation.largest_batch,
             "largest_first": UNLIMITED
             if scheme.micro_batch or failed is None
             else size_after_failure(failed.samples, failed.largest_run),
@@ -290,10 +295,10 @@ def _require_micro_batch_fits(scheme: Scheme, largest_batch: int, failed: Failur
         )
 
 
-def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, int, DeviceMemory | None]:
-    """What disturbs this worker, and the limit that is known and the one that is not of its emulated device."""
+def _emulation(request: Request, workers: Workers) -> Emulation:
+    """What disturbs this worker."""
     parts: list[Disturbance] = []
-    largest_batch, memory = UNLIMITED, None
+    largest_batch, memory, device = UNLIMITED, None, False
     emulate = request.emulate if request.emulate is not None else request.launched.emulate
     if emulate is not None:
         cluster = emulate if isinstance(emulate, Cluster) else read_cluster(Path(emulate))
@@ -305,12 +310,14 @@ def _emulated(request: Request, workers: Workers) -> tuple[Disturbance | None, i
         require_emulable(cluster)
         parts.append(cluster.disturbance())
         largest_batch, memory = cluster.largest_batch(workers.rank), cluster.memory(workers.rank)
+        device = cluster.workers[workers.rank].device is not None
     for text in request.launched.slow:
         slow = parse_slow(text)
         if slow.worker is not None and slow.worker >= workers.count:
             raise ConfigError(f"--slow {text} names worker {slow.worker} but the last one is {workers.count - 1}")
         parts.append(slow)
-    return (Chain(parts=tuple(parts)) if parts else None), largest_batch, memory
+    disturbance = Chain(parts=tuple(parts)) if parts else None
+    return Emulation(disturbance=disturbance, device=device, largest_batch=largest_batch, memory=memory)
 
 
 def _settle_sizes(request: Request, scheme: Scheme, records: list[dict[str, Any]]) -> tuple[Scheme, int]:

@@ -118,12 +118,20 @@ class CollectiveRun:
             worker.seconds(number, batch, began + spent)
             for worker, batch, spent in zip(self._workers, batches, self._spent.tolist(), strict=True)
         ]
+        if self._log is not None:
+            self._tell_slowness(self._log, began)
         self._batches += batches
         self._spent += seconds
         self._largest = list(map(max, self._largest, batches))
         self._passes += 1
         self._number += 1
         self._since_meeting += sizes
+
+    def _tell_slowness(self, log: Log, began: float) -> None:
+        for number, (worker, spent) in enumerate(zip(self._workers, self._spent.tolist(), strict=True)):
+            slowness = worker.news.of(self._number)
+            if slowness is not None:
+                log.disturbance(number, self._number, began + spent, slowness)
 
     def _meet(self) -> None:
         """All sum their gradients, or average their models, and tell what they have measured."""
@@ -179,6 +187,9 @@ class CollectiveRun:
             self._log.iteration(worker, parts, {})
 
     def _result(self) -> SimulatedRun:
+        if self._log is not None:
+            for worker in range(len(self._workers)):
+                self._log.end(worker, self._now)
         comm = self._meetings * self._comm_seconds
         return SimulatedRun(
             scheme=self._scenario.scheme.name,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final, final
 
+from evenstep.core.disturb import Slowness
 from evenstep.core.values import Factors
 from evenstep.sim.scenario import Scenario
 from evenstep.telemetry import SCHEMA, Recorder
@@ -45,6 +46,15 @@ class Log:
     def plan(self, worker: int, iteration: int, batch_sizes: Sequence[int]) -> None:
         """A worker has heard of other sizes."""
         self.workers[worker].record({"event": "plan", "iteration": iteration, "batch_sizes": list(batch_sizes)})
+
+    def disturbance(self, worker: int, iteration: int, at: float, slowness: Slowness) -> None:
+        """A worker is made slower or faster from this iteration on, which begins now."""
+        about = {"factor": slowness.factor, "extra_seconds": slowness.extra_seconds}
+        self.workers[worker].record({"event": "disturbance", "iteration": iteration, "at": at, **about})
+
+    def end(self, worker: int, at: float) -> None:
+        """A worker is done."""
+        self.workers[worker].record({"event": "end", "at": at})
 
     def iteration(self, worker: int, parts: Mapping[str, object], more: Mapping[str, object]) -> None:
         """A worker's iteration is over; `more` is what servers told of its push."""

@@ -187,6 +187,10 @@ class ServedRun:
         place.handed_out_on = place.version
         place.began = now
         assert place.worker is not None
+        if self._log is not None:
+            slowness = place.worker.news.of(place.iterations)
+            if slowness is not None:
+                self._log.disturbance(place.number, place.iterations, now, slowness)
         place.seconds = seconds = place.worker.seconds(place.iterations, batch, now)
         place.iterations += 1
         self._events.add((now + seconds, _COMPUTED, place.number, place.incarnation))
@@ -414,10 +418,13 @@ class ServedRun:
             raise ConfigError(
                 "all workers have left before anything was committed: give their [spots.NAME] longer stays"
             )
+        if self._log is not None:
+            for place in self._places:
+                if place.here_since is not None:
+                    self._log.end(place.number, self._now)
+            self._write_tally(self._now)
         for place in self._places:
             place.end(self._now)
-        if self._log is not None:
-            self._write_tally(self._now)
         return SimulatedRun(
             scheme=self._scenario.scheme.name,
             global_batch_size=self._scenario.global_batch_size,

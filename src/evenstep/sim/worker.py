@@ -4,6 +4,7 @@ from typing import Final, final
 
 from evenstep.core.cluster import ClusterWorker
 from evenstep.core.disturb.device_memory import DeviceMemory
+from evenstep.core.disturb.news import SlownessNews
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
 from evenstep.core.load.equal import Equal
@@ -32,6 +33,9 @@ class VirtualWorker:
         number: Its rank, by which its randomness is drawn.
         scheme: Whose estimator it has.
         estimates: Whether it tells its estimates; without, they are 0, as long as nothing is known.
+
+    Attributes:
+        news: When there is something to tell of its slowness.
     """
 
     __slots__ = (
@@ -45,6 +49,7 @@ class VirtualWorker:
         "_natural",
         "_number",
         "_size",
+        "news",
     )
 
     def __init__(self, spec: ClusterWorker, number: int, scheme: Scheme, *, estimates: bool) -> None:
@@ -60,6 +65,7 @@ class VirtualWorker:
         self._memory_model = None if self._memory is None else _model_of(self._memory)
         self._estimator = scheme.load.estimator() if estimates else None
         self._size, self._natural = 0, 0.0
+        self.news = SlownessNews(spec.disturbance(), number)
 
     def seconds(self, iteration: int, batch_size: int, now: float) -> float:
         """The compute of this worker's iteration of that number, which begins now.

@@ -11,7 +11,7 @@ Seconds named `at` are of the writer's monotonic clock, which all processes of a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, TypeAlias, final, get_args
 
 from evenstep.core.errors import ConfigError
 
@@ -22,7 +22,10 @@ SCHEMA: Final = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A worker begins; each number of samples per worker has one entry for each."""
+    """A worker begins; each number of samples per worker has one entry for each.
+
+    `emulated`: its compute takes as long as on another device, which a cluster file describes.
+    """
 
     kind: ClassVar[str] = "run"
     scheme: str
@@ -38,6 +41,13 @@ class Run:
     at: float | None = None
     unix_seconds: float | None = None
     simulated: bool = False
+    emulated: bool = False
+    version: str = ""
+    torch: str = ""
+    python: str = ""
+    host: str = ""
+    gpu: str | None = None
+    device: str = ""
 
 
 @final
@@ -99,6 +109,66 @@ class Diverging:
     kind: ClassVar[str] = "diverging"
     iteration: int
     since: int
+    at: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """From this iteration on a worker is made slower on purpose: `factor` times its seconds, and `extra_seconds`.
+
+    It holds until the next one; 1 and 0 end it. Jitter, which is new in every iteration, is not told.
+    """
+
+    kind: ClassVar[str] = "disturbance"
+    iteration: int
+    at: float
+    factor: float
+    extra_seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An exception of this `type` ends a worker's script, in or after this iteration (-1: before the first)."""
+
+    kind: ClassVar[str] = "error"
+    iteration: int
+    at: float
+    type: str
+    text: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A worker has written its last: it closed its loader, or its process ends; it failed where a `Failed` is before.
+
+    A process that is killed writes none.
+    """
+
+    kind: ClassVar[str] = "end"
+    at: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """`evenstep profile` has measured a batch of this size: seconds of its compute, and the memory that it took."""
+
+    kind: ClassVar[str] = "profiled"
+    samples: int
+    seconds: float
+    peak_bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileDone:
+    """`evenstep profile` has measured all; None: how much memory there is was not found out."""
+
+    kind: ClassVar[str] = "profile"
+    capacity_bytes: int | None
 
 
 @final
@@ -111,6 +181,19 @@ class RanOutOfMemory:
     device: str
     samples: int
     largest_run: int
+    at: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDone:
+    """All workers saved the checkpoint of this name together, or went on from it; written by the first of them."""
+
+    kind: ClassVar[str] = "checkpoint"
+    iteration: int
+    at: float
+    name: str
+    restored: bool
 
 
 @final
@@ -135,6 +218,42 @@ class Left:
     at: float
     version: int
     why: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A worker begins a pass over the data, the `number`-th, of this epoch; it holds so many claims `ahead`."""
+
+    kind: ClassVar[str] = "begin"
+    worker: int
+    at: float
+    version: int
+    number: int
+    epoch: int
+    ahead: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rested:
+    """A worker has nothing to compute on, and waits for more or for the end of the pass."""
+
+    kind: ClassVar[str] = "rest"
+    worker: int
+    at: float
+    version: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A worker has left its pass before the end."""
+
+    kind: ClassVar[str] = "stop"
+    worker: int
+    at: float
+    version: int
 
 
 @final
@@ -191,13 +310,69 @@ class SnapshotWritten:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServersTold:
-    """The launcher told of its servers: `servers_restarted`, `servers_lost` or `server_failed`."""
+class SnapshotFailed:
+    """No checkpoint of the servers can be written; told once, until one is again."""
+
+    kind: ClassVar[str] = "snapshot_failed"
+    at: float
+    version: int
+    text: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The servers begin with what the snapshot of this version holds."""
+
+    kind: ClassVar[str] = "restored"
+    at: float
+    version: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsLost:
+    """A worker came with weights that are so many commits newer than the servers'."""
+
+    kind: ClassVar[str] = "lost"
+    worker: int
+    at: float
+    version: int
+    commits: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersRestarted:
+    """A server died, and the launcher starts them again, for the `restart`-th time."""
 
     kind: ClassVar[str] = "servers_restarted"
+    server: int
+    restart: int
     text: str
-    server: int | None = None
-    restart: int = 0
+    at: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersLost:
+    """The servers are gone for good; `server` died last, where that is known."""
+
+    kind: ClassVar[str] = "servers_lost"
+    server: int | None
+    text: str
+    at: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFailed:
+    """A server did not end well when the run was over."""
+
+    kind: ClassVar[str] = "server_failed"
+    server: int
+    text: str
+    at: float | None = None
 
 
 Event: TypeAlias = (
@@ -206,34 +381,31 @@ Event: TypeAlias = (
     | Planned
     | Noted
     | Diverging
+    | Disturbed
     | RanOutOfMemory
+    | Failed
+    | Ended
+    | Profiled
+    | ProfileDone
+    | CheckpointDone
     | Joined
     | Left
+    | Begun
+    | Rested
+    | Stopped
     | Pushed
     | Tallied
     | Regrouped
     | SnapshotWritten
-    | ServersTold
+    | SnapshotFailed
+    | Restored
+    | CommitsLost
+    | ServersRestarted
+    | ServersLost
+    | ServerFailed
 )
 
-RECORDS: Final[Mapping[str, type[Any]]] = {
-    record.kind: record
-    for record in (
-        Run,
-        IterationDone,
-        Planned,
-        Noted,
-        Diverging,
-        RanOutOfMemory,
-        Joined,
-        Left,
-        Pushed,
-        Tallied,
-        Regrouped,
-        SnapshotWritten,
-        ServersTold,
-    )
-}
+RECORDS: Final[Mapping[str, type[Any]]] = {record.kind: record for record in get_args(Event)}
 
 
 def parse_event(line: Mapping[str, Any]) -> Event | None:

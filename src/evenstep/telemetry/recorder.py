@@ -3,13 +3,16 @@
 import json
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, TextIO, TypeAlias, final
 
 from evenstep.core.errors import ConfigError
 
 _BLOCK: Final = 65536
+_LINES: Final = 1 << 20
+"""Bytes of lines that are read at once."""
 
 
 class Recorder(Protocol):
@@ -37,11 +40,20 @@ class Silent:
 class JsonlRecorder:
     """Appends one line per event, with its writer, to `RUN_DIR/worker-RANK.jsonl` or `RUN_DIR/server-INDEX.jsonl`.
 
+    `last` makes an event that is written when this is closed, or its process ends without having been killed.
+
     Raises:
         ConfigError: The run directory cannot be written.
     """
 
-    def __init__(self, run_dir: Path, index: int, *, role: Literal["worker", "server"] = "worker") -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        index: int,
+        *,
+        role: Literal["worker", "server"] = "worker",
+        last: Callable[[], Mapping[str, object]] | None = None,
+    ) -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             path = run_dir / f"{role}-{index}.jsonl"
@@ -51,17 +63,31 @@ class JsonlRecorder:
         except OSError as error:
             raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
 
-        self._writer = {role: index}
+        self._writer: dict[str, object] = {role: index}
         # A training script has no place where it would close what `prepare` opened.
-        self._finish = weakref.finalize(self, self._file.close)
+        self._finish = weakref.finalize(self, _finish, self._file, self._writer, last, os.getpid())
 
     def record(self, event: Mapping[str, object]) -> None:
         """Append the event."""
-        self._file.write(json.dumps({**self._writer, **event}, separators=(",", ":")) + "\n")
+        self._file.write(_line({**self._writer, **event}))
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self._finish()
+
+
+def _line(event: Mapping[str, object]) -> str:
+    return json.dumps(event, separators=(",", ":")) + "\n"
+
+
+def _finish(
+    file: TextIO, writer: Mapping[str, object], last: Callable[[], Mapping[str, object]] | None, process: int
+) -> None:
+    # A fork of the process (a data worker) has all of this too, and its end is not the worker's.
+    if last is not None and os.getpid() == process:
+        with suppress(OSError):
+            file.write(_line({**writer, **last()}))
+    file.close()
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -85,7 +111,11 @@ Role: TypeAlias = Literal["worker", "server", "launcher"]
 
 
 def read_events(
-    run_dir: Path, *, kinds: Collection[str] | None = None, role: Role = "worker"
+    run_dir: Path,
+    *,
+    kinds: Collection[str] | None = None,
+    role: Role = "worker",
+    progress: Callable[[int], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """All events of a run directory, worker after worker, each worker's in the order in which they happened.
 
@@ -95,6 +125,8 @@ def read_events(
         role: `server`: those of the servers instead, one server after another; none where the run had no servers.
             `launcher`: what the launcher wrote down about servers that ended.
 
+        progress: Told now and then how many bytes more have been read.
+
     Raises:
         ConfigError: The folder holds no worker's events, or a line is damaged (a last line torn by a kill is not).
     """
@@ -102,18 +134,47 @@ def read_events(
     if not files and role == "worker":
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
     for path in files:
-        lines = path.read_text(encoding="utf-8").split("\n")
-        for number, line in enumerate(lines[:-1], start=1):
-            if kinds is not None and not any(f'"event":"{kind}"' in line for kind in kinds):
+        for number, line in enumerate(_whole_lines(path, progress), start=1):
+            if kinds is not None and not any(b'"event":"%b"' % kind.encode() in line for kind in kinds):
                 continue
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{path} line {number} is not JSON ({error.msg}): delete or mend it") from error
+                yield event_of(line)
+            except ValueError as error:
+                raise ConfigError(f"{path} line {number} is no event ({error}): delete or mend it") from error
+
+
+def _whole_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while lines := file.readlines(_LINES):
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        return  # A kill has torn it, or the rest is still to come.
+                    yield line
+                if progress is not None:
+                    progress(sum(map(len, lines)))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event of a whole line.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        event = json.loads(line.decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise ValueError('an event is a JSON object with a text "event"')
+    return event
 
 
 def event_files(run_dir: Path, role: Role) -> list[Path]:
     """The files with the events of this role that are there, in the order of their writers' numbers."""
     if role == "launcher":
         return list(run_dir.glob("launcher.jsonl"))
-    return sorted(run_dir.glob(f"{role}-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
+    numbered = ((path.stem.partition("-")[2], path) for path in run_dir.glob(f"{role}-*.jsonl"))
+    return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]

@@ -1,11 +1,10 @@
 """Follows the events of a run while it goes on."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, final
 
-from evenstep.telemetry.recorder import Role, event_files
+from evenstep.telemetry.recorder import Role, event_files, event_of
 
 _ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _BLOCK: Final = 1 << 20
@@ -34,9 +33,10 @@ class Tail:
                         return
                     self._offset += len(line)
                     try:
-                        yield json.loads(line)
+                        event = event_of(line)
                     except ValueError:
                         continue
+                    yield event
 
 
 @final

@@ -8,14 +8,17 @@ from evenstep.core.disturb.device import Device
 from evenstep.core.disturb.episodic import Episodic
 from evenstep.core.disturb.jitter import Jitter
 from evenstep.core.disturb.measured import MEASURED_CURVES
+from evenstep.core.disturb.news import SlownessNews
 from evenstep.core.disturb.per_worker import PerWorker
 from evenstep.core.disturb.points import PointCurve
 from evenstep.core.disturb.since import From
+from evenstep.core.disturb.slowness import NO_SLOWNESS, Slowness
 from evenstep.core.disturb.trace import Trace
 from evenstep.core.disturb.undisturbed import Undisturbed
 
 __all__ = [
     "MEASURED_CURVES",
+    "NO_SLOWNESS",
     "AffineCurve",
     "Chain",
     "Constant",
@@ -27,6 +30,8 @@ __all__ = [
     "Jitter",
     "PerWorker",
     "PointCurve",
+    "Slowness",
+    "SlownessNews",
     "Trace",
     "Undisturbed",
 ]

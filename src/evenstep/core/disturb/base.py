@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from evenstep.core.disturb.slowness import Slowness
+
 
 class Disturbance(Protocol):
     """How long a worker's compute takes, given how long it would naturally take.
@@ -19,6 +21,12 @@ class Disturbance(Protocol):
             batch_size: Samples of this iteration, from 0.
             natural_seconds: The compute as it would be undisturbed, >= 0.
             now: Seconds since the run began, >= 0, for members that follow a trace in time.
+        """
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """How much slower the worker is in this iteration, `before` being what others have made of it already.
+
+        What is new in every iteration (jitter) does not count, and neither does what a device takes by itself.
         """
 
 

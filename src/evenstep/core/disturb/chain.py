@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.core.disturb.base import Disturbance
+from evenstep.core.disturb.slowness import Slowness
 
 
 @final
@@ -24,3 +25,9 @@ class Chain:
                 worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=seconds, now=now
             )
         return seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """That of the last part; what it was before where there is no part."""
+        for part in self.parts:
+            before = part.slowness(before, worker=worker, iteration=iteration)
+        return before

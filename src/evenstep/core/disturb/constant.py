@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.core.disturb.require import require_at_least, require_worker
+from evenstep.core.disturb.slowness import Slowness
 
 
 @final
@@ -40,3 +41,9 @@ class Constant:
         if self.worker not in (None, worker):
             return natural_seconds
         return natural_seconds * self.factor + self.extra_seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """As before, and slower; for other workers as before."""
+        if self.worker not in (None, worker):
+            return before
+        return before.then(factor=self.factor, extra_seconds=self.extra_seconds)

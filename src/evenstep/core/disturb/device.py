@@ -5,6 +5,7 @@ from typing import final
 
 from evenstep.core.disturb.base import Curve
 from evenstep.core.disturb.device_memory import DeviceMemory
+from evenstep.core.disturb.slowness import NO_SLOWNESS, Slowness
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import UNLIMITED
 
@@ -36,3 +37,7 @@ class Device:
     def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
         """The device's seconds for this batch size."""
         return self.curve.seconds(batch_size)
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """None: a device takes its time, whatever was before it."""
+        return NO_SLOWNESS

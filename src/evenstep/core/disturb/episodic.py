@@ -5,6 +5,7 @@ from typing import final
 
 from evenstep.core.disturb.draw import Purpose, require_seed, uniforms
 from evenstep.core.disturb.require import require_at_least, require_worker
+from evenstep.core.disturb.slowness import Slowness
 from evenstep.core.errors import ConfigError
 
 
@@ -58,7 +59,13 @@ class Episodic:
 
     def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
         """The slowed seconds inside an episode, the natural ones outside it and for other workers."""
-        if self.worker not in (None, worker):
-            return natural_seconds
-        slow = iteration in self.episode(worker=worker, number=iteration // self.period)
-        return natural_seconds * self.factor if slow else natural_seconds
+        return natural_seconds * self.factor if self._is_slow(worker, iteration) else natural_seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """As before, and slower inside an episode; for other workers as before."""
+        return before.then(factor=self.factor) if self._is_slow(worker, iteration) else before
+
+    def _is_slow(self, worker: int, iteration: int) -> bool:
+        return self.worker in (None, worker) and iteration in self.episode(
+            worker=worker, number=iteration // self.period
+        )

@@ -7,6 +7,7 @@ from typing import Final, final
 
 from evenstep.core.disturb.draw import Purpose, require_seed, uniform
 from evenstep.core.disturb.require import require_at_least
+from evenstep.core.disturb.slowness import Slowness
 
 _NORMAL: Final = NormalDist()
 _PURPOSE: Final = int(Purpose.JITTER)
@@ -44,3 +45,7 @@ class Jitter:
         """The natural seconds times the factor of this worker and iteration."""
         normal = _NORMAL.inv_cdf(uniform(self.seed, _PURPOSE, worker, iteration))
         return natural_seconds * math.exp(self._sigma * normal - self._variance / 2)
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """As before: this is new in every iteration."""
+        return before

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.core.disturb.require import require_at_least, require_worker
+from evenstep.core.disturb.slowness import Slowness
 from evenstep.core.errors import ConfigError
 
 
@@ -39,8 +40,12 @@ class From:
 
     def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
         """The slowed seconds inside the interval, the natural ones outside it and for other workers."""
-        if self.worker not in (None, worker) or iteration < self.first:
-            return natural_seconds
-        if self.until is not None and iteration >= self.until:
-            return natural_seconds
-        return natural_seconds * self.factor
+        return natural_seconds * self.factor if self._is_slow(worker, iteration) else natural_seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """As before, and slower inside the interval; for other workers as before."""
+        return before.then(factor=self.factor) if self._is_slow(worker, iteration) else before
+
+    def _is_slow(self, worker: int, iteration: int) -> bool:
+        began = self.worker in (None, worker) and iteration >= self.first
+        return began and (self.until is None or iteration < self.until)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.core.disturb.require import require_positive, require_worker
+from evenstep.core.disturb.slowness import Slowness
 from evenstep.core.errors import ConfigError
 
 
@@ -36,3 +37,9 @@ class Trace:
         if self.worker not in (None, worker):
             return natural_seconds
         return natural_seconds * self.factors[iteration % len(self.factors)]
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """As before, times this iteration's factor; for other workers as before."""
+        if self.worker not in (None, worker):
+            return before
+        return before.then(factor=self.factors[iteration % len(self.factors)])

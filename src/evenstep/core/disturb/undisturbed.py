@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from evenstep.core.disturb.slowness import Slowness
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,3 +14,7 @@ class Undisturbed:
     def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
         """The natural seconds."""
         return natural_seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        """As before."""
+        return before

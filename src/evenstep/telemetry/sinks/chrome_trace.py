@@ -9,6 +9,26 @@ from evenstep.core.errors import ConfigError
 
 _PARTS: Final = ("input", "compute", "wait", "comm")
 _SERVERS: Final = -1
+_MOMENTS: Final = frozenset(
+    (
+        "join",
+        "leave",
+        "regroup",
+        "snapshot",
+        "snapshot_failed",
+        "restored",
+        "lost",
+        "checkpoint",
+        "disturbance",
+        "error",
+        "diverging",
+        "out_of_memory",
+        "servers_restarted",
+        "servers_lost",
+        "server_failed",
+    )
+)
+"""What happens at a time and takes none."""
 
 
 @final
@@ -42,7 +62,7 @@ class ChromeTrace:
             values = {name: value for name, value in event["values"].items() if value is not None}
             if values:
                 self._write({"ph": "C", "name": f"noted by worker {worker}", "args": values}, worker, event["at"])
-        elif kind in ("join", "leave", "regroup", "snapshot", "restored", "lost"):
+        elif kind in _MOMENTS:
             about = {key: value for key, value in event.items() if key not in ("event", "at", "server")}
             self._write({"ph": "i", "s": "g", "name": kind, "args": about}, worker, event["at"])
 

@@ -28,6 +28,7 @@ class Prometheus:
         self._iterations = Counter("evenstep_iterations", "Iterations done", ["worker"], registry=self._registry)
         self._samples = Counter("evenstep_samples", "Samples trained on", ["worker"], registry=self._registry)
         self._left = Counter("evenstep_workers_left", "Workers that went", registry=self._registry)
+        self._failed = Counter("evenstep_workers_failed", "Workers that an error ended", registry=self._registry)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
@@ -47,14 +48,16 @@ class Prometheus:
                 self._set(f"noted_{name}", float("nan") if value is None else value, worker)
         elif event["event"] == "leave":
             self._left.inc()
+        elif event["event"] == "error":
+            self._failed.inc()
 
     def _set(self, name: str, value: float, worker: str) -> None:
-        if name not in self._gauges:
-            safe = "".join(letter if letter.isalnum() else "_" for letter in name)
-            self._gauges[name] = self._gauge(
+        safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
+        if safe not in self._gauges:
+            self._gauges[safe] = self._gauge(
                 f"evenstep_{safe}", f"{name} of the latest iteration", ["worker"], registry=self._registry
             )
-        self._gauges[name].labels(worker).set(value)
+        self._gauges[safe].labels(worker).set(value)
 
     def close(self) -> None:
         """Listen no longer."""
