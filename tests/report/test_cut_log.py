@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.made_log import write_log
 
+from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
 from evenstep.report.live import LiveRun
 from evenstep.report.overview import overview_of, values_of
@@ -59,3 +60,35 @@ def test_only_what_is_torn_is_taken_away(torn, tmp_path):
     file.write_text('{"worker":0,"event":"run"}\n' * 3 + torn)
     JsonlRecorder(tmp_path, 0).close()
     assert file.read_text() == '{"worker":0,"event":"run"}\n' * 3
+
+
+JUNK = {
+    "bytes that are no text": b"\xff\xfe\x00\x80\n",
+    "no object": b"[1, 2]\n",
+    "no event": b'{"worker":0}\n',
+    "an event that is no text": b'{"event":["run"]}\n',
+    "nested without end": b"[" * 100_000 + b"\n",
+    "a text for a number": b'{"event":"iteration","worker":0,"iteration":1,"at":1.0,"samples":"many",'
+    b'"iteration_seconds":1,"input_seconds":0,"compute_seconds":1,"wait_seconds":0,"comm_seconds":0}\n',
+}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_is_one_sentence_and_passed_over_where_a_run_is_followed(junk, whole, tmp_path, capsys):
+    for worker, content in enumerate(whole):
+        (tmp_path / f"worker-{worker}.jsonl").write_bytes(content + JUNK[junk] * (worker == 1))
+    (tmp_path / "worker-abc.jsonl").write_bytes(JUNK[junk])  # Not one of ours.
+    assert main(["report", str(tmp_path), "--json"]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert error.startswith("evenstep: ")
+    assert "delete" in error
+    assert main(["top", str(tmp_path)]) == 0
+    assert main(["export", str(tmp_path), "--trace", str(tmp_path / "trace.json")]) == 0
+
+
+def test_what_is_not_there_or_cannot_be_read_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder" / "worker-0.jsonl").mkdir(parents=True)
+    for folder, fragment in (("empty", "holds no worker-*.jsonl"), ("folder", "cannot be read"), ("x", "holds no")):
+        assert main(["report", str(tmp_path / folder)]) == 2
+        assert fragment in capsys.readouterr().err

@@ -164,7 +164,7 @@ def test_where_no_server_wrote_there_are_none(tmp_path):
 
 def test_a_damaged_line_of_a_server_is_named(run_dir):
     (run_dir / "server-0.jsonl").write_text("{\n")
-    with pytest.raises(ConfigError, match=r"server-0\.jsonl line 1 is not JSON"):
+    with pytest.raises(ConfigError, match=r"server-0\.jsonl line 1 is no event"):
         read_run(run_dir)
 
 

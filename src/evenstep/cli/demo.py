@@ -76,9 +76,9 @@ def demo(arguments: list[str]) -> int:
     _write_report(runs, options.report, console)
     if picture is not None:
         picture.write_text(_picture(runs), encoding="utf-8")
-        console.print(f"The picture is in {picture}.", soft_wrap=True)
+        console.print(f"The picture is in {picture}.", markup=False, soft_wrap=True)
     if options.run_dir is not None:
-        console.print(f"The events are in {options.run_dir}.", soft_wrap=True)
+        console.print(f"The events are in {options.run_dir}.", markup=False, soft_wrap=True)
     return 0
 
 
@@ -155,10 +155,10 @@ def _write_report(runs: list[DemoRun], path: Path, console: Console) -> None:
             title="evenstep demo: four workers, one of them four times slower",
         )
     except ConfigError as error:
-        console.print(f"There is no page: {error}.")
+        console.print(f"There is no page: {error}.", markup=False, soft_wrap=True)
         return
     path.write_text(page, encoding="utf-8")
-    console.print(f"The report is in {path}: open it in a browser.", soft_wrap=True)
+    console.print(f"The report is in {path}: open it in a browser.", markup=False, soft_wrap=True)
 
 
 def _values(runs: list[DemoRun], seconds: float) -> dict[str, Any]:

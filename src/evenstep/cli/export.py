@@ -79,8 +79,10 @@ def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool) -> int:
         while True:
             for _, event in tail.new():
                 count += 1
-                for sink in sinks:
-                    sink.record(event)
+                # A damaged event, which `evenstep report` names, is passed over, as it is while a run is watched.
+                with suppress(AttributeError, KeyError, TypeError, ValueError):
+                    for sink in sinks:
+                        sink.record(event)
             if not follow:
                 break
             time.sleep(_LOOK_SECONDS)

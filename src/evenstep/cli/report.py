@@ -3,10 +3,13 @@
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenstep import __version__
 from evenstep.cli.needs import require_plotly
@@ -14,6 +17,7 @@ from evenstep.cli.parser import Parser
 from evenstep.core.errors import ConfigError
 from evenstep.report.overview import RunOverview, overview_of, values_of
 from evenstep.report.recorded import read_run
+from evenstep.telemetry import Role, event_files
 
 _DESCRIPTION: Final = """\
 Show what happened in a run, or in several side by side: who waited for whom, what was done about it, what it gained.
@@ -46,16 +50,18 @@ def run_report(arguments: list[str]) -> int:
 
         with console.status("drawing pictures"):
             written = write_pngs(overviews, options.png)
-        console.print(f"{len(written)} pictures are in {options.png}.", soft_wrap=True)
+        console.print(f"{len(written)} pictures are in {options.png}.", markup=False, soft_wrap=True)
     if output is not None:
         from evenstep.report.page import page_html
 
         with console.status("writing the page"):
             page = page_html(overviews, version=__version__)
             _write(output, page)
-        console.print(f"The report is in {output} ({len(page) / 1e6:.0f} MB): open it in a browser.", soft_wrap=True)
+        console.print(
+            f"The report is in {output} ({len(page) / 1e6:.0f} MB): open it in a browser.", markup=False, soft_wrap=True
+        )
     for each in overviews:
-        console.print(f"[bold]{each.name}[/bold]  {each.verdict.text}", soft_wrap=True)
+        console.print(f"[bold]{escape(each.name)}[/bold]  {each.verdict.text}", soft_wrap=True)
     return 0
 
 
@@ -81,17 +87,23 @@ def read_overviews(folders: Sequence[Path], console: Console) -> list[RunOvervie
         ConfigError: A folder holds no run, or none that has finished an iteration.
     """
     overviews = []
-    with console.status("") as status:
-        for folder, name in zip(folders, _names(folders), strict=True):
-            status.update(f"reading {folder}")
+    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        bars = [shown.add_task(escape(folder.name), total=_bytes_in(folder)) for folder in folders]
+        for folder, name, bar in zip(folders, _names(folders), bars, strict=True):
             try:
-                run = read_run(folder)
+                run = read_run(folder, progress=partial(shown.advance, bar))
             except ConfigError as error:
                 raise ConfigError(f"{folder}: {error}") from error
             overviews.append(overview_of(name or run.scheme, run))
     if len({each.name for each in overviews}) < len(overviews):
         raise ConfigError("a run directory was named twice: name each once")
     return overviews
+
+
+def _bytes_in(folder: Path) -> int:
+    roles: tuple[Role, ...] = ("worker", "server", "launcher")
+    return sum(file.stat().st_size for role in roles for file in event_files(folder, role))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

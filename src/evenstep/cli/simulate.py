@@ -60,7 +60,7 @@ def run_simulate(arguments: list[str]) -> int:
     else:
         _show(runs, scenarios[0])
     if options.run_dir is not None:
-        console.print(f"The events are in {options.run_dir}.")
+        console.print(f"The events are in {options.run_dir}.", markup=False, soft_wrap=True)
     return 0
 
 

@@ -3,7 +3,7 @@
 import heapq
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from evenstep.report.live_table import live_table
 from evenstep.telemetry import Role, RunTail, Tail, event_files
 
 _LOOK_SECONDS: Final = 0.5
-_ROLES: Final[tuple[Role, ...]] = ("worker", "server")
+_ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
 time it waits for others, for input and for transfer, and whether it is still there; and one line that says who is slow,
@@ -131,14 +131,30 @@ def _replayed(run_dir: Path, speed: float) -> Iterator[tuple[LiveRun, float]]:
 
 
 def _timed(run_dir: Path) -> list[Iterator[tuple[float, Role, dict[str, Any]]]]:
-    """The events of each file with the time at which each was over; one without a time comes with the one before."""
+    """The events of each file with the time at which each was over; one without a time comes with the one before.
+
+    Hosts have clocks of their own, which the wall clock brings together.
+    """
+    begun = (event for path in event_files(run_dir, "worker") for event in Tail(path).new() if event["event"] == "run")
+    servers_shift = _shift(next(begun, {}))
 
     def timed(role: Role, path: Path) -> Iterator[tuple[float, Role, dict[str, Any]]]:
-        last = 0.0
+        last: float | None = None
+        shift = servers_shift
         for event in Tail(path).new():
             if event["event"] == "iteration" and "at" not in event:
                 raise ConfigError(f"the events in {run_dir} have no times: they are of a version that wrote none")
-            last = max(last, event.get("at", last) + event.get("iteration_seconds", 0.0))
-            yield last, role, event
+            if event["event"] == "run":
+                shift = _shift(event)
+                last = 0.0 if last is None else last  # The time of a simulation begins with it.
+            if "at" in event:
+                last = max(last or 0.0, event["at"] + shift + event.get("iteration_seconds", 0.0))
+            if last is not None:
+                yield last, role, event
 
     return [timed(role, path) for role in _ROLES for path in event_files(run_dir, role)]
+
+
+def _shift(event: Mapping[str, Any]) -> float:
+    """From a worker's clock to the wall clock, from the event with which it began."""
+    return float(event["unix_seconds"] - event["at"]) if "unix_seconds" in event and "at" in event else 0.0

@@ -29,7 +29,9 @@ class Times:
         """
         if at is None or self.zeros is None:
             return None
-        return max(0.0, at - self.zeros[min(self.zeros) if worker is None else worker])
+        # A worker that has finished no iteration is not among them.
+        first = self.zeros[min(self.zeros)]
+        return max(0.0, at - (first if worker is None else self.zeros.get(worker, first)))
 
 
 def times_of(run: RecordedRun) -> Times:

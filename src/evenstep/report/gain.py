@@ -21,12 +21,14 @@ _MOMENTS: Final = 2000
 class Gain:
     """Throughputs in samples per second.
 
-    `equal` is that of equal sizes behind a barrier at the speeds of this run, with its communication. `ideal` is the
-    sum of the workers' speeds on the sizes that they had: nobody waits, and nothing takes time but computing.
+    `equal` is that of equal sizes behind a barrier at the speeds of this run, with its communication. `balanced` is
+    that of sizes in proportion to the speeds, with the same communication. `ideal` is the sum of the workers' speeds on
+    the sizes that they had: nobody waits, and nothing takes time but computing.
     """
 
     measured: float
     equal: float
+    balanced: float
     ideal: float
 
     @property
@@ -35,9 +37,9 @@ class Gain:
         return self.measured / self.equal
 
     @property
-    def largest_speed_up(self) -> float:
-        """Of the ideal over equal sizes."""
-        return self.ideal / self.equal
+    def left(self) -> float:
+        """How many times as much balanced sizes would train as was trained."""
+        return self.balanced / self.measured
 
     @property
     def of_ideal(self) -> float:
@@ -68,10 +70,12 @@ def gain_of(run: RecordedRun) -> Gain | None:
     at_equal *= samples.sum(axis=0) / (equal_size * len(done))
     around = np.maximum(iteration - compute.max(axis=0), 0.0)
     whole = samples.sum(axis=0)
+    together = whole / (samples / compute).sum(axis=0)
     return Gain(
         measured=float(whole.sum() / iteration.sum()),
         equal=float(whole.sum() / (at_equal.max(axis=0) + around).sum()),
-        ideal=float(whole.sum() / (whole / (samples / compute).sum(axis=0)).sum()),
+        balanced=float(whole.sum() / (together + around).sum()),
+        ideal=float(whole.sum() / together.sum()),
     )
 
 
@@ -87,10 +91,13 @@ def _gain_apart(run: RecordedRun, times: Times, equal_size: float) -> Gain | Non
         at_equal.append(_seconds_for(done, equal_size)[counts][np.maximum(index, 0)])
     around = float(np.mean([(done.comm_seconds + done.input_seconds).mean() for done in ran.values()]))
     longest = max(float(done.iteration_seconds.sum()) for done in run.iterations.values())
+    whole = equal_size * len(run.iterations)
+    ideal = sum(float(done.samples.sum() / done.compute_seconds.sum()) for done in ran.values())
     return Gain(
         measured=sum(float(done.samples.sum()) for done in run.iterations.values()) / longest,
-        equal=equal_size * len(run.iterations) / (float(np.max(at_equal, axis=0).mean()) + around),
-        ideal=sum(float(done.samples.sum() / done.compute_seconds.sum()) for done in ran.values()),
+        equal=whole / (float(np.max(at_equal, axis=0).mean()) + around),
+        balanced=whole / (whole / ideal + around),
+        ideal=ideal,
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any, Final, final
 class Happening:
     """`text` happened `at` a time (seconds of the writer's clock; None where it is not known), to a worker or to all.
 
-    `kind` is the event's name, `iteration` that of the worker where there is one.
+    `kind` is the event's name, `iteration` that of the worker where there is one. `writer` is the worker whose clock it
+    is; None for that of the servers and the launcher.
     """
 
     kind: str
@@ -18,9 +19,10 @@ class Happening:
     at: float | None
     worker: int | None
     iteration: int | None
+    writer: int | None
 
 
-def happening_of(event: Mapping[str, Any]) -> Happening | None:
+def happening_of(event: Mapping[str, Any], *, writer: int | None) -> Happening | None:
     """What is worth telling of an event; None where that is nothing."""
     tell = _TOLD.get(event["event"])
     if tell is None:
@@ -31,7 +33,27 @@ def happening_of(event: Mapping[str, Any]) -> Happening | None:
         at=event.get("at"),
         worker=event.get("worker"),
         iteration=event.get("iteration"),
+        writer=writer,
     )
+
+
+def slowness_text(factor: float, extra_seconds: float) -> str:
+    """How much slower a worker is made, in a few words; empty where it is not."""
+    parts = []
+    if factor != 1:
+        parts.append(f"{factor:.3g}x slower" if factor > 1 else f"{1 / factor:.3g}x faster")
+    if extra_seconds:
+        parts.append(f"slower by {1000 * extra_seconds:.3g} ms an iteration")
+    return " and ".join(parts)
+
+
+def _disturbed(event: Mapping[str, Any]) -> str:
+    how = slowness_text(event["factor"], event["extra_seconds"])
+    return f"worker {event['worker']} is made {how}" if how else f"worker {event['worker']} is made slower no longer"
+
+
+def _colon(kind: str, text: str) -> str:
+    return f"{kind}: {text}" if text else kind
 
 
 def _regrouped(event: Mapping[str, Any]) -> str:
@@ -54,5 +76,9 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "diverging": lambda event: (
         f"worker {event['worker']} took training to be diverging since its iteration {event['since']}"
     ),
-    "error": lambda event: f"worker {event['worker']} failed: {event['text']}",
+    "checkpoint": lambda event: (
+        f"went on from the checkpoint {event['name']}" if event["restored"] else f"checkpoint {event['name']} saved"
+    ),
+    "disturbance": _disturbed,
+    "error": lambda event: f"worker {event['worker']} failed: {_colon(event['type'], event['text'])}",
 }

@@ -120,10 +120,11 @@ class IterationsBuilder:
         self.samples = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Add one event.
+        """Add one event, or nothing of it.
 
         Raises:
             KeyError: It lacks what every version has written.
+            TypeError: Something in it is no number.
         """
         report = event.get("report") or (0, 0, 0, 0)
         row = (
@@ -141,7 +142,8 @@ class IterationsBuilder:
             event.get("behind", _UNKNOWN),
             event.get("lead", _UNKNOWN),
         )
-        for column, value in zip(self._columns, row, strict=True):
+        numbers = array("d", row)
+        for column, value in zip(self._columns, numbers, strict=True):
             column.append(value)
         self.count += 1
         self.samples += event["samples"]

@@ -1,6 +1,7 @@
 """How a run is doing right now, in a few numbers per worker: what `evenstep top` shows."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -14,7 +15,9 @@ from evenstep.telemetry import Role
 
 _RECENT: Final = 50
 """The iterations of each worker that everything is worked out from: long enough to be calm, short enough to be new."""
-_QUIET: Final = ("join", "snapshot")
+_QUIET: Final = ("join", "snapshot", "checkpoint", "disturbance")
+"""Not worth one of the few lines: those that come often, and what a worker's state says."""
+_OVER: Final = ("finished", "failed", "gone")
 _SILENT_SECONDS: Final = 5.0
 _SILENT_ITERATIONS: Final = 5
 
@@ -25,7 +28,8 @@ class LiveWorker:
     """One worker over its latest iterations.
 
     `throughput` is in samples per second of all its time, `speed` of pure compute; shares are of its time, 0 to 1.
-    `lead` and `staleness` are those of its latest push, None without servers. `state` is a word or two.
+    `lead` and `staleness` are those of its latest push, None without servers. `state` is a few words: what it does, or
+    how it is made slower on purpose.
     """
 
     worker: int
@@ -48,6 +52,7 @@ class LiveView:
 
     scheme: str
     simulated: bool
+    emulated: bool
     iterations: int
     iterations_per_epoch: int
     samples: int
@@ -65,27 +70,44 @@ class LiveRun:
     def __init__(self) -> None:
         self._builder = RunBuilder(keep=_RECENT)
         self._heard: dict[int, float] = {}
-        self._gone: dict[int, str] = {}
+        self._over: dict[int, str] = {}
+        self._slowness: dict[int, str] = {}
 
     def take(self, role: Role, event: Mapping[str, Any], now: float) -> None:
-        """Add an event that came `now`, in seconds of any clock.
+        """Add an event that came `now`, in seconds of any clock; one that is damaged, which `read_run` names, is not.
 
-        Raises:
-            KeyError: It lacks what every version has written.
+        Damage is no reason not to watch the rest of a run.
         """
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            self._take(role, event, now)
+
+    def _take(self, role: Role, event: Mapping[str, Any], now: float) -> None:
         if role == "worker":
             self._builder.take(event)
             if "worker" in event:
-                self._heard[event["worker"]] = now
-                self._gone.pop(event["worker"], None)
+                self._hear(event["worker"], event, now)
         elif role == "server":
             self._builder.take_server(event)
             if event["event"] == "leave":
-                self._gone[event["worker"]] = event["why"]
+                self._over.setdefault(event["worker"], "finished" if event["why"] == "is done" else "gone")
             elif event["event"] == "join":
-                self._gone.pop(event["worker"], None)
+                self._over.pop(event["worker"], None)
         else:
             self._builder.take_launcher(event)
+
+    def _hear(self, worker: int, event: Mapping[str, Any], now: float) -> None:
+        self._heard[worker] = now
+        if event["event"] == "error":
+            self._over[worker] = "failed"
+        elif event["event"] == "end":
+            if self._over.get(worker) != "failed":
+                self._over[worker] = "finished"
+        else:
+            self._over.pop(worker, None)
+        if event["event"] == "run":
+            self._slowness.pop(worker, None)
+        elif event["event"] == "disturbance":
+            self._slowness[worker] = _slowed(event["factor"], event["extra_seconds"])
 
     def view(self, now: float) -> LiveView | None:
         """How the run is doing; None as long as no worker has finished an iteration."""
@@ -93,16 +115,19 @@ class LiveRun:
             run = self._builder.finish()
         except ConfigError:
             return None
-        recent = {worker: done[-_RECENT:] for worker, done in run.iterations.items()}
-        workers = tuple(self._worker(run, worker, done, now) for worker, done in recent.items())
-        counts = [self._builder.done[worker].count for worker in run.workers]
+        recent = {worker: each[-_RECENT:] for worker, each in run.iterations.items()}
+        workers = tuple(self._worker(run, worker, each, now) for worker, each in recent.items())
+        done = [self._builder.done[worker] for worker in run.workers]
+        counts = [each.count for each in done]
+        there = [each for each in workers if each.state not in _OVER] or workers
         return LiveView(
             scheme=run.scheme,
             simulated=run.simulated,
+            emulated=run.emulated,
             iterations=sum(counts) // len(counts) if run.servers is not None else min(counts),
             iterations_per_epoch=run.iterations_per_epoch,
-            samples=sum(each.samples for each in self._builder.done.values()),
-            throughput=sum(each.throughput for each in workers if each.state != "gone"),
+            samples=sum(each.samples for each in done),
+            throughput=sum(each.throughput for each in there),
             waiting_share=float(np.mean([each.waiting_share for each in workers])),
             workers=workers,
             verdict=verdict_of(run),
@@ -112,16 +137,9 @@ class LiveRun:
     def _worker(self, run: RecordedRun, worker: int, done: Iterations, now: float) -> LiveWorker:
         seconds = float(done.iteration_seconds.sum()) or 1e-9
         compute = float(done.compute_seconds.sum())
-        silent = now - self._heard.get(worker, now)
-        patience = max(_SILENT_SECONDS, _SILENT_ITERATIONS * seconds / len(done))
-        state = "training" if silent < patience else f"silent {_duration(silent)}"
-        if run.simulated:
-            state = "simulated"
-        if worker in self._gone:
-            state = "done" if self._gone[worker] == "is done" else "gone"
         return LiveWorker(
             worker=worker,
-            state=state,
+            state=self._state(run, worker, seconds / len(done), now),
             throughput=float(done.samples.sum()) / seconds,
             speed=float(done.samples.sum()) / compute if compute else 0.0,
             # The median: the last slice of an epoch is shorter.
@@ -133,6 +151,21 @@ class LiveRun:
             lead=None if run.servers is None else int(np.nan_to_num(done.lead)[-1]),
             staleness=None if run.servers is None else int(np.nan_to_num(done.staleness)[-1]),
         )
+
+    def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
+        silent = now - self._heard.get(worker, now)
+        if worker in self._over:
+            return self._over[worker]
+        if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
+            return f"silent {_duration(silent)}"
+        return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
+
+
+def _slowed(factor: float, extra_seconds: float) -> str:
+    """As short as a column of a table needs it; empty for what is not slowed."""
+    by = [f"{factor:.3g}x"] if factor != 1 else []
+    by += [f"{1000 * extra_seconds:.3g} ms"] if extra_seconds else []
+    return f"slowed {', '.join(by)}" if by else ""
 
 
 def _duration(seconds: float) -> str:

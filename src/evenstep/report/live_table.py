@@ -10,6 +10,8 @@ from evenstep.report.live import LiveView, LiveWorker
 _AROUND = 9
 """Lines that are not workers."""
 _BAR, _WIDE = 10, 96
+_STYLES = {"training": "green", "simulated": "dim", "finished": "dim", "failed": "red"}
+"""Of a worker's state; all else is to be noticed."""
 
 
 def live_table(view: LiveView, *, title: str, width: int, height: int) -> RenderableType:
@@ -39,9 +41,9 @@ def live_table(view: LiveView, *, title: str, width: int, height: int) -> Render
 
 def _heading(view: LiveView, title: str) -> Text:
     epochs = view.iterations / view.iterations_per_epoch
-    simulated = " (simulated)" if view.simulated else ""
+    kind = " (simulated)" if view.simulated else " (emulated devices)" if view.emulated else ""
     heading = Text(f"{title}  ", style="bold", overflow="ellipsis", no_wrap=True)
-    heading.append(f"{view.scheme}{simulated}\n", style="cyan")
+    heading.append(f"{view.scheme}{kind}\n", style="cyan")
     heading.append(
         f"{view.throughput:,.0f} samples/s   waiting {view.waiting_share:.0%}   iteration {view.iterations:,}"
         f"   epoch {epochs:.1f}   {view.samples:,} samples",
@@ -52,7 +54,7 @@ def _heading(view: LiveView, title: str) -> Text:
 
 def _cells(worker: LiveWorker, *, bars: bool) -> list[Text]:
     filled = round(_BAR * min(1.0, worker.waiting_share))
-    style = {"training": "green", "done": "dim", "simulated": "dim"}.get(worker.state, "yellow")
+    style = _STYLES.get(worker.state, "yellow")
     cells = [
         Text(str(worker.worker)),
         Text(worker.state, style=style),

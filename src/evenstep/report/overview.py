@@ -114,6 +114,7 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
         "name": overview.name,
         "scheme": overview.run.scheme,
         "simulated": overview.run.simulated,
+        "emulated": overview.run.emulated,
         "global_batch_size": overview.run.global_batch_size,
         "iterations": overview.summary.iterations,
         "training_seconds": overview.summary.training_seconds,
@@ -134,7 +135,7 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
         "size_changes": [{name: getattr(each, name) for name in Move.__slots__} for each in overview.moves],
         "events": [
             {
-                "seconds": overview.times.since_begin(each.at),
+                "seconds": overview.times.since_begin(each.at, each.writer),
                 "event": each.kind,
                 "worker": each.worker,
                 "text": each.text,

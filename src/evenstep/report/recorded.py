@@ -1,6 +1,6 @@
 """The events of a run directory as values, worker by worker."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -11,7 +11,7 @@ from evenstep.report.iterations import Iterations, IterationsBuilder
 from evenstep.report.lateness import true_waits
 from evenstep.report.served import DivergenceRecord, ServerRecord
 from evenstep.report.told import Told
-from evenstep.telemetry import read_events
+from evenstep.telemetry import Role, read_events
 
 SERVER: Final = "server"
 """The engine of a run on parameter servers, as the event `run` names it; an event that names none is of another."""
@@ -64,13 +64,26 @@ class RecordedRun:
         """Whether its time was virtual."""
         return any(about.get("simulated", False) for about in self.about.values())
 
+    @property
+    def emulated(self) -> bool:
+        """Whether any of its workers had the speed of another device."""
+        return any(about.get("emulated", False) for about in self.about.values())
+
+    @property
+    def kind(self) -> str:
+        """What is said behind its name of what is not real about it; empty where all is."""
+        if self.simulated:
+            return " (simulated)"
+        return " (emulated devices)" if self.emulated else ""
+
 
 @final
 class RunBuilder:
     """Takes the events of a run one by one, each worker's in their order, and says at any time what the run is.
 
     A worker that was started again into the same directory counts from its last start; on servers it went on with the
-    same run, and all of it counts. With `keep`, only about so many of each worker's latest iterations are held.
+    same run, and all of it counts. With `keep`, only about so many of each worker's latest iterations are held,
+    and nothing that was noted.
     """
 
     def __init__(self, *, keep: int | None = None) -> None:
@@ -94,6 +107,7 @@ class RunBuilder:
 
         Raises:
             KeyError: It lacks what every version has written.
+            TypeError, ValueError: It is damaged.
         """
         kind = event["event"]
         worker = event.get("worker", self._run.get("worker"))
@@ -104,17 +118,24 @@ class RunBuilder:
         elif kind == "iteration":
             self.done[worker].take(event)
         elif kind == "plan":
-            plan = Plan(iteration=event.get("iteration", 0), batch_sizes=tuple(event["batch_sizes"]))
-            self._plans[worker].append(plan)
+            self._plan(worker, event)
         elif kind == "note":
-            self._told[worker].append(event)
+            _require_numbers(event, "iteration", "at", "samples")
+            _require_numbers(event["values"], *(name for name, value in event["values"].items() if value is not None))
+            if self._keep is None:
+                self._told[worker].append(event)
         elif kind == "diverging":
             self._diverging.append(DivergenceRecord(worker=event["worker"], since=event["since"]))
-        self._happen(event)
+        self._happen(event, worker)
 
     def take_server(self, event: Mapping[str, Any]) -> None:
-        """Add an event of a server."""
+        """Add an event of a server.
+
+        Raises:
+            KeyError, TypeError, ValueError: As `take`.
+        """
         if event["event"] in _COUNTED:
+            _require_numbers(event, *_COUNTED[event["event"]])
             self._server_events.append(event)
         self._happen(event)
 
@@ -128,18 +149,25 @@ class RunBuilder:
         Raises:
             ConfigError: No worker has finished an iteration.
         """
+        # Files are read one after the other, so the newest start is not the last one that was read.
+        newest = max(self._about.values(), key=lambda about: about.get("unix_seconds", 0.0), default={})
+        served = newest.get("engine") == SERVER
         iterations = {worker: each.finish() for worker, each in self.done.items() if each.count}
+        iterations = {worker: done for worker, done in iterations.items() if self._is_of(newest, worker, done)}
         if not iterations:
             raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
+        missing = [name for name in ("scheme", "global_batch_size", "iterations_per_epoch") if name not in newest]
+        if missing:
+            raise ConfigError(f"an event 'run' has no {missing[0]!r}: it was written by another version of evenstep")
         # On servers the first worker may have died before it was told any.
-        planned = tuple(next((self._plans[worker] for worker in sorted(self._plans) if self._plans[worker]), []))
+        planned = tuple(next((self._plans[worker] for worker in sorted(iterations) if self._plans[worker]), []))
         return RecordedRun(
-            scheme=self._run["scheme"],
-            global_batch_size=self._run["global_batch_size"],
-            iterations_per_epoch=self._run["iterations_per_epoch"],
-            iterations=iterations if self.served else true_waits(iterations),
+            scheme=newest["scheme"],
+            global_batch_size=newest["global_batch_size"],
+            iterations_per_epoch=newest["iterations_per_epoch"],
+            iterations=iterations if served else true_waits(iterations),
             plans=tuple(plan.batch_sizes for plan in planned),
-            servers=ServerRecord.from_events(self._server_events) if self.served else None,
+            servers=ServerRecord.from_events(self._server_events) if served else None,
             diverging=tuple(self._diverging),
             planned=planned,
             told=Told.from_events(self._told),
@@ -147,21 +175,59 @@ class RunBuilder:
             about=dict(self._about),
         )
 
+    def _is_of(self, newest: Mapping[str, Any], worker: int, done: Iterations) -> bool:
+        """Whether these iterations are of the newest start, which may be one of fewer workers.
+
+        Behind a barrier all begin an iteration after all have started; on servers everyone starts for themselves.
+        """
+        if worker >= newest.get("workers", worker + 1):
+            return False
+        about = self._about[worker]
+        if about is newest or newest.get("engine") == SERVER or "unix_seconds" not in newest:
+            return True
+        ended = done.began[-1] + done.iteration_seconds[-1] + about.get("unix_seconds", 0.0) - about.get("at", 0.0)
+        return not ended < newest["unix_seconds"]  # Where it is not known, it is taken to be.
+
+    def _plan(self, worker: int, event: Mapping[str, Any]) -> None:
+        plans = self._plans[worker]
+        plans.append(Plan(iteration=event.get("iteration", 0), batch_sizes=tuple(event["batch_sizes"])))
+        if self._keep is not None and len(plans) > 2 * self._keep:
+            del plans[1 : -self._keep]
+
     def _begin(self, event: Mapping[str, Any]) -> None:
         worker = event["worker"]
+        _require_numbers(event, "worker", *(name for name in _RUN_NUMBERS if name in event))
         self._run = event
         self._about[worker] = event
         if not self.served or worker not in self.done:
             self.done[worker] = IterationsBuilder(served=self.served, keep=self._keep)
             self._plans[worker], self._told[worker] = [], []
 
-    def _happen(self, event: Mapping[str, Any]) -> None:
-        happening = happening_of(event)
+    def _happen(self, event: Mapping[str, Any], writer: int | None = None) -> None:
+        happening = happening_of(event, writer=writer)
         if happening is not None:
             self._happenings.append(happening)
 
 
-_COUNTED: Final = ("tally", "join", "leave")
+_RUN_NUMBERS: Final = ("global_batch_size", "iterations_per_epoch", "workers", "at", "unix_seconds")
+_COUNTED: Final = {
+    "tally": ("commits", "bytes", "seconds", "samples"),
+    "join": ("worker", "at"),
+    "leave": ("worker", "at"),
+}
+"""What is needed of the events of servers that are kept, and which numbers of them."""
+
+
+def _require_numbers(event: Mapping[str, Any], *names: str) -> None:
+    """Check now what will be used later, so that it can be said which event is damaged.
+
+    Raises:
+        KeyError: One is missing.
+        TypeError: One is no number.
+    """
+    for name in names:
+        if not isinstance(event[name], int | float):
+            raise TypeError(f"{name!r} is no number")
 
 
 def recorded_run(
@@ -184,17 +250,28 @@ def recorded_run(
     return builder.finish()
 
 
-def read_run(run_dir: Path) -> RecordedRun:
-    """The run that left its events in this directory.
+def read_run(run_dir: Path, *, progress: Callable[[int], None] | None = None) -> RecordedRun:
+    """The run that left its events in this directory; `progress` is told now and then how many bytes more were read.
 
     Raises:
         ConfigError: There are none, they are damaged, or no worker has finished an iteration.
     """
-    try:
-        return recorded_run(
-            read_events(run_dir), read_events(run_dir, role="server"), read_events(run_dir, role="launcher")
-        )
-    except KeyError as error:
-        raise ConfigError(
-            f"an event in {run_dir} has no {error}: it was written by another version of evenstep, use that one"
-        ) from error
+    builder = RunBuilder()
+    takers: tuple[tuple[Role, Callable[[Mapping[str, Any]], None]], ...] = (
+        ("worker", builder.take),
+        ("server", builder.take_server),
+        ("launcher", builder.take_launcher),
+    )
+    for role, take in takers:
+        for event in read_events(run_dir, role=role, progress=progress):
+            try:
+                take(event)
+            except KeyError as error:
+                raise ConfigError(
+                    f"an event in {run_dir} has no {error}: it was written by another version of evenstep, use that one"
+                ) from error
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"an event {event['event']!r} in {run_dir} is damaged ({error}): delete its line or mend it"
+                ) from error
+    return builder.finish()

@@ -145,8 +145,8 @@ def _about_sizes(run: RecordedRun, worker: int, gain: Gain | None) -> str:
     first, last = (plan[worker] for plan in (run.plans[0], run.plans[-1])) if run.plans else (0, 0)
     if first != last and gain is not None:
         return f": its batch went from {first} to {last} samples, {gain.speed_up:.2f} times as fast as equal sizes."
-    if gain is not None and gain.largest_speed_up > 1 + COSTLY:
-        return f". With sizes by speed (lb-bsp) up to {gain.ideal / gain.measured:.2f} times as much could be trained."
+    if gain is not None and gain.left > 1 + COSTLY:
+        return f". With sizes by speed (lb-bsp) up to {gain.left:.2f} times as much could be trained."
     return "."
 
 
@@ -203,10 +203,13 @@ def _on_servers(run: RecordedRun) -> Verdict:
         Cause.SCRIPT: "spends time between its iterations",
         Cause.TRANSFER: "takes longer to push and pull",
     }[cause]
-    kept = f"the others were held for it {cost:.0%} of all workers' time" if cost >= COSTLY else "nobody waits for it"
     lead = int(max(np.nan_to_num(each.lead).max(initial=0.0) for each in done.values()))
-    ahead = f", and ran up to {lead} iterations ahead" if lead else ""
-    return Verdict(worker=worker, cause=cause, slowdown=slow, cost=cost, text=f"Worker {worker} {why}; {kept}{ahead}.")
+    ahead = f"ran up to {lead} iterations ahead" if lead else ""
+    if cost >= COSTLY:
+        others = f"the others were held for it {cost:.0%} of all workers' time" + (f", and {ahead}" if ahead else "")
+    else:
+        others = f"the others do not wait for it, and {ahead}" if ahead else "nobody waits for it"
+    return Verdict(worker=worker, cause=cause, slowdown=slow, cost=cost, text=f"Worker {worker} {why}; {others}.")
 
 
 def _waiting_share(run: RecordedRun) -> float:

@@ -17,11 +17,12 @@ Trace: TypeAlias = dict[str, Any]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Texts in rows; the first of each row says what the row is about."""
+    """Texts in rows; the first of each row says what the row is about. The last `words` columns hold no numbers."""
 
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: int = 0
 
 
 @final

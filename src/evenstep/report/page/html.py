@@ -45,7 +45,8 @@ def page_html(overviews: Sequence[RunOverview], *, version: str, title: str = "e
         title=escape(title),
         style=_file("page.css"),
         body=body,
-        values=json.dumps(values, separators=(",", ":")).replace("</", "<\\/"),
+        # No name in it can end the script element, nor begin another in it.
+        values=json.dumps(values, separators=(",", ":")).replace("<", "\\u003c"),
         plotly=script,
         script=_file("page.js"),
     )
@@ -126,7 +127,8 @@ def _header(overviews: Sequence[RunOverview], title: str) -> str:
         about += ", simulated" if simulated == len(overviews) else f", {simulated} of them simulated"
     return (
         f'<a class="skip" href="#main">Skip to the report</a>\n<header>\n<h1>{escape(title)}</h1>\n<p>{about}.</p>\n'
-        f'<nav aria-label="Runs"><ul>{links}</ul></nav>\n</header>'
+        f'<nav aria-label="Runs"><ul>{links}</ul></nav>\n<p class="keys">By keyboard: Tab goes to a plot,'
+        " <kbd>+</kbd> and <kbd>-</kbd> zoom, arrows move, <kbd>0</kbd> shows all.</p>\n</header>"
     )
 
 
@@ -142,21 +144,24 @@ def _comparison(overviews: Sequence[RunOverview], plots: Iterable[Plot]) -> str:
 
 
 def _run(index: int, overview: RunOverview, plots: Sequence[Plot]) -> str:
-    kind = " (simulated)" if overview.run.simulated else ""
     return "\n".join(
         [
             f'<section aria-labelledby="run-{index}">',
-            f'<h2 id="run-{index}">{escape(overview.name)}{kind}</h2>',
+            f'<h2 id="run-{index}">{escape(_heading(overview))}</h2>',
             f'<p class="verdict">{escape(overview.verdict.text)}</p>',
             _figures(overview),
             _plot(plots[0]),
             _table(workers_table(overview)),
             *(_plot(plot) for plot in plots[1:]),
-            f"<details{' open' if len(overview.moves) <= 8 else ''}><summary>What happened</summary>"
-            f"{_table(events_table(overview))}</details>",
+            _events(overview),
             "</section>",
         ]
     )
+
+
+def _heading(overview: RunOverview) -> str:
+    scheme = "" if overview.name == overview.run.scheme else f": {overview.run.scheme}"
+    return f"{overview.name}{scheme}{overview.run.kind}"
 
 
 def _figures(overview: RunOverview) -> str:
@@ -167,7 +172,7 @@ def _figures(overview: RunOverview) -> str:
     ]
     if gain is not None:
         figures += [
-            (f"{gain.speed_up:.2f}x", "equal sizes at these speeds"),
+            (f"{gain.speed_up:.2f}x", "speed-up over equal sizes, at these speeds"),
             (f"{gain.of_ideal:.0%}", "of the ideal: nobody waits, nothing is sent"),
         ]
     figures += [
@@ -176,6 +181,16 @@ def _figures(overview: RunOverview) -> str:
     ]
     cells = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for value, what in figures)
     return f'<dl class="figures">{cells}</dl>'
+
+
+def _events(overview: RunOverview) -> str:
+    table = events_table(overview)
+    shown = _table(table) if table.rows else "<p>Nothing that stands out.</p>"
+    opened = " open" if len(table.rows) <= _OPEN_ROWS else ""
+    return f"<details{opened}><summary><h3>What happened</h3></summary>{shown}</details>"
+
+
+_OPEN_ROWS: Final = 16
 
 
 _ZOOMS: Final = (
@@ -207,17 +222,24 @@ def _plot(plot: Plot) -> str:
 
 def _table(table: Table) -> str:
     caption = escape(table.caption)
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in table.headings)
-    rows = "\n".join(
-        "<tr>"
-        + "".join(
-            f'<th scope="row">{escape(cell)}</th>' if column == 0 else f"<td>{escape(cell)}</td>"
-            for column, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in table.rows
+    words = len(table.headings) - table.words
+    head = "".join(
+        f'<th scope="col"{_WORDS if column >= words else ""}>{escape(each)}</th>'
+        for column, each in enumerate(table.headings)
     )
+    rows = "\n".join(f"<tr>{_cells(row, words)}</tr>" for row in table.rows)
     return (
         f'<div class="table" role="region" tabindex="0" aria-label="{escape(table.caption, quote=True)}">'
         f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>"
     )
+
+
+_WORDS: Final = ' class="words"'
+
+
+def _cells(row: Sequence[str], words: int) -> str:
+    first, *others = row
+    cells = "".join(
+        f"<td{_WORDS if column >= words else ''}>{escape(cell)}</td>" for column, cell in enumerate(others, start=1)
+    )
+    return f'<th scope="row">{escape(first)}</th>{cells}'

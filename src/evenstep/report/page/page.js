@@ -17,7 +17,7 @@ function themed({ layout, traces }) {
     font: { ...layout.font, color: ink, size: narrow() ? 11 : 13 },
     margin: narrow() ? { ...layout.margin, l: 40, r: 4 } : layout.margin,
     hoverlabel: { bgcolor: ground, bordercolor: grid, font: { color: ink } },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: grid, activecolor: ink },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: style.getPropertyValue("--soft").trim(), activecolor: ink },
     xaxis: { ...layout.xaxis, ...axis }, yaxis: { ...layout.yaxis, ...axis } };
 }
 

@@ -12,6 +12,7 @@ _MOST_EVENTS: Final = 200
 def runs_table(overviews: Sequence[RunOverview]) -> Table:
     """Every run in a row; the first is what the others are compared with."""
     first = overviews[0].summary.samples_per_second
+    told = any(each.name != each.run.scheme for each in overviews)
     rows = []
     for each in overviews:
         gain = each.gain
@@ -25,6 +26,7 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
                 f"{each.waiting_share:.0%}",
                 f"{1000 * each.summary.iteration_seconds:,.1f} ms",
                 f"{each.summary.training_seconds:,.1f} s",
+                *([f"{each.run.scheme}{each.run.kind}"] if told else []),
             )
         )
     return Table(
@@ -39,8 +41,10 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
             "waiting",
             "average iteration",
             "training time",
+            *(["scheme"] if told else []),
         ),
         rows=rows,
+        words=int(told),
     )
 
 
@@ -68,7 +72,10 @@ def workers_table(overview: RunOverview) -> Table:
     if placed:
         headings.append("where")
     return Table(
-        caption="Workers; time per sample is that over the median of the others'", headings=headings, rows=rows
+        caption="Workers; time per sample is that over the median of the others'",
+        headings=headings,
+        rows=rows,
+        words=int(placed),
     )
 
 
@@ -84,15 +91,16 @@ def events_table(overview: RunOverview) -> Table:
         for move in overview.moves
     ]
     for each in overview.run.happenings:
-        at = times.since_begin(each.at)
+        at = times.since_begin(each.at, each.writer)
         found.append((float("inf") if at is None else at, each.kind.replace("_", " "), each.text))
     found.sort(key=lambda row: row[0])
     shown = found if len(found) <= _MOST_EVENTS else [*found[: _MOST_EVENTS // 2], *found[-_MOST_EVENTS // 2 :]]
     left = len(found) - len(shown)
     return Table(
-        caption="What happened" + (f" ({left} in the middle are left out; --json has them all)" if left else ""),
+        caption="In the order of time" + (f" ({left} in the middle are left out; --json has them all)" if left else ""),
         headings=("second", "what", "about it"),
         rows=[("" if at == float("inf") else f"{at:.2f}", what, text) for at, what, text in shown],
+        words=2,
     )
 
 
