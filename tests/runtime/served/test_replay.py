@@ -133,7 +133,7 @@ def test_the_parent_decides_alike_for_workers_behind_a_group_server(tmp_path):
 
 
 def replays(run, values, tmp_path):
-    assert {"run", "plan", "iteration", "join", "push", "begin", "rest", "tally", "snapshot"} <= check_records(tmp_path)
+    assert {"run", "plan", "iteration", "join", "push", "begin", "tally", "snapshot"} <= check_records(tmp_path)
     workers = by_worker(tmp_path)
     replay = Replay(workers[0][0], server_events(tmp_path))
     for rank, (value, events) in enumerate(zip(values, workers, strict=True)):
