@@ -108,6 +108,8 @@ def test_a_finished_run_is_shown_once_more(tmp_path):
     assert code == 0
     assert "iteration 60 " in last
     assert "Worker 2" in last
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last).replace("\r", "")
+    assert re.findall(r"^ ([0-9]) ", text, re.MULTILINE)[-3:] == ["0", "1", "2"]
 
 
 def test_without_a_terminal_it_prints_how_things_are(tmp_path, capsys):

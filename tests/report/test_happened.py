@@ -76,7 +76,16 @@ def test_the_live_view_says_who_is_slowed_who_failed_and_who_has_finished():
     assert view.throughput == pytest.approx(view.workers[2].throughput)
     live.take("worker", {"event": "end", "worker": 2, "at": 101.0}, 2.0)
     assert live.view(60.0).throughput == pytest.approx(3 * view.workers[2].throughput)
+    # What the servers say comes from another file, which may be read later; and what was last is last.
+    about = {"worker": 1, "version": 0}
+    live.take("server", {"event": "join", "at": 100.0, **about}, 2.0)
+    live.take("server", {"event": "leave", "at": 100.1, "why": "was silent", **about}, 2.0)
+    live.take("server", {"event": "leave", "at": 100.9, "why": "is done", **about, "worker": 0}, 2.0)
+    view = live.view(60.0)
+    assert [each.state for each in view.workers] == ["finished", "failed", "finished"]
+    assert view.latest == ("worker 1 was silent", "worker 1 failed: ValueError: no good")
     # Who is started again is there again.
+    live.take("server", {"event": "join", "at": 102.0, **about}, 2.0)
     for event in worker_events(1, parts=PARTS):
         live.take("worker", event, 60.0)
     assert live.view(60.0).workers[1].state == "training"

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from evenstep.report.iterations import FloatArray
-from evenstep.report.recorded import RecordedRun
+from evenstep.report.recorded import RecordedRun, wall_offset
 
 
 @final
@@ -46,19 +46,12 @@ def times_of(run: RecordedRun) -> Times:
     seconds = max(
         float((began[worker] + run.iterations[worker].iteration_seconds).max()) - first for worker in run.workers
     )
-    zeros = {worker: first - _offset(run.about.get(worker, {})) for worker in run.workers} if known else None
+    zeros = {worker: first - wall_offset(run.about.get(worker, {})) for worker in run.workers} if known else None
     return Times(began={worker: each - first for worker, each in began.items()}, seconds=seconds, zeros=zeros)
 
 
 def _by_clock(run: RecordedRun) -> dict[int, FloatArray]:
-    return {worker: each.began + _offset(run.about.get(worker, {})) for worker, each in run.iterations.items()}
-
-
-def _offset(about: Mapping[str, Any]) -> float:
-    """What to add to a worker's clock to have the wall clock's seconds; 0 for those that share one clock."""
-    if "unix_seconds" not in about or "at" not in about:
-        return 0.0
-    return float(about["unix_seconds"] - about["at"])
+    return {worker: each.began + wall_offset(run.about.get(worker, {})) for worker, each in run.iterations.items()}
 
 
 def _end_to_end(run: RecordedRun) -> dict[int, FloatArray]:

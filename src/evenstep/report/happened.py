@@ -11,7 +11,7 @@ class Happening:
     """`text` happened `at` a time (seconds of the writer's clock; None where it is not known), to a worker or to all.
 
     `kind` is the event's name, `iteration` that of the worker where there is one. `writer` is the worker whose clock it
-    is; None for that of the servers and the launcher.
+    is; None for that of the servers and the launcher. `routine`: it comes often, or a worker's state says it too.
     """
 
     kind: str
@@ -20,6 +20,12 @@ class Happening:
     worker: int | None
     iteration: int | None
     writer: int | None
+    routine: bool
+
+
+DONE: Final = "is done"
+"""Why a worker leaves the servers that has finished."""
+_ROUTINE: Final = ("join", "snapshot", "checkpoint", "disturbance")
 
 
 def happening_of(event: Mapping[str, Any], *, writer: int | None) -> Happening | None:
@@ -34,6 +40,7 @@ def happening_of(event: Mapping[str, Any], *, writer: int | None) -> Happening |
         worker=event.get("worker"),
         iteration=event.get("iteration"),
         writer=writer,
+        routine=event["event"] in _ROUTINE or (event["event"] == "leave" and event["why"] == DONE),
     )
 
 

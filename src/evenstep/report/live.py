@@ -1,5 +1,6 @@
 """How a run is doing right now, in a few numbers per worker: what `evenstep top` shows."""
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,15 +9,14 @@ from typing import Any, Final, final
 import numpy as np
 
 from evenstep.core.errors import ConfigError
+from evenstep.report.happened import DONE, Happening
 from evenstep.report.iterations import Iterations
-from evenstep.report.recorded import RecordedRun, RunBuilder
+from evenstep.report.recorded import RecordedRun, RunBuilder, wall_offset
 from evenstep.report.verdict import Verdict, verdict_of
 from evenstep.telemetry import Role
 
 _RECENT: Final = 50
 """The iterations of each worker that everything is worked out from: long enough to be calm, short enough to be new."""
-_QUIET: Final = ("join", "snapshot", "checkpoint", "disturbance")
-"""Not worth one of the few lines: those that come often, and what a worker's state says."""
 _OVER: Final = ("finished", "failed", "gone")
 _SILENT_SECONDS: Final = 5.0
 _SILENT_ITERATIONS: Final = 5
@@ -70,7 +70,10 @@ class LiveRun:
     def __init__(self) -> None:
         self._builder = RunBuilder(keep=_RECENT)
         self._heard: dict[int, float] = {}
+        # What each worker has said itself is over, and what the servers say; files are read one after the other, so
+        # neither is told before or after the other.
         self._over: dict[int, str] = {}
+        self._left: dict[int, str] = {}
         self._slowness: dict[int, str] = {}
 
     def take(self, role: Role, event: Mapping[str, Any], now: float) -> None:
@@ -89,9 +92,9 @@ class LiveRun:
         elif role == "server":
             self._builder.take_server(event)
             if event["event"] == "leave":
-                self._over.setdefault(event["worker"], "finished" if event["why"] == "is done" else "gone")
+                self._left[event["worker"]] = "finished" if event["why"] == DONE else "gone"
             elif event["event"] == "join":
-                self._over.pop(event["worker"], None)
+                self._left.pop(event["worker"], None)
         else:
             self._builder.take_launcher(event)
 
@@ -115,7 +118,7 @@ class LiveRun:
             run = self._builder.finish()
         except ConfigError:
             return None
-        recent = {worker: each[-_RECENT:] for worker, each in run.iterations.items()}
+        recent = {worker: run.iterations[worker][-_RECENT:] for worker in run.workers}
         workers = tuple(self._worker(run, worker, each, now) for worker, each in recent.items())
         done = [self._builder.done[worker] for worker in run.workers]
         counts = [each.count for each in done]
@@ -131,7 +134,7 @@ class LiveRun:
             waiting_share=float(np.mean([each.waiting_share for each in workers])),
             workers=workers,
             verdict=verdict_of(run),
-            latest=tuple(each.text for each in run.happenings if each.kind not in _QUIET)[-3:],
+            latest=_latest(run),
         )
 
     def _worker(self, run: RecordedRun, worker: int, done: Iterations, now: float) -> LiveWorker:
@@ -154,11 +157,24 @@ class LiveRun:
 
     def _state(self, run: RecordedRun, worker: int, iteration_seconds: float, now: float) -> str:
         silent = now - self._heard.get(worker, now)
-        if worker in self._over:
-            return self._over[worker]
+        over = self._over.get(worker) or self._left.get(worker)
+        if over is not None:
+            return over
         if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
             return f"silent {_duration(silent)}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
+
+
+def _latest(run: RecordedRun) -> tuple[str, ...]:
+    """The last few things that happened, in their order, whoever wrote them down."""
+    first = min(run.about)
+
+    def when(each: Happening) -> float:
+        if each.at is None:
+            return -math.inf
+        return each.at + wall_offset(run.about.get(first if each.writer is None else each.writer, {}))
+
+    return tuple(each.text for each in sorted(run.happenings, key=when) if not each.routine)[-3:]
 
 
 def _slowed(factor: float, extra_seconds: float) -> str:

@@ -185,7 +185,7 @@ class RunBuilder:
         about = self._about[worker]
         if about is newest or newest.get("engine") == SERVER or "unix_seconds" not in newest:
             return True
-        ended = done.began[-1] + done.iteration_seconds[-1] + about.get("unix_seconds", 0.0) - about.get("at", 0.0)
+        ended = done.began[-1] + done.iteration_seconds[-1] + wall_offset(about)
         return not ended < newest["unix_seconds"]  # Where it is not known, it is taken to be.
 
     def _plan(self, worker: int, event: Mapping[str, Any]) -> None:
@@ -207,6 +207,16 @@ class RunBuilder:
         happening = happening_of(event, writer=writer)
         if happening is not None:
             self._happenings.append(happening)
+
+
+def wall_offset(about: Mapping[str, Any]) -> float:
+    """What to add to a worker's clock to have the wall clock's seconds, from the event with which it began.
+
+    0 where that does not say, as in a simulation, whose workers share one clock.
+    """
+    if "unix_seconds" not in about or "at" not in about:
+        return 0.0
+    return float(about["unix_seconds"] - about["at"])
 
 
 _RUN_NUMBERS: Final = ("global_batch_size", "iterations_per_epoch", "workers", "at", "unix_seconds")
