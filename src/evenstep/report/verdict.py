@@ -142,9 +142,12 @@ def _late(run: RecordedRun, worker: int, cause: Cause, cost: float, gain: Gain |
 
 
 def _about_sizes(run: RecordedRun, worker: int, gain: Gain | None) -> str:
-    first, last = (plan[worker] for plan in (run.plans[0], run.plans[-1])) if run.plans else (0, 0)
-    if first != last and gain is not None:
-        return f": its batch went from {first} to {last} samples, {gain.speed_up:.2f} times as fast as equal sizes."
+    sizes = [plan[worker] for plan in run.plans]
+    if len(set(sizes)) > 1 and gain is not None:
+        went = f"went from {sizes[0]} to {sizes[-1]}"
+        if sizes[0] == sizes[-1]:  # It was slow for a while.
+            went = f"was between {min(sizes)} and {max(sizes)}"
+        return f": its batch {went} samples, {gain.speed_up:.2f} times as fast as equal sizes."
     if gain is not None and gain.left > 1 + COSTLY:
         return f". With sizes by speed (lb-bsp) up to {gain.left:.2f} times as much could be trained."
     return "."

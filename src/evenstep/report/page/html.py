@@ -13,6 +13,7 @@ from evenstep.report.page.blocks import Plot, Table
 from evenstep.report.page.count_plots import leads_plot, staleness_plot
 from evenstep.report.page.lane_plots import lanes_plot
 from evenstep.report.page.series_plots import curve_plots, sizes_plot, speeds_plot
+from evenstep.report.page.shown import MOST_WORKERS
 from evenstep.report.page.tables import events_table, runs_table, workers_table
 
 # Nothing is loaded from anywhere, whatever a library in the page would like to do.
@@ -150,8 +151,9 @@ def _run(index: int, overview: RunOverview, plots: Sequence[Plot]) -> str:
             f'<h2 id="run-{index}">{escape(_heading(overview))}</h2>',
             f'<p class="verdict">{escape(overview.verdict.text)}</p>',
             _figures(overview),
+            _left_out(overview),
             _plot(plots[0]),
-            _table(workers_table(overview)),
+            _workers(overview),
             *(_plot(plot) for plot in plots[1:]),
             _events(overview),
             "</section>",
@@ -176,11 +178,28 @@ def _figures(overview: RunOverview) -> str:
             (f"{gain.of_ideal:.0%}", "of the ideal: nobody waits, nothing is sent"),
         ]
     figures += [
-        (f"{summary.iterations:,}", f"iterations in {summary.training_seconds:,.1f} s"),
+        (f"{summary.iterations:,}", f"iterations in {_seconds(summary.training_seconds)}"),
         (f"{len(overview.workers)}", f"workers, global batch {overview.run.global_batch_size:,}"),
     ]
     cells = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for value, what in figures)
     return f'<dl class="figures">{cells}</dl>'
+
+
+def _left_out(overview: RunOverview) -> str:
+    count, half = len(overview.workers), MOST_WORKERS // 2
+    if count <= MOST_WORKERS:
+        return ""
+    return (
+        f"<p>Of {count:,} workers the {half} that waited least and the {half} that waited most are drawn; the tables of"
+        " workers have all.</p>"
+    )
+
+
+def _workers(overview: RunOverview) -> str:
+    table = _table(workers_table(overview))
+    if len(overview.workers) <= _OPEN_ROWS:
+        return table
+    return f"<details><summary>All {len(overview.workers):,} workers</summary>{table}</details>"
 
 
 def _events(overview: RunOverview) -> str:
@@ -191,6 +210,10 @@ def _events(overview: RunOverview) -> str:
 
 
 _OPEN_ROWS: Final = 16
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:,.3g} ms"
 
 
 _ZOOMS: Final = (

@@ -143,6 +143,7 @@ def _curve_plot(overviews: Sequence[RunOverview], name: str, place: str, axis: s
         title=f"{name[:1].upper()}{name[1:]} against {'time' if place == 'seconds' else 'samples'}",
         summary=f"What the training script noted as {name}, over {axis}, one line per run.",
         traces=traces,
-        layout=layout(axis, name),
+        # A single line is named too where there are other runs, which noted nothing.
+        layout=layout(axis, name, showlegend=len(overviews) > 1),
         table=Table(caption=f"{name} over {axis}", headings=("run", axis, name), rows=rows),
     )
