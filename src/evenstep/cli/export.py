@@ -1,6 +1,7 @@
 """`evenstep export`: a run's events for other people's tools, live or afterwards."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
 
 _LOOK_SECONDS: Final = 1.0
+_TELL_EVENTS: Final = 5000
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
 metrics for Prometheus. They are read from the run directory, so training does not notice. With --follow, and with
@@ -44,7 +46,9 @@ def run_export(arguments: list[str]) -> int:
             console.print(f"Metrics are at http://{host}:{served.port}/metrics, until Ctrl-C.", soft_wrap=True)
         if not sinks:
             raise ConfigError("export where to? give --trace, --tensorboard or --prometheus")
-        count = _feed(run_dir, sinks, follow=options.follow or options.prometheus is not None)
+        with console.status("reading") as status:
+            follow = options.follow or options.prometheus is not None
+            count = _feed(run_dir, sinks, follow=follow, tell=lambda count: status.update(f"{count:,} events"))
         console.print(f"{count:,} events were exported.")
     return 0
 
@@ -72,17 +76,20 @@ def _address(text: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
-def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool) -> int:
-    """Give all events to all sinks; their number."""
+def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool, tell: Callable[[int], None]) -> int:
+    """Give all events to all sinks; their number, which is told now and then, too."""
     tail, count = RunTail(run_dir), 0
     with suppress(KeyboardInterrupt):
         while True:
             for _, event in tail.new():
                 count += 1
+                if count % _TELL_EVENTS == 0:
+                    tell(count)
                 # A damaged event, which `evenstep report` names, is passed over, as it is while a run is watched.
                 with suppress(AttributeError, KeyError, TypeError, ValueError):
                     for sink in sinks:
                         sink.record(event)
+            tell(count)
             if not follow:
                 break
             time.sleep(_LOOK_SECONDS)

@@ -4,9 +4,9 @@ import heapq
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +19,7 @@ from evenstep.report.live_table import live_table
 from evenstep.telemetry import Role, RunTail, Tail, event_files
 
 _LOOK_SECONDS: Final = 0.5
+_LOOK_EVENTS: Final = 1000
 _ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
@@ -79,13 +80,26 @@ def _once(run_dir: Path, console: Console, *, as_json: bool) -> int:
     return 0
 
 
-def _watch(moments: Iterator[tuple[LiveRun, float]], run_dir: Path, console: Console) -> None:
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """A run at a time; `read` are the events taken so far of a long log that is still being read, else None."""
+
+    live: LiveRun
+    now: float
+    read: int | None = None
+
+
+def _watch(moments: Iterator[_Moment], run_dir: Path, console: Console) -> None:
     """Show each moment until there is none any more, or Ctrl-C is pressed; the last stays on the terminal."""
     shown = None
     try:
         with Live(console=console, screen=True, auto_refresh=False) as display:
-            for live, now in moments:
-                view = live.view(now)
+            for moment in moments:
+                if moment.read is not None:
+                    display.update(Text(f"{run_dir}: reading, {moment.read:,} events so far"), refresh=True)
+                    continue
+                view = moment.live.view(moment.now)
                 if view is None:
                     display.update(Text(f"{run_dir}: waiting for the first iteration"), refresh=True)
                     continue
@@ -97,17 +111,20 @@ def _watch(moments: Iterator[tuple[LiveRun, float]], run_dir: Path, console: Con
         console.print(shown)
 
 
-def _followed(run_dir: Path) -> Iterator[tuple[LiveRun, float]]:
+def _followed(run_dir: Path) -> Iterator[_Moment]:
     live, tail = LiveRun(), RunTail(run_dir)
     while True:
-        now = time.monotonic()
-        for role, event in tail.new():
+        now = shown = time.monotonic()
+        for count, (role, event) in enumerate(tail.new()):
             live.take(role, event, now)
-        yield live, now
+            if count % _LOOK_EVENTS == 0 and time.monotonic() - shown > _LOOK_SECONDS:
+                shown = time.monotonic()
+                yield _Moment(live=live, now=now, read=count)
+        yield _Moment(live=live, now=now)
         time.sleep(_LOOK_SECONDS)
 
 
-def _replayed(run_dir: Path, speed: float) -> Iterator[tuple[LiveRun, float]]:
+def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
     """The events in the order of their times, `speed` times as fast as they came.
 
     Raises:
@@ -123,11 +140,11 @@ def _replayed(run_dir: Path, speed: float) -> Iterator[tuple[LiveRun, float]]:
         while (wall := time.monotonic()) < due or wall - shown >= _LOOK_SECONDS:
             if wall - shown >= _LOOK_SECONDS:
                 shown = wall
-                yield live, now
+                yield _Moment(live=live, now=now)
             else:
                 time.sleep(min(due - wall, shown + _LOOK_SECONDS - wall))
         live.take(role, event, now)
-    yield live, now
+    yield _Moment(live=live, now=now)
 
 
 def _timed(run_dir: Path) -> list[Iterator[tuple[float, Role, dict[str, Any]]]]:
