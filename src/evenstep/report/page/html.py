@@ -213,7 +213,8 @@ _OPEN_ROWS: Final = 16
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:,.3g} ms"
+    text = f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:,.3g} ms"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 _ZOOMS: Final = (
