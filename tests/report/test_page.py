@@ -11,6 +11,7 @@ from support.made_log import write_log
 
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
+from evenstep.report.page.png import file_names
 from evenstep.report.recorded import read_run
 
 FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
@@ -121,6 +122,20 @@ def test_every_plot_has_a_name_and_a_table_and_headings_are_in_order(page):
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert '<html lang="en">' in text
+
+
+def test_runs_that_are_named_by_their_folders_say_what_scheme_they_are_of(page):
+    text = page.read_text()
+    assert '<h2 id="run-1">b&lt;a&gt;lanced: lb-bsp</h2>' in text
+    assert '<td class="words">lb-bsp</td>' in text
+
+
+def test_pictures_have_names_of_their_own():
+    assert file_names(["loss/a-seconds", "loss a-seconds", "lanes-x"]) == [
+        "loss-a-seconds",
+        "loss-a-seconds.2",
+        "lanes-x",
+    ]
 
 
 def test_the_page_cannot_load_anything(page):

@@ -58,6 +58,32 @@ def test_prometheus_is_served_on_this_host_alone():
     assert any(line.startswith('evenstep_noted_loss{worker="0"} 0.08') for line in lines)
 
 
+def test_what_was_noted_under_any_name_has_a_metric():
+    sink = Prometheus("127.0.0.1", 0)
+    note = {"event": "note", "worker": 0, "iteration": 1, "at": 1.0, "samples": 4}
+    try:
+        for values in ({"loss/train [\xe4]": 0.5}, {"loss_train ____": None}, {"loss-train": 2}):
+            sink.record({**note, "values": values})
+        sink.record({"event": "error", "worker": 0, "type": "ValueError", "text": ""})
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        sink.close()
+    assert 'evenstep_noted_loss_train____{worker="0"} 0.5' in lines
+    assert 'evenstep_noted_loss_train{worker="0"} 2.0' in lines
+    assert "evenstep_workers_failed_total 1.0" in lines
+
+
+def test_what_happens_at_a_time_is_in_the_trace(tmp_path):
+    run_dir, trace = write_log(tmp_path / "run", PARTS), tmp_path / "trace.json"
+    with (run_dir / "worker-1.jsonl").open("a") as file:
+        error = {"worker": 1, "event": "error", "iteration": 3, "at": 100.5, "type": "ValueError", "text": "no good"}
+        file.write(json.dumps(error) + "\n")
+    assert main(["export", str(run_dir), "--trace", str(trace)]) == 0
+    (entry,) = [entry for entry in json.loads(trace.read_text()) if entry["ph"] == "i"]
+    assert (entry["name"], entry["tid"], entry["args"]["text"]) == ("error", 2, "no good")
+
+
 def test_export_follows_a_run_until_it_is_interrupted(tmp_path):
     run_dir = write_log(tmp_path / "run", PARTS)
     process = subprocess.Popen(

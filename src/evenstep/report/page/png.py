@@ -39,7 +39,7 @@ def write_pngs(overviews: Sequence[RunOverview], folder: Path) -> list[Path]:
     import kaleido
 
     plots = all_plots(overviews)
-    files = [folder / f"{re.sub('[^A-Za-z0-9.=-]+', '-', plot.key)}.png" for plot in plots]
+    files = [folder / f"{name}.png" for name in file_names([plot.key for plot in plots])]
     figures = [
         {"fig": _figure(plot), "path": str(file), "opts": {"format": "png", "width": _WIDTH, "scale": _SCALE}}
         for plot, file in zip(plots, files, strict=True)
@@ -51,6 +51,16 @@ def write_pngs(overviews: Sequence[RunOverview], folder: Path) -> list[Path]:
             raise ConfigError("pictures are drawn by Chrome or Chromium, and none was found: install one") from error
         raise
     return files
+
+
+def file_names(keys: Sequence[str]) -> list[str]:
+    """A name for each that any system takes, and no name twice."""
+    names: list[str] = []
+    for key in keys:
+        name = re.sub("[^A-Za-z0-9.=-]+", "-", key)
+        again = sum(re.fullmatch(rf"{re.escape(name)}(\.[0-9]+)?", other) is not None for other in names)
+        names.append(f"{name}.{again + 1}" if again else name)
+    return names
 
 
 def _figure(plot: Plot) -> dict[str, Any]:
