@@ -52,6 +52,19 @@ def test_a_script_that_fails_is_an_error(tmp_path, capfd):
     assert f"evenstep: {script} ended before two batch sizes were measured" in error
 
 
+@pytest.mark.multiprocess
+def test_a_function_that_is_over_too_soon_and_nothing_that_it_keeps(tmp_path, capfd):
+    (tmp_path / "checkpoints").mkdir()
+    assert main(["profile", "--json", "--plot", "/dev/full", f"{SCRIPTS / 'keeps.py'}:train", str(tmp_path)]) == 2
+    said = capfd.readouterr()
+    # What was measured is told first, and what cannot be written then is an error.
+    assert [point["samples"] for point in json.loads(said.out)["points"]][:2] == [1, 2]
+    assert "keeps.py:train was over before larger batches were measured" in said.err
+    assert said.err.endswith("evenstep: /dev/full cannot be written (No space left on device): give another path\n")
+    # Neither events nor checkpoints of the script's own.
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

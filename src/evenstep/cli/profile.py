@@ -21,17 +21,29 @@ from evenstep.core.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.core.profile import ProfiledMemory, ProfilePoint, knee, memory_of
 from evenstep.report.profile import profile_svg, profile_table
+from evenstep.runtime.keeper import how_it_ended
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.telemetry import Tail
 
 _LOOK_SECONDS: Final = 0.2
 _FEWEST_POINTS: Final = 2
+_CALL: Final = """\
+import importlib.util, pathlib, sys
+path, function = pathlib.Path(sys.argv[1]), sys.argv[2]
+sys.argv = [sys.argv[1], *sys.argv[3:]]
+sys.path[0] = str(path.parent)
+spec = importlib.util.spec_from_file_location(path.stem, path)
+module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+getattr(module, function)()
+"""
 _DESCRIPTION = """\
 Measure a training script's model on this device: the seconds of compute and the peak of memory at ever larger batches.
 
 The script runs in one process, with its own loop, and ends when enough has been measured: when larger batches gain
 nothing more, do not fit, or pass --largest. With --cluster the result is a cluster file, which evenstep simulate and
-evenstep run --emulate take; the devices of several machines can be put into one."""
+evenstep run --emulate take; the devices of several machines can be put into one. train.py:main imports train.py and
+calls main() instead of running the script as a program."""
 _EXAMPLE = "evenstep profile --cluster this.toml --count 4 train.py --epochs 10"
 
 
@@ -52,7 +64,14 @@ def run_profile(arguments: list[str]) -> int:
     require_torch("profile")
     _require(options)
     profile = _measured(options)
+    # First of all, so that what took minutes is not lost with a file that cannot be written.
+    if options.json:
+        print(json.dumps(asdict(profile)), flush=True)
+    else:
+        Console(highlight=False).print(profile_table(profile.points, knee=profile.knee, memory=profile.memory))
     heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
+    if options.plot is not None:
+        _write(options.plot, profile_svg(profile.points, knee=profile.knee, title=heading))
     if options.cluster is not None:
         text = profiled_cluster(
             options.name,
@@ -63,16 +82,16 @@ def run_profile(arguments: list[str]) -> int:
             heading=heading,
         )
         parse_cluster(text, name="the profile")  # Which refuses times that fall with the size, by noise.
-        options.cluster.write_text(text, encoding="utf-8")
-    if options.plot is not None:
-        options.plot.write_text(profile_svg(profile.points, knee=profile.knee, title=heading), encoding="utf-8")
-    if options.json:
-        print(json.dumps(asdict(profile)))
-    else:
-        Console(highlight=False).print(profile_table(profile.points, knee=profile.knee, memory=profile.memory))
-    for path in filter(None, (options.cluster, options.plot)):
-        print(f"evenstep: wrote {path}", file=sys.stderr)
+        _write(options.cluster, text)
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another path") from error
+    print(f"evenstep: wrote {path}", file=sys.stderr)
 
 
 def _parser() -> Parser:
@@ -84,20 +103,27 @@ def _parser() -> Parser:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a picture")
     parser.add_argument("--emulate", type=Path, metavar="FILE.toml", help="profile the emulated device of one worker")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
-    parser.add_argument("script", help="the training script")
+    parser.add_argument("script", help="the training script, or a function in it: train.py:main")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
 
 
 def _require(options: argparse.Namespace) -> None:
-    if not Path(options.script).is_file():
-        raise ConfigError(f"there is no script {options.script!r}: check the path (options stand before the script)")
+    script, _ = _script_and_function(options)
+    if not Path(script).is_file():
+        raise ConfigError(f"there is no script {script!r}: check the path (options stand before the script)")
     if options.largest < _FEWEST_POINTS:
         raise ConfigError(f"--largest must be at least {_FEWEST_POINTS}, not {options.largest}")
     if options.count < 1:
         raise ConfigError(f"--count must be at least 1, not {options.count}")
     if re.fullmatch(r"[A-Za-z0-9_-]+", options.name) is None:
         raise ConfigError(f"--name must be made of letters, digits, - and _, not {options.name!r}")
+
+
+def _script_and_function(options: argparse.Namespace) -> tuple[str, str | None]:
+    """`train.py:main` in its parts; None for a script that is to be run as a whole."""
+    script, _, function = str(options.script).rpartition(":")
+    return (script, function) if script and function.isidentifier() else (str(options.script), None)
 
 
 def _measured(options: argparse.Namespace) -> Profile:
@@ -107,7 +133,7 @@ def _measured(options: argparse.Namespace) -> Profile:
         ConfigError: It failed, or measured nothing.
     """
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
-        events = _run_script(options, Path(folder))
+        events, exit_code = _run_script(options, Path(folder))
     points = tuple(
         ProfilePoint(samples=event["samples"], seconds=event["seconds"], peak_bytes=event["peak_bytes"])
         for event in events
@@ -119,6 +145,13 @@ def _measured(options: argparse.Namespace) -> Profile:
             " the loader that it returns (its errors are above)"
         )
     capacity = next((event["capacity_bytes"] for event in events if event["event"] == "profile"), None)
+    if capacity is None:
+        how = how_it_ended(exit_code, "") + " (its errors are above)" if exit_code else "was over"
+        print(
+            f"evenstep: {options.script} {how} before larger batches were measured: have it train for longer, or take"
+            " what follows for a part",
+            file=sys.stderr,
+        )
     return Profile(
         script=options.script,
         points=points,
@@ -127,14 +160,16 @@ def _measured(options: argparse.Namespace) -> Profile:
     )
 
 
-def _run_script(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """The events of the script's process, which shows its errors, and nothing else."""
+def _run_script(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """The events of the script's process, which shows its errors, and nothing else; and its exit code."""
     settings = LaunchSettings(
         profile=options.largest,
         run_dir=str(folder),
         emulate=None if options.emulate is None else str(options.emulate.absolute()),
     )
-    command = [sys.executable, options.script, *options.arguments]
+    script, function = _script_and_function(options)
+    called = [script] if function is None else ["-c", _CALL, script, function]
+    command = [sys.executable, *called, *options.arguments]
     events: list[dict[str, Any]] = []
     tail = Tail(folder / "worker-0.jsonl")
     console = Console(stderr=True, highlight=False)
@@ -158,4 +193,4 @@ def _run_script(options: argparse.Namespace, folder: Path) -> list[dict[str, Any
                     status.update(f"profiling {options.script}: batches of {done[-1]} samples are measured")
         finally:
             process.kill()
-    return events
+    return events, process.returncode

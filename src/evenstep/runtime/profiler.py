@@ -13,14 +13,21 @@ from evenstep.core.profile import ProfilePoint, enough, next_size
 from evenstep.core.samples import Ledger, Share, Shares
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLimit, MemoryProbe
+from evenstep.runtime.loader import require_preparable
 from evenstep.runtime.request import Agreement, Request
 from evenstep.runtime.workers import Workers
 from evenstep.telemetry import Recorder
 
 
 def to_be_profiled(request: Request) -> Request:
-    """The request with what a profile needs: one process that fetches for itself, and no scheme."""
-    loader = request.loader
+    """The request with what a profile needs: one process that fetches for itself, and no scheme.
+
+    Where events go and what is emulated is the profile's to say, not the script's.
+
+    Raises:
+        ConfigError: The loader cannot be prepared.
+    """
+    loader = require_preparable(request.loader)
     plain = DataLoader(
         loader.dataset,
         batch_size=loader.batch_size,
@@ -28,7 +35,9 @@ def to_be_profiled(request: Request) -> Request:
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
     )
-    return replace(request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None)
+    return replace(
+        request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None, emulate=None
+    )
 
 
 @final
