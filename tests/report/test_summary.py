@@ -43,6 +43,14 @@ def test_a_worker_started_again_counts_from_its_last_start(events_of):
     assert run.plans == (BALANCED,)
 
 
+def test_workers_that_a_later_start_lacks_do_not_count():
+    first, second = (list(made_log.worker_events(worker, parts=[(0.0, 0.01, 0.0)] * 2)) for worker in range(2))
+    again = made_log.worker_events(0, parts=[(0.0, 0.01, 0.0)], sizes=[(20,)] * 6)
+    run = recorded_run([*first, *again, *second])
+    assert (run.workers, run.length, run.plans) == ([0], 6, ((20,),))
+    assert summary_of(run).workers[0].last_batch_size == 20
+
+
 def test_reads_a_run_directory(events_of, tmp_path):
     for event in events_of("bsp", EQUAL):
         if event["event"] == "run":

@@ -1,6 +1,7 @@
 """The event log: its records, and what follows it."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -168,3 +169,18 @@ def test_who_ends_by_itself_says_so_once(tmp_path):
     kinds = {folder.name: [event["event"] for event in read_events(folder)] for folder in tmp_path.iterdir()}
     ended = ["run", "end"]
     assert kinds == {"closes": ended, "is killed": ["run"], "raises": ended, "exits": ended}
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path):
+    recorder = JsonlRecorder(tmp_path, 0)
+    recorder.record({"event": "a"})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # Writing beyond it is an OSError too.
+    try:
+        with pytest.warns(UserWarning, match="cannot be written any more .*, so the run goes on without a record"):
+            recorder.record({"event": "b" * 200})
+        recorder.record({"event": "c"})
+        recorder.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [event["event"] for event in read_events(tmp_path)] == ["a"]

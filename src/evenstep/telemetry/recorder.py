@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -41,6 +42,7 @@ class JsonlRecorder:
     """Appends one line per event, with its writer, to `RUN_DIR/worker-RANK.jsonl` or `RUN_DIR/server-INDEX.jsonl`.
 
     `last` makes an event that is written when this is closed, or its process ends without having been killed.
+    Where the disk is full later on, it warns once and keeps nothing more: training is worth more than its record.
 
     Raises:
         ConfigError: The run directory cannot be written.
@@ -64,12 +66,26 @@ class JsonlRecorder:
             raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
 
         self._writer: dict[str, object] = {role: index}
+        self._lost = False
         # A training script has no place where it would close what `prepare` opened.
         self._finish = weakref.finalize(self, _finish, self._file, self._writer, last, os.getpid())
 
     def record(self, event: Mapping[str, object]) -> None:
         """Append the event."""
-        self._file.write(_line({**self._writer, **event}))
+        if self._lost:
+            return
+        try:
+            self._file.write(_line({**self._writer, **event}))
+        except OSError as error:
+            self._lost = True
+            self._finish.detach()
+            with suppress(OSError):  # What it still holds cannot be written either.
+                self._file.close()
+            warnings.warn(
+                f"{self._file.name} cannot be written any more ({error.strerror}), so the run goes on without a record:"
+                " make room, or give another run directory next time",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
@@ -87,7 +103,8 @@ def _finish(
     if last is not None and os.getpid() == process:
         with suppress(OSError):
             file.write(_line({**writer, **last()}))
-    file.close()
+    with suppress(OSError):  # A full disk: what is written is whole lines already.
+        file.close()
 
 
 def _cut_torn_line(path: Path) -> None:
