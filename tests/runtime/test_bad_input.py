@@ -25,6 +25,13 @@ class Endless(IterableDataset):
         yield torch.zeros(1)
 
 
+class EveryOther(DistributedSampler):
+    """Draws each worker's part in a way of its own."""
+
+    def __iter__(self):
+        return iter(range(self.rank, len(self.dataset), self.num_replicas))
+
+
 def parts():
     model = torch.nn.Linear(2, 1)
     dataset = TensorDataset(torch.zeros(20, 2), torch.zeros(20, 1))
@@ -82,6 +89,7 @@ def test_options(options, fragment):
         (DataLoader(range(9), batch_size=None), "batch_sampler"),
         (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
         (DataLoader(range(9), sampler=DistributedSampler(range(9), 2, 0)), "made for 2 workers but there are 1"),
+        (DataLoader(range(9), sampler=EveryOther(range(9), 2, 0)), "EveryOther gives each worker a part of its own"),
     ],
 )
 def test_loaders(loader, fragment):
@@ -94,6 +102,9 @@ def test_models():
     assert "one process per device" in refusal(model=torch.nn.DataParallel(torch.nn.Linear(2, 1)))
     assert "build it from model.parameters()" in refusal(optimizer=torch.optim.SGD([torch.zeros(1)], lr=1))
     assert "must be a torch.optim.Optimizer" in refusal(optimizer=object())
+    usual = parts()
+    with pytest.raises(ConfigError, match=r"must be a torch.nn.Module, or a tuple of them, not list"):
+        evenstep.prepare([usual[0]], usual[1], usual[2])
 
 
 def test_preparing_twice():

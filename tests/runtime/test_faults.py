@@ -27,6 +27,14 @@ def test_a_killed_worker_is_named_by_the_survivors(victim):
         assert named(outcomes[rank]) == [victim]
 
 
+def test_a_worker_that_is_gone_when_others_measure_is_named():
+    outcomes = run_workers(training.measure_and_die, 3, Run(options={"timeout": 20.0}), 1)
+    assert outcomes[1].exitcode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert outcomes[rank].error.startswith("WorkerLostError")
+        assert named(outcomes[rank]) == [1]
+
+
 def test_a_stopped_worker_is_named_within_the_timeout():
     run = Run(scripted=1, options={"timeout": 6.0})
     outcomes = run_workers(training.train_and_die, 3, run, 1, 7, "SIGSTOP", limit_seconds=30, stopped=[1])

@@ -407,6 +407,17 @@ def step_with_a_closure(run, prepare):
     return weights(model)
 
 
+def step_between_loops(run, prepare):
+    """Each epoch ends with a step on samples of the script's own, of which workers take equal parts."""
+    model, optimizer, loader = ordinary(run, prepare)
+    own = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2) if dist.is_initialized() else slice(0, 2 * WORKERS)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+        training.step(model, optimizer, *(tensor[own] for tensor in loader.dataset.tensors))
+    return weights(model)
+
+
 def train_in_eval_mode(run, prepare):
     """As with frozen BatchNorm; the windows of accumulation are heeded there too."""
     model, optimizer, loader = ordinary(run, prepare)
@@ -623,6 +634,7 @@ EXACT = (
     penalise_gradients,
     compose_a_hook,
     step_with_a_closure,
+    step_between_loops,
     train_in_eval_mode,
     scale_the_loss,
     scale_for_a_fused_optimizer,
@@ -701,6 +713,11 @@ def follow_a_metric_of_ones_own(run, prepare):
             optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def search_along_lines(run, prepare):
+    model = model_of(run)
+    prepare(model, torch.optim.LBFGS(model.parameters()), loader_of(run))
+
+
 def synchronise_batch_norm_on_the_cpu(run, prepare):
     ordinary(run, prepare, torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(FEATURES)))
 
@@ -714,6 +731,7 @@ MISTAKES = {
     follow_a_metric_of_ones_own: "one that follows a metric must follow loader.mean_over_workers",
     count_nothing_for_a_mean: "counted nothing",
     count_less_than_nothing_for_a_mean: "counts >= 0, not -1.0",
+    search_along_lines: "LBFGS calls its closure as often as this worker's own loss tells it to",
     synchronise_batch_norm_on_the_cpu: "works on GPUs alone",
 }
 """Each with what the error says, on every worker and before any weight has changed."""

@@ -374,6 +374,14 @@ def train_and_die(run, victim, iteration, how):
     return "survived"
 
 
+def measure_and_die(run, victim):
+    """Worker `victim` kills itself where the others ask for a mean over workers."""
+    loader = prepared(run)[2]
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loader.mean_over_workers(0.5, 1)
+
+
 def skip_a_batch(run, worker, iteration):
     """One worker takes a batch without running backward on it."""
     model, optimizer, loader = prepared(run)

@@ -4,6 +4,7 @@ One communication hook does two things: it weighs each worker's gradient by its 
 worker runs only its own predictor; the workers exchange integers and run the same allocation on them.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast, final
@@ -64,6 +65,8 @@ class CollectiveEngine:
         self._failure: Exception | None = None
         self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
         self._to_tell = False
+        self._left_loop_behind = False
+        self._warned = False
         self._alone = self._accumulates and self.workers.count == 1
         if self._alone:
             for weight in self._weights:
@@ -133,6 +136,9 @@ class CollectiveEngine:
             self._finish_statistics()  # A pass must not be undone by the average over those before it.
         if self.balancer.iteration is None:
             return
+        if self._after_the_loop:
+            self._weights[model].set(1 / self.workers.count)
+            return
         if not synchronises and not self._alone:
             self._settle_weight()
             self._weights[model].accumulate()
@@ -196,7 +202,7 @@ class CollectiveEngine:
     def _reduce_last(self, gradients: torch.Tensor) -> None:
         """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here."""
         now = self.balancer.iteration
-        if now is not None and not self._blocking and suits(gradients, self.workers):
+        if now is not None and self._to_tell and not self._blocking and suits(gradients, self.workers):
             direct = DirectSum(gradients, self.workers)
             self._to_tell = False
             self._exchange.deliver(direct.finish(self._row(now)))
@@ -231,13 +237,30 @@ class CollectiveEngine:
             trouble = watch.trouble(optimizer)
             if trouble is not None:
                 raise ConfigError(trouble)
+        if self._left_loop_behind and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the optimizer steps on a batch after the loop over the prepared loader has ended, where every worker's"
+                " gradient counts alike: loop over the loader anew for each epoch (itertools.cycle hands out old"
+                " batches, whose sizes are not known any more)",
+                stacklevel=2,
+            )
 
     # In between.
+
+    @property
+    def _after_the_loop(self) -> bool:
+        """Whether a loop has ended, and what is computed on is none of its batches: what plain training does, then."""
+        now = self.balancer.iteration
+        return now is not None and now.ended is not None
 
     def _compute_ends(self) -> None:
         """This worker's gradient is complete; from here on it only communicates."""
         now = self.balancer.iteration
         if now is None:
+            return
+        if self._after_the_loop:
+            self._left_loop_behind = True
             return
         if self._accumulates and now.paused is not None:
             raise ConfigError(
@@ -272,7 +295,10 @@ class CollectiveEngine:
             return
         if work is not None:
             self.balancer.compute_pauses()
-            work.wait()
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.explained(error) from error
             self.balancer.compute_goes_on()
         self._counted = (None, total, count)
         # Where nothing counts anywhere there is nothing to learn, as with a loss that is divided by max(count, 1).
@@ -284,7 +310,8 @@ class CollectiveEngine:
 
     def _start_statistics(self, model: int) -> None:
         now = self.balancer.iteration
-        self._statistics[model].start(1 / self.workers.count if now is None else by_samples(now.share))
+        weight = 1 / self.workers.count if now is None or self._after_the_loop else by_samples(now.share)
+        self._statistics[model].start(weight)
 
     def _finish_statistics(self) -> None:
         for statistics in self._statistics:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from evenstep.core.errors import EvenstepError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.workers import Workers
@@ -76,6 +77,9 @@ class Engine(Protocol):
             WorkerLostError, DisagreementError: As `enter_loader`.
             ConfigError: The optimizer must not step now, or not on these gradients.
         """
+
+    def explained(self, cause: Exception) -> EvenstepError:
+        """The error to raise after a collective of this worker's failed with `cause`: it names who is missing."""
 
     def close(self) -> None:
         """End the pulse and the recording, and leave this engine's process groups."""

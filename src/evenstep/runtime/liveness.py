@@ -67,7 +67,8 @@ class Liveness:
             if not still:
                 return WorkerLostError(
                     "a collective failed although every worker is alive: some worker left the training loop earlier"
-                    f" than the others, or its network did; give all the same number of iterations ({_line(cause)})"
+                    " than the others, or called alone what all must call (mean_over_workers, checkpoint.save), or its"
+                    f" network failed; give all the same iterations and calls ({_line(cause)})"
                 )
             who = name_workers(still)
         return WorkerLostError(

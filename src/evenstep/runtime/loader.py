@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from evenstep.runtime.engine import Engine
 from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
 from evenstep.runtime.metrics import Value, mean_over_workers
 from evenstep.runtime.order import EpochOrder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @final
@@ -48,6 +51,8 @@ class PreparedLoader:
             worker computes on several micro-batches in an iteration, what to count instead of them.
         scheme: The name of the scheme.
         unstepped: How many iterations have been handed out since the optimizer last stepped.
+        profiled: Whether `evenstep profile` only measures the device here: nothing is to be saved or restored.
+        checkpoints: By folder, the number of the newest checkpoint that this run has saved or restored; 0 for none.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class PreparedLoader:
         scheme: str,
         shares: Callable[..., Shares],
         micro_batch: int | None = None,
+        profiled: bool = False,
     ) -> None:
         self.scheme = scheme
+        self.profiled = profiled
         self._shares = shares
         self._source = source
         self._order = order
@@ -84,6 +91,7 @@ class PreparedLoader:
         self.current: Share | None = None
         self.iteration = 0
         self.unstepped = 0
+        self.checkpoints: dict[Path, int] = {}
         self._misses = 0
         self._ledger(0)
 
@@ -207,9 +215,12 @@ class PreparedLoader:
 
         Raises:
             ConfigError: A count is negative, or nobody counted anything.
-            RuntimeError: A worker died or stopped.
+            WorkerLostError: A worker died or stopped, or did not call it; the message names it.
         """
-        return mean_over_workers(self._engine.workers, value, count)
+        try:
+            return mean_over_workers(self._engine.workers, value, count)
+        except RuntimeError as error:
+            raise self._engine.explained(error) from error
 
     def __iter__(self) -> Iterator[Any]:
         self._loops += 1

@@ -73,7 +73,7 @@ class LocalEngine:
             try:
                 self._meet(now)
             except (RuntimeError, EvenstepError) as error:
-                raise explained(error, self._liveness, self._wait) from error
+                raise self.explained(error) from error
         self.balancer.enter_loader()
         if self._reports is not None:
             self.balancer.learn(self._reports)
@@ -110,6 +110,9 @@ class LocalEngine:
         """The averages then weigh each worker by the units that it counted, instead of by samples."""
         self._count = units_of(self.balancer.iteration, count)
         self._weighed = True
+
+    def explained(self, cause: Exception) -> EvenstepError:
+        return explained(cause, self._liveness, self._wait)
 
     def close(self) -> None:
         self.balancer.close()

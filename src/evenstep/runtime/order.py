@@ -105,12 +105,13 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
     """The order that the loader's sampler stands for.
 
     Raises:
-        ConfigError: The sampler has no length, or was made for another number of workers.
+        ConfigError: The sampler has no length, was made for another number of workers, or is one of those that draw
+            each worker's own part in a way that only they know.
     """
     sampler = loader.sampler
     length = len(cast("Sized", loader.dataset))
     order = EpochOrder(length=length, seed=seed, shuffle=False)
-    if isinstance(sampler, DistributedSampler):
+    if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
         if sampler.num_replicas != workers.count:
             raise ConfigError(
                 f"the DistributedSampler was made for {sampler.num_replicas} workers but there are {workers.count}:"
@@ -126,6 +127,11 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
         if isinstance(loader.dataset, ShardedDataset):
             return replace(order, sampler=ShardedShuffle(loader.dataset.lengths))
         return replace(order, shuffle=True)
+    if (getattr(sampler, "num_replicas", None) or 1) > 1:
+        raise ConfigError(
+            f"the loader's sampler {type(sampler).__name__} gives each worker a part of its own, and evenstep shares"
+            " out what all are to have: make it with num_replicas=1 and rank=0"
+        )
     if not isinstance(sampler, Sized):
         raise ConfigError(f"the loader's sampler {type(sampler).__name__} has no length: give it a __len__")
     return replace(order, length=len(sampler), sampler=sampler)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep.core.cluster import Cluster
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.collective import CollectiveEngine, CommHook
@@ -26,7 +26,7 @@ from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
-from evenstep.runtime.liveness import Liveness
+from evenstep.runtime.liveness import Liveness, explained
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
@@ -92,7 +92,7 @@ def prepare(
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
     request = Request(
-        models=model if isinstance(model, tuple) else (model,),
+        models=_modules(model),
         optimizers=optimizer if isinstance(optimizer, tuple) else (optimizer,),
         loader=loader,
         scheme=scheme,
@@ -117,7 +117,7 @@ def prepare(
         workers = join_workers(device_of(request.models[0]), timeout)
     # The pulse begins before the workers first wait for each other.
     liveness = Liveness(workers) if joined is None and workers.count > 1 else None
-    agreement = agree(request, workers)
+    agreement = _agreed(request, workers, liveness)
     if joined is not None:
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
@@ -152,6 +152,7 @@ def prepare(
         scheme=agreement.scheme.name,
         micro_batch=agreement.scheme.micro_batch,
         shares=engine.shares if profiler is None else profiler.shares,
+        profiled=profiler is not None,
     )
     for each in request.optimizers:
         each.register_step_post_hook(lambda *_: prepared_loader.stepped())
@@ -178,6 +179,23 @@ def prepare(
         }
     )
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
+
+
+def _modules(model: object) -> tuple[torch.nn.Module, ...]:
+    models = model if isinstance(model, tuple) else (model,)
+    for each in models:
+        if not isinstance(each, torch.nn.Module):
+            raise ConfigError(f"the model must be a torch.nn.Module, or a tuple of them, not {type(each).__name__}")
+    return models
+
+
+def _agreed(request: Request, workers: Workers, liveness: Liveness | None) -> Agreement:
+    try:
+        return agree(request, workers)
+    except EvenstepError:
+        raise
+    except RuntimeError as error:
+        raise explained(error, liveness, time.sleep) from error
 
 
 def _served(request: Request) -> Served | None:

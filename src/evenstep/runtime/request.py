@@ -154,7 +154,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
     for model in request.models:
         models.require_preparable(model, workers)
     loader = loaders.require_preparable(request.loader)
-    _require_optimizes(request)
+    _require_optimizes(request, workers)
     scheme = asked_scheme(request)
     _require_goes_with(scheme, request)
     order = order_of(loader, workers, request.seed)
@@ -200,13 +200,18 @@ def _listed(sizes: Sequence[int] | None) -> list[int] | None:
     return None if sizes is None else list(sizes)
 
 
-def _require_optimizes(request: Request) -> None:
+def _require_optimizes(request: Request, workers: Workers) -> None:
     trained = {id(parameter) for model in request.models for parameter in model.parameters()}
     for optimizer in request.optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
+        if isinstance(optimizer, torch.optim.LBFGS) and workers.count > 1:
+            raise ConfigError(
+                "LBFGS calls its closure as often as this worker's own loss tells it to, so the workers would part: use"
+                " another optimizer, or one process"
+            )
 
 
 def _require_goes_with(scheme: Scheme, request: Request) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from evenstep.core.divergence import Divergence
-from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.core.samples.claims import Claim
 from evenstep.runtime.balancer import Balancer
@@ -187,6 +187,9 @@ class ServedEngine:
         units = units_of(self.balancer.iteration, count)
         if self._counted:
             self._counted[-1] = (self._counted[-1][0], units)
+
+    def explained(self, cause: Exception) -> EvenstepError:
+        return cause if isinstance(cause, EvenstepError) else WorkerLostError(str(cause))
 
     def close(self) -> None:
         self.balancer.close()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.errors import ConfigError, DisagreementError, WorkerLostError
 from evenstep.runtime.meeting_place import meeting_place
 
 NAMING_SECONDS = 2.0
@@ -47,6 +47,7 @@ def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
 
     Raises:
         ConfigError: torchrun's environment is incomplete.
+        WorkerLostError: Not all workers came.
     """
     host = socket.gethostname()
     if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
@@ -63,8 +64,14 @@ def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
         return Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
-    host_group = dist.new_group(backend="gloo", timeout=limit)
-    device_group = host_group if device.type == "cpu" else dist.new_group(backend="nccl", timeout=limit)
+    try:
+        host_group = dist.new_group(backend="gloo", timeout=limit)
+        device_group = host_group if device.type == "cpu" else dist.new_group(backend="nccl", timeout=limit)
+    except RuntimeError as error:
+        raise WorkerLostError(
+            f"not all {count} workers called prepare within {limit.total_seconds():g} s: look at their output, then"
+            " start again"
+        ) from error
     return Workers(
         rank=rank,
         count=count,
