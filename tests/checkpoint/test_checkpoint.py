@@ -1,8 +1,10 @@
 """A run goes on from a checkpoint as if nothing had happened, on any number of workers."""
 
 import json
+import resource
 import signal
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from support.processes import results, run_workers
 from support.training import Run
 
 import evenstep
+from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, files_of
 
 # 15 a slice: 5 whole ones and one of 7 in each epoch.
 LENGTH = {"samples": 82, "epochs": 3}
@@ -99,7 +102,8 @@ def test_a_worker_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path):
     outcomes = run_workers(checkpoints.die_while_saving, 3, run, tmp_path, 1)
     assert outcomes[1].exitcode == -signal.SIGKILL
     for outcome in (outcomes[0], outcomes[2]):
-        assert outcome.error.startswith("WorkerLostError: a worker was lost during a checkpoint")
+        assert outcome.error.startswith("WorkerLostError: a checkpoint, which all workers save and restore together")
+        assert "those before it are whole: worker 1 ended, died, stopped" in outcome.error
     values = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
     assert values[0]["name"] == "checkpoint-000001"
     close(values, training.train_alone(run, 15))
@@ -173,6 +177,58 @@ def test_a_half_written_one_is_not_seen_and_makes_room(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000002"]
 
 
+def test_a_run_that_meets_another_ones_checkpoints_leaves_them_alone(tmp_path):
+    first, second = prepared(), prepared()
+    for parts in (first, second):
+        assert evenstep.checkpoint.restore(tmp_path, *parts) is None
+    evenstep.checkpoint.save(tmp_path, *first)
+    with pytest.raises(evenstep.CheckpointError, match=r"another run saves into .* too, since checkpoint-000001"):
+        evenstep.checkpoint.save(tmp_path, *second)
+    evenstep.checkpoint.save(tmp_path, *first)
+    writing = CheckpointFolder(tmp_path)
+    writing.begin(None)
+    with pytest.raises(evenstep.CheckpointError, match=r"another run saves into .* too, since \.partial-"):
+        evenstep.checkpoint.save(tmp_path, *first)
+    writing.end("checkpoint-000003")
+    assert evenstep.checkpoint.save(tmp_path, *first).name == "checkpoint-000003"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000002", "checkpoint-000003"]
+    for parts in (first, second):
+        parts[2].close()
+
+
+def test_a_full_disk_costs_nothing_but_the_checkpoint(tmp_path):
+    model, optimizer, loader = prepared()
+    with loader:
+        before = evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+        with small_files_alone(), pytest.raises(evenstep.CheckpointError, match="see to it that the folder has room"):
+            evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+        assert [path.name for path in tmp_path.iterdir()] == [before.name]
+        evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+
+
+@contextmanager
+def small_files_alone():
+    """No file can have more than 100 bytes; the error that writes then meet is an OSError, as that of a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_steps_that_are_not_seen_are_not_lost_in_silence(tmp_path):
+    model, optimizer, loader = prepared()
+    another = torch.optim.SGD(model.parameters(), lr=0.1)
+    with loader:
+        for inputs, targets in loader:
+            training.step(model, another, inputs, targets)
+            if loader.iteration == 2:
+                break
+        with pytest.warns(UserWarning, match="no step of the optimizer that prepare was given was seen in 2"):
+            evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -200,6 +256,26 @@ def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, file, damage):
     with pytest.warns(UserWarning, match=r"checkpoint-000002 is damaged \(its .*\) and is put aside"):
         assert restored_from(tmp_path) == ("checkpoint-000001", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "damaged-000002"]
+
+
+@pytest.mark.parametrize("content", ["[]", '{"files": 3}', '{"files": [1]}', "\0" * 64, ""])
+def test_a_manifest_of_any_form_is_damaged(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(DamagedError, match=r"its manifest.json cannot be read"):
+        files_of(tmp_path)
+
+
+def test_what_was_damaged_goes_when_it_is_older_than_all_that_is_kept(tmp_path):
+    saved_at(tmp_path, 1, 2)
+    flip(tmp_path / "checkpoint-000002" / "values.pt")
+    with pytest.warns(UserWarning, match="is damaged"):
+        restored_from(tmp_path)
+    saved_at(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000001", "checkpoint-000002", "damaged-000002"
+    ]  # fmt: skip
+    saved_at(tmp_path, 1, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000003", "checkpoint-000004"]
 
 
 def test_where_none_is_whole_training_does_not_begin_anew_by_itself(tmp_path):
@@ -256,6 +332,14 @@ def test_another_model_is_refused(tmp_path, model, message):
     model, optimizer, loader = prepared(model=model)
     with loader, pytest.raises(evenstep.ConfigError, match=message):
         evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_another_kind_of_optimizer_is_refused(tmp_path, kind):
+    saved_at(tmp_path, 4)
+    model, _, loader = prepared()
+    with loader, pytest.raises(evenstep.ConfigError, match=f"another kind of optimizer than {kind.__name__}"):
+        evenstep.checkpoint.restore(tmp_path, model, kind(model.parameters()), loader)
 
 
 def test_other_extras_are_refused(tmp_path):
@@ -318,6 +402,8 @@ def test_gradients_of_the_epoch_before_are_not_lost_in_silence(tmp_path):
     with loader:
         for inputs, _ in loader:
             model(inputs).sum().backward()
+            if loader.iteration == 1:
+                optimizer.step()
         for inputs, _ in loader:
             model(inputs).sum().backward()
             break

@@ -1,50 +1,87 @@
-"""A worker dies in mid-epoch, torchrun starts all again, and the run ends as if nothing had happened."""
+"""Workers and hosts die in mid-epoch, torchrun goes on with those that are left, and the run ends as if nothing had."""
 
 import json
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import TCPStore
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+from evenstep.report.summary import summarise
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
 SAMPLES, GLOBAL_BATCH, EPOCHS = 50, 10, 3
 SLICES = SAMPLES // GLOBAL_BATCH
 
+pytestmark = pytest.mark.multiprocess
 
-@pytest.mark.multiprocess
+
 def test_a_killed_worker_costs_what_came_after_the_last_checkpoint(tmp_path):
-    killed_at = 8  # Of 5 iterations an epoch, with a checkpoint every 3: in the second epoch, 2 after a checkpoint.
-    command = [*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1", SCRIPT, tmp_path, "1", killed_at]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", SCRIPT, tmp_path, "only"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    first, second = stepped_on(tmp_path, life=0), stepped_on(tmp_path, life=1)
-    # The fault took place, and torchrun started all again.
-    assert len(notes(tmp_path, life=0, worker=1)) == killed_at
-    assert min(second) == divmod(6, SLICES)
-    # What counts is the first life up to the checkpoint, and the second from there: every sample once in each epoch.
-    counted = {place: numbers for place, numbers in first.items() if place < min(second)} | second
+    assert lives_of(tmp_path) == [2, 2]
+    # The record has the events of both lives; that of the last start is the one that counts.
+    assert [each.iterations for each in summarise(tmp_path / "run").workers] == [9, 9]
+
+
+def test_a_host_that_is_gone_costs_what_came_after_the_last_checkpoint(tmp_path):
+    stays, leaves, said = run_on_two_hosts(tmp_path)
+    assert (stays, leaves) == (0, -signal.SIGKILL), said
+    # Where a host starts late, the other one begins without it.
+    assert lives_of(tmp_path)[-2:] == [2, 1]
+    assert [each.worker for each in summarise(tmp_path / "run").workers] == [0]
+
+
+def run_on_two_hosts(folder):
+    """The exit codes of both hosts' agents, and what the first one said."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    # A host that is silent for two seconds is taken for lost, instead of 15, and two, instead of 30, is how long others
+    # are waited for.
+    settings = "is_host=false,keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=2"
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", f"localhost:{store.port}", "--rdzv-conf", settings, "--local-addr", "localhost"]
+    with (folder / "said.txt").open("w+") as said, ExitStack() as stack:
+        agents = []
+        for host in ("stays", "leaves"):
+            command = map(str, [*TORCHRUN, *options, SCRIPT, folder, host])
+            agents.append(stack.enter_context(subprocess.Popen(list(command), stdout=said, stderr=said)))
+            stack.callback(agents[-1].kill)
+        return *(agent.wait(100) for agent in agents), (folder / "said.txt").read_text()
+
+
+def lives_of(folder):
+    """How many workers each life of a run had, once the run is found to be as good as an undisturbed one."""
+    lives = [stepped_on(folder, life) for life in range(len(list(folder.glob("life-*-worker-0.jsonl"))))]
+    assert (folder / "killed").exists()
+    # What counts of a life is what came before the point from which the next one went on: every sample once an epoch.
+    counted = {}
+    for _, seen in lives:
+        counted = {place: numbers for place, numbers in counted.items() if place < min(seen)} | seen
+    assert min(lives[-1][1]) == divmod(6, SLICES)  # Of 8 iterations, with a checkpoint every 3.
     for epoch in range(EPOCHS):
         seen = [number for (when, _), numbers in counted.items() if when == epoch for number in numbers]
         assert sorted(seen) == list(range(SAMPLES))
-    weights = json.loads((tmp_path / "weights.json").read_text())
+    weights = json.loads((folder / "weights.json").read_text())
     np.testing.assert_allclose(weights, undisturbed(), rtol=0, atol=1e-10)
+    return [count for count, _ in lives]
 
 
-def notes(folder, *, life, worker):
-    return [json.loads(line) for line in (folder / f"life-{life}-worker-{worker}.jsonl").read_text().splitlines()]
-
-
-def stepped_on(folder, *, life):
-    """(Epoch, iteration) -> the samples that any worker stepped on in that life."""
-    seen = {}
-    for worker in range(2):
-        for epoch, iteration, numbers in notes(folder, life=life, worker=worker):
+def stepped_on(folder, life):
+    """How many workers there were in that life, and (epoch, iteration) -> the samples that any of them stepped on."""
+    seen, count = {}, 0
+    for notes in folder.glob(f"life-{life}-worker-*.jsonl"):
+        for line in notes.read_text().splitlines():
+            epoch, iteration, count, numbers = json.loads(line)
             seen.setdefault((epoch, iteration), []).extend(numbers)
-    return seen
+    return count, seen
 
 
 def undisturbed():

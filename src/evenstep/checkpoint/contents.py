@@ -94,7 +94,7 @@ class Contents:
             own.update(saved)
             model.load_state_dict(own)
         for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
-            optimizer.load_state_dict(saved)
+            _load_optimizer(optimizer, saved)
         for name, each in self.extras.items():
             each.load_state_dict(state["extras"][name])
 
@@ -133,6 +133,24 @@ def _require_same_keys(mine: set[str], saved: set[str]) -> None:
         lacking, foreign = sorted(mine - saved), sorted(saved - mine)
         found = f"lacks {lacking[0]!r}" if lacking else f"has {foreign[0]!r}, which this model lacks"
         raise ConfigError(f"the checkpoint is of another model (it {found}): restore into the model it was taken of")
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load its state; one of another kind would be taken, and fail in the first step."""
+    known = [group.keys() & optimizer.defaults.keys() for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(saved)
+        # What a newer torch has added got its default; the rest is lacking.
+        lacking = sorted(
+            name for names, group in zip(known, optimizer.param_groups, strict=True) for name in names - group.keys()
+        )
+    except KeyError as error:
+        lacking = [str(error.args[0])]
+    if lacking:
+        raise ConfigError(
+            f"the checkpoint is of another kind of optimizer than {type(optimizer).__name__} (it lacks"
+            f" {lacking[0]!r}): restore into the one that it was taken of"
+        )
 
 
 def _require_size(path: str, tensor: torch.Tensor, size: torch.Size) -> torch.Tensor:

@@ -3,15 +3,17 @@
 Knows files and their digests, and nothing of what they mean.
 """
 
+import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, final
+from typing import IO, Any, Final, final
 
-from evenstep.core.checkpoints import checkpoints, next_checkpoint, superseded
+from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
+from evenstep.core.errors import CheckpointError
 from evenstep.runtime.durable import sync
 
 MANIFEST: Final = "manifest.json"
@@ -29,23 +31,42 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[bytes] | None = None
 
     def newest_first(self) -> list[str]:
         """The names of those that are there."""
         return checkpoints(self._names())[::-1]
 
-    def begin(self) -> str:
+    def begin(self, known: int | None) -> str:
         """Make room for a new one, and return its name; what an earlier writer did not finish is removed.
 
+        Args:
+            known: The number of the newest one that this run has written or restored, 0 if there was none; None where
+                it has done neither.
+
         Raises:
+            CheckpointError: Another run writes here too.
             OSError: The disk is full, or the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in self._names():
+        names = self._names()
+        foreign = None if known is None else newer(names, known)
+        for name in names:
             if name.startswith(_PARTIAL):
-                shutil.rmtree(self.path / name, ignore_errors=True)
-        name = next_checkpoint(self._names())
+                if _is_being_written(self.path / name):
+                    foreign = name
+                else:
+                    shutil.rmtree(self.path / name, ignore_errors=True)
+        if foreign is not None:
+            raise CheckpointError(
+                f"another run saves into {self.path} too, since {foreign} is not this one's: give each run a folder of"
+                " its own"
+            )
+        name = next_checkpoint(names)
         self.partial(name).mkdir()
+        self._lock = (self.partial(name) / MANIFEST).open("wb")
+        with suppress(OSError):  # Not every file system knows locks.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return name
 
     def partial(self, name: str) -> Path:
@@ -68,13 +89,34 @@ class CheckpointFolder:
             shutil.rmtree(self.path / old, ignore_errors=True)
         return whole
 
+    def end(self, name: str) -> None:
+        """Let others write; what this one has begun and not finished is removed. Twice is fine."""
+        if self._lock is not None:
+            shutil.rmtree(self.partial(name), ignore_errors=True)
+            self._lock.close()
+            self._lock = None
+
     def put_aside(self, name: str) -> None:
         """Take a damaged checkpoint out of the row, under a name that says so, where the folder can be written."""
+        aside = self.path / name.replace("checkpoint", "damaged")
+        shutil.rmtree(aside, ignore_errors=True)
         with suppress(OSError):
-            (self.path / name).rename(self.path / name.replace("checkpoint", "damaged"))
+            (self.path / name).rename(aside)
 
     def _names(self) -> list[str]:
         return [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+
+
+def _is_being_written(partial: Path) -> bool:
+    """Whether its writer lives, who holds a lock on its manifest."""
+    try:
+        with (partial / MANIFEST).open("rb+") as manifest:
+            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -102,8 +144,8 @@ def files_of(checkpoint: Path) -> dict[str, dict[str, int | str]]:
         DamagedError: Its manifest does not say.
     """
     try:
-        files: dict[str, dict[str, int | str]] = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        files: dict[str, dict[str, int | str]] = dict(json.loads((checkpoint / MANIFEST).read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"its {MANIFEST} cannot be read ({error})") from error
     return files
 

@@ -18,8 +18,9 @@ from evenstep.checkpoint.randomness import restore_random_state
 from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_own_weights
 from evenstep.checkpoint.together import together
 from evenstep.checkpoint.tree import unpacked
-from evenstep.core.checkpoints import heir
+from evenstep.core.checkpoints import heir, number_of
 from evenstep.core.errors import CheckpointError
+from evenstep.runtime.engine import Engine
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.request import device_identity
 from evenstep.runtime.workers import Workers
@@ -48,7 +49,8 @@ def restore(
         extras: The same names as were saved.
 
     Returns:
-        The checkpoint, a directory in `folder`; None where there is none yet, and nothing has changed.
+        The checkpoint, a directory in `folder`; None where there is none yet, and nothing has changed (and under
+        `evenstep profile`).
 
     Raises:
         ConfigError: The scheme trains on servers, or the checkpoint is of another model, optimizer or dataset.
@@ -57,23 +59,27 @@ def restore(
     """
     engine = loader.engine
     require_own_weights(engine, loader.scheme)
+    if loader.profiled:
+        return None
     checkpoints = CheckpointFolder(Path(folder))
-    together(engine.workers, lambda: len(Contents.of(model, optimizer, extras).models))
-    name = _newest_whole(checkpoints, engine.workers)
+    together(engine, lambda: len(Contents.of(model, optimizer, extras).models))
+    name = _newest_whole(checkpoints, engine)
+    if name is not None:
+        _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader)
+    loader.checkpoints[checkpoints.path.absolute()] = 0 if name is None else number_of(name)
     if name is None:
         return None
-    _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader)
     engine.balancer.record_checkpoint(name, restored=True)
     return checkpoints.path / name
 
 
-def _newest_whole(checkpoints: CheckpointFolder, workers: Workers) -> str | None:
+def _newest_whole(checkpoints: CheckpointFolder, engine: Engine) -> str | None:
     """The name of the newest checkpoint that is as it was written; None where there never was one."""
-    first = workers.rank == 0
-    names: list[str] = together(workers, lambda: checkpoints.newest_first() if first else [])[0]
+    first = engine.workers.rank == 0
+    names: list[str] = together(engine, lambda: checkpoints.newest_first() if first else [])[0]
     damage = ""
     for name in names:
-        found = _damage(checkpoints.path / name, workers)
+        found = _damage(checkpoints.path / name, engine)
         if found is None:
             return name
         damage = damage or f"{name} is damaged ({found})"
@@ -91,30 +97,30 @@ def _newest_whole(checkpoints: CheckpointFolder, workers: Workers) -> str | None
     return None
 
 
-def _damage(checkpoint: Path, workers: Workers) -> str | None:
+def _damage(checkpoint: Path, engine: Engine) -> str | None:
     """What is wrong with a checkpoint, of which each worker looks at a part; None where it is whole."""
 
     def look() -> str | None:
         try:
             files = files_of(checkpoint)
-            mine = sorted(files)[workers.rank :: workers.count]
+            mine = sorted(files)[engine.workers.rank :: engine.workers.count]
             require_whole(checkpoint, {name: files[name] for name in mine})
         except DamagedError as error:
             return str(error)
         return None
 
-    seen = together(workers, lambda: (checkpoint / MANIFEST).exists())
+    seen = together(engine, lambda: (checkpoint / MANIFEST).exists())
     if any(seen) and not all(seen):
         raise CheckpointError(
             f"worker {seen.index(False)} does not see {checkpoint}, and worker {seen.index(True)} does: give a folder"
             " on a file system that all hosts share"
         )
-    return next((found for found in together(workers, look) if found is not None), None)
+    return next((found for found in together(engine, look) if found is not None), None)
 
 
 def _read(checkpoint: Path, contents: Contents, loader: PreparedLoader) -> None:
     """Step by step: whoever fails by itself must not do so where the others wait in a collective."""
-    workers = loader.engine.workers
+    engine, workers = loader.engine, loader.engine.workers
     run = json.loads((checkpoint / RUN).read_bytes())
     plain = unpacked((checkpoint / VALUES).read_bytes())
     reader = FileSystemReader(checkpoint / TENSORS)
@@ -131,9 +137,9 @@ def _read(checkpoint: Path, contents: Contents, loader: PreparedLoader) -> None:
             generators = unpacked((checkpoint / generators_of(workers.rank)).read_bytes())
             restore_random_state(generators, contents.device)
 
-    together(workers, make_room)
-    together(workers, lambda: _read_tensors(reader, targets, workers))
-    together(workers, go_on)
+    together(engine, make_room)
+    together(engine, lambda: _read_tensors(reader, targets, workers))
+    together(engine, go_on)
 
 
 def _require_format(checkpoint: Path, found: int) -> None:

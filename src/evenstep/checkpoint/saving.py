@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from evenstep.checkpoint.folder import CheckpointFolder, fingerprint, write_dura
 from evenstep.checkpoint.randomness import random_state
 from evenstep.checkpoint.together import together
 from evenstep.checkpoint.tree import packed, take_apart
+from evenstep.core.checkpoints import number_of
 from evenstep.core.errors import CheckpointError, ConfigError
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.loader import PreparedLoader
@@ -58,7 +58,8 @@ def save(
             state serves all workers, but for sharded tensors.
 
     Returns:
-        The checkpoint, a directory in `folder`.
+        The checkpoint, a directory in `folder`; under `evenstep profile`, which trains nothing worth keeping, `folder`
+        itself, and nothing is written.
 
     Raises:
         ConfigError: The scheme trains on servers, which have snapshots of their own, or something cannot be saved.
@@ -69,24 +70,27 @@ def save(
         raise ConfigError(f"at least one checkpoint must be kept, not {keep}")
     engine = loader.engine
     require_own_weights(engine, loader.scheme)
+    if loader.profiled:
+        return Path(folder)
     if not engine.synchronises:
         raise ConfigError(
             "a checkpoint was to be saved between two micro-batches of an iteration: save where loader.synchronises"
         )
     loader.settle()
     checkpoints = CheckpointFolder(Path(folder))
+    known = loader.checkpoints.get(checkpoints.path.absolute())
     first = engine.workers.rank == 0
 
     def begin() -> dict[str, Any]:
         contents = Contents.of(model, optimizer, extras)
         return {
-            "name": checkpoints.begin() if first else None,
+            "name": checkpoints.begin(known) if first else None,
             "extras": sorted(contents.extras),
             "device": device_identity(contents.device, engine.workers),
             "estimator": engine.balancer.estimator.state_dict(),
         }
 
-    told = together(engine.workers, begin)
+    told = together(engine, begin)
     require_agreement(told, "extras", "as extras")
     contents = Contents.of(model, optimizer, extras)
     name: str = told[0]["name"]
@@ -99,7 +103,7 @@ def save(
             "devices": [each["device"] for each in told],
             "estimators": [each["estimator"] for each in told],
         }
-        files = _write(checkpoints.partial(name), contents, run, engine.workers)
+        files = _write(checkpoints.partial(name), contents, run, engine)
         manifest = {
             "format": FORMAT,
             "evenstep": evenstep.__version__,
@@ -109,11 +113,10 @@ def save(
             "iteration": state["iteration"],
             "files": files,
         }
-        together(engine.workers, lambda: str(checkpoints.finish(name, manifest, keep=keep)) if first else None)
-    except BaseException:
-        if first:
-            shutil.rmtree(checkpoints.partial(name), ignore_errors=True)
-        raise
+        together(engine, lambda: str(checkpoints.finish(name, manifest, keep=keep)) if first else None)
+    finally:
+        checkpoints.end(name)
+    loader.checkpoints[checkpoints.path.absolute()] = number_of(name)
     engine.balancer.record_checkpoint(name, restored=False)
     return checkpoints.path / name
 
@@ -130,7 +133,13 @@ def require_own_weights(engine: Engine, scheme: str) -> None:
 def _trained_on(loader: PreparedLoader) -> dict[str, Any]:
     """The loader's state as of the optimizer's last step: what it has not stepped on is to come again."""
     state = loader.state_dict()
-    if loader.unstepped > state["iteration"]:
+    if 1 < loader.unstepped == loader.iteration:
+        warnings.warn(
+            f"no step of the optimizer that prepare was given was seen in {loader.iteration} iterations, whose samples"
+            " a checkpoint would hand out again: give prepare the optimizer whose step() is called",
+            stacklevel=3,
+        )
+    elif loader.unstepped > state["iteration"]:
         warnings.warn(
             "gradients of the epoch before wait for the optimizer's step, and a checkpoint does not have them: save"
             " after optimizer.step()",
@@ -140,20 +149,21 @@ def _trained_on(loader: PreparedLoader) -> dict[str, Any]:
 
 
 def _write(
-    partial: Path, contents: Contents, run: Mapping[str, Any], workers: Workers
+    partial: Path, contents: Contents, run: Mapping[str, Any], engine: Engine
 ) -> dict[str, dict[str, int | str]]:
     """Write everything but the manifest; returns what each file is recognised by."""
+    workers = engine.workers
     # Step by step: whoever fails by itself must not do so where the others wait in a collective.
-    together(workers, lambda: _require_shared(partial))
+    together(engine, lambda: _require_shared(partial))
     tensors: dict[str, torch.Tensor] = {}
-    together(workers, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))
-    together(workers, lambda: _write_tensors(partial, tensors, workers))
+    together(engine, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))
+    together(engine, lambda: _write_tensors(partial, tensors, workers))
 
     def fingerprints() -> dict[str, dict[str, int | str]]:
         mine = written_files(partial)[workers.rank :: workers.count]
         return {name: fingerprint(partial / name) for name in mine}
 
-    return {name: found for part in together(workers, fingerprints) for name, found in part.items()}
+    return {name: found for part in together(engine, fingerprints) for name, found in part.items()}
 
 
 def _write_values(partial: Path, contents: Contents, run: Mapping[str, Any], rank: int) -> dict[str, torch.Tensor]:

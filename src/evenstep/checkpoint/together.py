@@ -6,15 +6,16 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstep.core.errors import CheckpointError, EvenstepError, WorkerLostError
-from evenstep.runtime.workers import Workers, gather
+from evenstep.runtime.engine import Engine
+from evenstep.runtime.workers import gather
 
 
-def together(workers: Workers, part: Callable[[], Any]) -> list[Any]:
+def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
     """Do this worker's part, and return what everybody's came to, as JSON has it, worker 0's first.
 
     Raises:
         EvenstepError: A part failed, on this worker or on another, which is named.
-        WorkerLostError: Another worker is gone.
+        WorkerLostError: Another worker is gone, or did not take part; it is named.
     """
     failure: EvenstepError | None = None
     value = None
@@ -33,10 +34,11 @@ def together(workers: Workers, part: Callable[[], Any]) -> list[Any]:
         failure = CheckpointError(f"torch.distributed.checkpoint failed ({causes}): look at the folder and its disk")
         failure.__cause__ = error
     try:
-        records = gather(workers, {"value": value} if failure is None else {"error": str(failure)})
+        records = gather(engine.workers, {"value": value} if failure is None else {"error": str(failure)})
     except RuntimeError as error:
         raise WorkerLostError(
-            "a worker was lost during a checkpoint, and the checkpoint before it is whole: start again and restore it"
+            f"a checkpoint, which all workers save and restore together, was not finished, and those before it are"
+            f" whole: {engine.explained(error)}"
         ) from error
     if failure is not None:
         raise failure

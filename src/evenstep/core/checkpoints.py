@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 _NAME: Final = re.compile(r"checkpoint-(\d{6,})")
+_DAMAGED: Final = re.compile(r"damaged-(\d{6,})")
 
 
 def checkpoints(names: Iterable[str]) -> list[str]:
@@ -16,7 +17,7 @@ def checkpoints(names: Iterable[str]) -> list[str]:
     >>> checkpoints(["checkpoint-000010", "damaged-000011", "checkpoint-000009", "notes.txt"])
     ['checkpoint-000009', 'checkpoint-000010']
     """
-    return sorted((name for name in names if _NAME.fullmatch(name)), key=_number)
+    return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
 
 
 def next_checkpoint(names: Iterable[str]) -> str:
@@ -26,16 +27,29 @@ def next_checkpoint(names: Iterable[str]) -> str:
     ('checkpoint-000001', 'checkpoint-000010')
     """
     newest = checkpoints(names)[-1:]
-    return f"checkpoint-{1 + (_number(newest[0]) if newest else 0):06}"
+    return f"checkpoint-{1 + (number_of(newest[0]) if newest else 0):06}"
+
+
+def newer(names: Iterable[str], known: int) -> str | None:
+    """The newest checkpoint, where its number is above the one that is known; None where it is not.
+
+    >>> newer(["checkpoint-000009"], 8), newer(["checkpoint-000009"], 9), newer([], 0)
+    ('checkpoint-000009', None, None)
+    """
+    newest = checkpoints(names)[-1:]
+    return newest[0] if newest and number_of(newest[0]) > known else None
 
 
 def superseded(names: Iterable[str], keep: int) -> list[str]:
-    """The checkpoints beyond the newest `keep`.
+    """The checkpoints beyond the newest `keep`, and the damaged ones that are older than all of these.
 
-    >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008"], keep=2)
-    ['checkpoint-000007']
+    >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008", "damaged-000006"], keep=2)
+    ['checkpoint-000007', 'damaged-000006']
     """
-    return checkpoints(names)[:-keep]
+    names = list(names)
+    kept = checkpoints(names)[-keep:]
+    damaged = [name for name in names if (match := _DAMAGED.fullmatch(name)) and int(match[1]) < number_of(kept[0])]
+    return [*checkpoints(names)[:-keep], *(damaged if len(kept) == keep else [])]
 
 
 def heir(device: str, devices: Sequence[str]) -> int | None:
@@ -49,7 +63,12 @@ def heir(device: str, devices: Sequence[str]) -> int | None:
     return devices.index(device) if devices.count(device) == 1 else None
 
 
-def _number(name: str) -> int:
+def number_of(name: str) -> int:
+    """The number in a checkpoint's name; they rise.
+
+    >>> number_of("checkpoint-000009")
+    9
+    """
     match = _NAME.fullmatch(name)
     assert match is not None
     return int(match[1])

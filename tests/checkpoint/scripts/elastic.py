@@ -1,6 +1,7 @@
-"""Trains under torchrun and saves every 3 iterations; in its first life one worker kills itself in mid-epoch.
+"""Trains under torchrun and saves every 3 iterations; once, one of two workers kills itself in mid-epoch.
 
-Each worker notes, as it steps, which samples it stepped on, and in the end worker 0 notes the weights.
+That is worker 1 of the host `only`, or of two hosts the worker of `leaves`, with its agent. Each worker
+notes in which life, and with how many others, it stepped on which samples; in the end worker 0 notes the weights.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
@@ -17,8 +19,7 @@ import evenstep
 SAMPLES, GLOBAL_BATCH, EPOCHS = 50, 10, 3
 
 
-def main(folder, kill_worker, kill_at):
-    rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def main(folder, host):
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
     torch.manual_seed(1)
@@ -27,11 +28,15 @@ def main(folder, kill_worker, kill_at):
     dataset = TensorDataset(torch.arange(SAMPLES), inputs, inputs.sum(1, keepdim=True).sin())
     loader = DataLoader(dataset, batch_size=5, shuffle=True)
     model, optimizer, loader = evenstep.prepare(
-        model, optimizer, loader, global_batch_size=GLOBAL_BATCH, seed=3, timeout=60
+        model, optimizer, loader, global_batch_size=GLOBAL_BATCH, seed=3, timeout=60, run_dir=folder / "run"
     )
     evenstep.checkpoint.restore(folder / "checkpoints", model, optimizer, loader)
-    done = 0
-    with (folder / f"life-{life}-worker-{rank}.jsonl").open("a") as notes:
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    life = [len(list(folder.glob("life-*-worker-0.jsonl")))]
+    dist.broadcast_object_list(life)
+    killed = folder / "killed"
+    dies = workers == 2 and not killed.exists() and (host == "leaves" or (host == "only" and rank == 1))
+    with (folder / f"life-{life[0]}-worker-{rank}.jsonl").open("a") as notes:
         for epoch in range(loader.epoch, EPOCHS):
             for numbers, batch, targets in loader:
                 share = loader.current
@@ -39,12 +44,14 @@ def main(folder, kill_worker, kill_at):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                done += 1
-                stepped = [epoch, share.iteration, numbers[: share.samples].tolist()]
+                stepped = [epoch, share.iteration, workers, numbers[: share.samples].tolist()]
                 print(json.dumps(stepped), file=notes, flush=True)
-                if (rank, life, done) == (kill_worker, 0, kill_at):
+                if dies and loader.iteration == 8:
+                    killed.touch()
+                    if host == "leaves":
+                        os.kill(os.getppid(), signal.SIGKILL)
                     os.kill(os.getpid(), signal.SIGKILL)
-                if done % 3 == 0:
+                if loader.iteration % 3 == 0:
                     evenstep.checkpoint.save(folder / "checkpoints", model, optimizer, loader)
     if rank == 0:
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
@@ -52,4 +59,4 @@ def main(folder, kill_worker, kill_at):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2])
