@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, cast, final
@@ -19,6 +20,7 @@ from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
+from evenstep.runtime.meeting_place import meeting_place
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
@@ -62,7 +64,8 @@ def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, 
         hosting = _host(shards, count, "127.0.0.1", run_dir, None, resume=launched.resume)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
-        addresses, secret, hosting = _meet_in_store(rank, count, shards, run_dir, resume=launched.resume)
+        store = _store(rank, count, timeout_seconds)
+        addresses, secret, hosting = _meet_in_store(store, rank, count, shards, run_dir, resume=launched.resume)
     if len(addresses) != shards:
         raise ConfigError(
             f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
@@ -162,10 +165,10 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _meet_in_store(
-    rank: int, count: int, shards: int, run_dir: Path | None, *, resume: bool
+    store: Store, rank: int, count: int, shards: int, run_dir: Path | None, *, resume: bool
 ) -> "tuple[tuple[tuple[str, ...], ...], str, _Hosting | None]":
     """The servers' addresses and secret, over torchrun's store; the first worker starts them and says where."""
-    store = PrefixStore("evenstep/servers", _store(rank, count))
+    store = PrefixStore("evenstep/servers", store)
     # A script that prepares several times meets anew each time.
     key = f"{_KEY}/{store.add(f'prepared/{rank}', 1)}"
     hosting: _Hosting | None = None
@@ -188,12 +191,15 @@ def _meet_in_store(
     return tuple(tuple(line.split()) for line in lines), secret or cast("str", given), hosting
 
 
-def _store(rank: int, count: int) -> Store:
+def _store(rank: int, count: int, timeout_seconds: float) -> Store:
     if dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
+    met = meeting_place(os.environ, timedelta(seconds=timeout_seconds))
+    if met is not None:
+        return met
     store, _, _ = next(iter(rendezvous("env://", rank, count)))
     return cast("Store", store)
 
@@ -214,7 +220,10 @@ def _host(
         ConfigError: They could not be started, or the run directory holds another run's snapshots.
     """
     scratch = None
-    if run_dir is not None and not resume and Snapshots(run_dir / "snapshots", shards).latest() is not None:
+    kept = run_dir is not None and Snapshots(run_dir / "snapshots", shards).latest() is not None
+    if restarted(os.environ, kept=kept):
+        resume = kept
+    if kept and not resume:
         raise ConfigError(
             f"the run directory {run_dir} holds the snapshots of a run already: give another, or go on from them with"
             " evenstep run --resume"
@@ -235,6 +244,15 @@ def _host(
     hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))), scratch, store)
     hosting.start()
     return hosting
+
+
+def restarted(environment: Mapping[str, str], *, kept: bool) -> bool:
+    """Whether torchrun has started all workers again, with the servers among them; says what that comes to."""
+    if environment.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return False
+    then = "goes on from the servers' last snapshot" if kept else "begins anew, for lack of a snapshot in a run_dir"
+    say(f"the workers were started again, and the run {then}")
+    return True
 
 
 @final

@@ -10,6 +10,7 @@ from support.processes import results, run_workers
 from support.served import environment, server_events
 from support.training import Run
 
+from evenstep.runtime.join_servers import restarted
 from evenstep.runtime.server.process import ServerSettings, start_servers
 
 pytestmark = pytest.mark.multiprocess
@@ -50,3 +51,13 @@ def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path, sc
     if scheme.startswith("bsp"):
         assert restored["version"] == 6
         np.testing.assert_allclose(values[0]["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kept", "then"), [(True, "goes on from the servers' last snapshot"), (False, "begins anew")])
+def test_workers_that_torchrun_starts_again_go_on_where_a_snapshot_was_kept(kept, then, capfd):
+    assert not restarted({}, kept=kept)
+    assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"}, kept=kept)
+    assert restarted({"TORCHELASTIC_RESTART_COUNT": "1"}, kept=kept)
+    said = capfd.readouterr().err
+    assert said.startswith(f"evenstep: the workers were started again, and the run {then}")
+    assert said.count("\n") == 1
