@@ -4,6 +4,7 @@ The process group is made of those whom the group's server names, has nothing to
 away with the first failure: then the server names others.
 """
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, cast, final
@@ -53,8 +54,9 @@ class GroupSum:
                 if summed is not own and not place:
                     own.copy_(summed)
         except RuntimeError as error:  # Of c10d, which names neither the worker nor the cause by type.
-            self._made = self._ring = None
-            raise SumFailedError(str(error)) from error
+            # Nothing must keep its connections, at whose end the others notice: neither this frame nor the error's.
+            self._made = self._ring = ring = None
+            raise SumFailedError(str(error)) from None
         return not place
 
     def _joined(self, told: Header, place: int) -> Any:
@@ -67,6 +69,13 @@ class GroupSum:
             self._ring = _backend(store, place, count, patience)
             self._made = made
         return self._ring
+
+
+def loopback_store() -> TCPStore:
+    """A new store, to be reached on this host alone; torch's own would listen on every address."""
+    listening = socket.create_server((_LOOPBACK, 0))
+    port = listening.getsockname()[1]
+    return TCPStore(_LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def _backend(store: PrefixStore, place: int, count: int, timeout: timedelta) -> Any:

@@ -175,3 +175,49 @@ def test_the_first_holds_the_sum_also_where_its_own_part_counts_nothing():
     bundle.push(1, samples=4, units=0)
     bundle.push(2, samples=4, units=8)
     assert bundle.due() == Together(1, ((1, 0.0), (2, 1.0)), holder=1)
+
+
+def test_who_comes_while_others_sum_up_pushes_its_own_and_the_sum_stays_one():
+    bundle = computing(1, 2)
+    offering(bundle, 1, 2)
+    bundle.join(3)
+    bundle.answer(3, 1, over=False)
+    bundle.push(1, samples=4, units=1)
+    assert bundle.due() is None
+    bundle.push(2, samples=4, units=3)
+    assert bundle.due() == Together(1, ((1, 0.25), (2, 0.75)), holder=1)
+    assert bundle.due() is None
+    bundle.offer(3, samples=4, units=4)
+    assert bundle.agreed() == Agreed(((3, 1.0),), None)
+    bundle.push(3, samples=4, units=4)
+    assert bundle.due() == Together(2, ((3, 1.0),))
+
+
+def test_who_comes_while_others_sum_up_does_not_hide_that_one_of_them_dies():
+    bundle = computing(1, 2)
+    offering(bundle, 1, 2)
+    bundle.join(3)
+    bundle.answer(3, 1, over=False)
+    bundle.offer(3, samples=4, units=4)
+    for line in (1, 2):
+        assert bundle.agreed() is None
+        bundle.push(line, samples=4, units=line)
+    assert bundle.agreed() == Agreed(((3, 1.0),), None)
+    assert bundle.leave(2) == {1}
+
+
+def test_who_leaves_its_loop_in_a_sum_voids_the_iteration_for_the_others():
+    bundle = computing(1, 2)
+    offering(bundle, 1, 2)
+    bundle.push(1, samples=4, units=1)
+    assert bundle.ask(2) == {1}
+    assert not bundle.leave(1)
+    assert bundle.due() is None
+
+
+def test_who_leaves_its_loop_with_an_offer_is_not_waited_for():
+    bundle = computing(1, 2)
+    bundle.offer(1, samples=4, units=4)
+    assert not bundle.ask(1)
+    assert offering(bundle, 2).ring is None
+    assert summed(bundle, 2) == Together(1, ((2, 1.0),))

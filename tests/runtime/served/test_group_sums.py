@@ -1,5 +1,7 @@
 """Groups whose workers sum gradients among themselves: the same mathematics, and whoever dies in a sum holds nobody."""
 
+import socket
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from support import served_faults, served_training
 from support.processes import results
 from support.served import leaves, run_served, server_events
 from support.training import Run
+
+from evenstep.runtime.group_sum import loopback_store
 
 pytestmark = pytest.mark.multiprocess
 
@@ -84,3 +88,10 @@ def test_a_group_server_killed_in_a_sum_is_started_again_and_no_sample_is_lost(t
     assert sum(event["samples"] for event in server_events(tmp_path, "push")) == run.epochs * run.samples
     joined = sorted(event["worker"] for event in server_events(tmp_path, "join"))
     assert joined == [0, 0, 1, 1, 2, 2, 3, 4]
+
+
+def test_where_workers_find_each_other_is_on_this_host_alone():
+    store = loopback_store()
+    socket.create_connection(("127.0.0.1", store.port), 5.0).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), 5.0)

@@ -3,7 +3,7 @@
 It knows workers by the line that each speaks over, and nothing of groups, epochs or samples: all that is its parent's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -87,11 +87,20 @@ class Bundle:
 
         Returns the lines that must begin anew, since their gradients are in one sum with its own.
         """
-        self._claims.pop(line, None)
-        self._computing.discard(line)
-        self._offered.pop(line, None)
+        voided = self.ask(line)
+        del self._claims[line]
         self._pushed.pop(line, None)
         self._passed_on.pop(line, None)
+        return voided
+
+    def ask(self, line: int) -> frozenset[int]:
+        """It begins a pass, rests or stops, so it holds nothing any more.
+
+        Returns the lines that must begin anew, as when it leaves: it has left its loop in the middle of a sum.
+        """
+        self._claims[line] = 0
+        self._computing.discard(line)
+        self._offered.pop(line, None)
         if line not in self._summing:
             return frozenset()
         others, self._summing = self._summing - {line}, frozenset()
@@ -100,11 +109,6 @@ class Bundle:
             self.ask(other)
             self._pushed.pop(other, None)
         return others
-
-    def ask(self, line: int) -> None:
-        """It begins a pass, rests or stops, so it holds nothing any more."""
-        self._claims[line] = 0
-        self._computing.discard(line)
 
     def offer(self, line: int, samples: int, units: int) -> None:
         """It has gradients to sum up with the others', and pushes once it is told how.
@@ -126,7 +130,8 @@ class Bundle:
         if lines != self._ring.lines and len(lines) > 1 and lines == tuple(sorted(self._claims)):
             self._ring = Ring(self._ring.number + 1, lines)
         ring = self._ring if lines == self._ring.lines else None
-        self._summing = frozenset(lines if ring else ())
+        if ring is not None:
+            self._summing = frozenset(lines)
         self._computing.update(lines)
         return Agreed(_weights(offers), ring)
 
@@ -163,13 +168,22 @@ class Bundle:
         return frozenset(line for line, push in refused.items() if push.summed)
 
     def due(self) -> Together | None:
-        """What goes to the parent now, and is not due again; None as long as somebody computes or is to agree."""
+        """What goes to the parent now, and is not due again; None as long as somebody computes or is to agree.
+
+        A sum goes as soon as all in it have pushed, and by itself: who has come meanwhile has no part in it.
+        """
+        if self._summing:
+            if not self._pushed.keys() >= self._summing:
+                return None
+            lines, self._summing = self._summing, frozenset()
+            return self._passed(lines, holder=min(lines))
         if self._computing or self._offered or not self._pushed:
             return None
-        pushes, self._pushed = self._pushed, {}
-        holder = min(self._summing, default=None)
-        self._summing = frozenset()
+        return self._passed(self._pushed, holder=None)
+
+    def _passed(self, lines: Iterable[int], *, holder: int | None) -> Together:
         self._number += 1
+        pushes = {line: self._pushed.pop(line) for line in sorted(lines)}
         for line, push in pushes.items():
             self._passed_on[line] = replace(push, number=self._number, summed=holder is not None)
         return Together(self._number, _weights(pushes), holder)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, final
 import torch
 
 from evenstep.core.errors import EvenstepError, ProtocolError
-from evenstep.core.server import Bundle
+from evenstep.core.server import Bundle, Together
 from evenstep.runtime.c10d import TCPStore
+from evenstep.runtime.group_sum import loopback_store
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.member import Member
 from evenstep.runtime.server.outbox import Outbox
@@ -171,7 +172,7 @@ class Group:
             if operation in _GIVES_BACK:
                 if not member.is_new(fields.whole("seq", least=1)):
                     return
-                self._bundle.ask(member.line)
+                self._begin_anew(self._bundle.ask(member.line))
             if operation == "start":
                 self._learn(bytes(payload))
             self._members[member.line] = member
@@ -233,9 +234,10 @@ class Group:
         if parent is None or layout is None:
             return  # Nobody is here, or will not be in a moment.
         self._tell_agreed()
-        together = self._bundle.due()
-        if together is None:
-            return
+        while (together := self._bundle.due()) is not None:
+            self._send_together(parent, layout, together)
+
+    def _send_together(self, parent: Parent, layout: "ShardLayout", together: Together) -> None:
         members = [self._members[line] for line, _ in together.weights]
         weights = [weight for _, weight in together.weights]
         counted = [(member.seat.gradients, weight) for member, weight in zip(members, weights, strict=True) if weight]
@@ -254,8 +256,8 @@ class Group:
             return
         ring = agreed.ring
         if ring is not None and self._store is None:
-            # Of this host alone, like the workers; they tell each other there where they listen.
-            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            # They tell each other there where they listen.
+            self._store = loopback_store()
         for line, weight in agreed.weights:
             seat = self._members[line].seat
             answer: dict[str, object] = {"answer": seat.sequence}
