@@ -79,7 +79,7 @@ def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, 
         timeout_seconds=timeout_seconds,
     )
     if hosting is not None:
-        link.hosting = hosting.end
+        link.hosting.append(hosting.end)
     workers = Workers(
         rank=rank, count=count, host=socket.gethostname(), timeout_seconds=timeout_seconds, meet=link.meet
     )
@@ -105,7 +105,7 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> GroupSum
     if own and rank == own[0]:
         try:
             hosting = _host_group(joined, own)
-            link.hosting = hosting.end
+            link.hosting.append(hosting.end)
             record["addresses"] = hosting.servers.addresses[0]
         except ConfigError as error:
             record["error"] = str(error)

@@ -131,8 +131,8 @@ class Link:
         self._records: list[bytes] = []
         """What this worker has told the others, one for each time that they met."""
         self._gone: WorkerLostError | None = None
-        self.hosting: Callable[[], None] | None = None
-        """Ends the servers that this process hosts, once all others are done with them; None where it hosts none."""
+        self.hosting: list[Callable[[], None]] = []
+        """Each ends servers that this process hosts, once all others are done with them."""
         self._request: _Request | None = None
         self._closed = threading.Event()
         self._pulse: threading.Thread | None = None
@@ -300,8 +300,9 @@ class Link:
             # Parameters that live there keep it; this object may be kept by others, for long.
             shard.gradients = shard.weights = torch.empty(0, dtype=torch.uint8)
             shard.payload = None
-        if self.hosting is not None:
-            self.hosting()
+        # Those of a group before those that they pass on to.
+        for end in reversed(self.hosting):
+            end()
 
     # In between.
 
