@@ -304,7 +304,7 @@ def test_resume_goes_on_in_the_runs_directory(reports, tmp_path):
     ("words", "sentence"),
     [
         (["--resume", "run"], "--resume needs --scheme with the scheme of the run"),
-        (["--resume", "run", "--scheme", "lb-bsp"], "use evenstep.checkpoint in your script"),
+        (["--resume", "run", "--scheme", "lb-bsp"], "(asp, ssp, dssp, grouped), not 'lb-bsp': use evenstep.checkpoint"),
         (["--resume", "run", "--scheme", "asp", "--run-dir", "x"], "leave out --run-dir"),
         (["--resume", "none", "--scheme", "asp"], "there is no snapshot of a run in "),
         (["--resume", "empty", "--scheme", "asp"], "there is no snapshot of a run in "),

@@ -137,6 +137,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="RUN_DIR",
-        help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp)",
+        help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp, grouped)",
     )
     parser.add_argument("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

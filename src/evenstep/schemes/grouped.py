@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive, by_host
 from evenstep.core.sync import Grouped
 from evenstep.schemes.scheme import Scheme, Served, one_of
 from evenstep.schemes.spelling import sizes_of, spelled
+
+_MOST_RANKS: Final = 2**16
+"""In a row, which is more than any run has."""
 
 
 def grouped(
@@ -117,12 +120,15 @@ def _given(text: str) -> Groups:
     for part in text.split("/"):
         group: list[int] = []
         for ranks in part.split("+"):
-            first, dash, last = ranks.strip().partition("-")
+            first, dash, last = (each.strip() for each in ranks.partition("-"))
             if not first.isdecimal() or (dash and not last.isdecimal()):
                 raise ConfigError(
                     f"groups cannot be {text!r}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
                 )
-            group += range(int(first), int(last) + 1) if dash else [int(first)]
+            low, high = int(first), int(last if dash else first)
+            if not 0 <= high - low < _MOST_RANKS:
+                raise ConfigError(f"groups cannot name the ranks {ranks!r}: write the first and the last, such as 0-3")
+            group += range(low, high + 1)
         groups.append(tuple(sorted(group)))
     return tuple(groups)
 

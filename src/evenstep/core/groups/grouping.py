@@ -117,7 +117,7 @@ class Progressive:
 
     def __post_init__(self) -> None:
         _require_count(self.most)
-        if self.worth <= 0 or self.staleness <= 0:
+        if not (self.worth > 0 and self.staleness > 0):
             raise ConfigError(
                 f"groups cannot be added for {self.worth} more work up to a staleness of {self.staleness}: both are"
                 " positive"
