@@ -38,11 +38,12 @@ def description(dtype):
 class Worker:
     """One that is here and computes, with its gradients in memory that it shares with the group server."""
 
-    def __init__(self, run, line):
+    def __init__(self, run, line, rank=None):
         self.line = line
+        rank = line - 1 if rank is None else rank
         self.end, other = connected_pair()
         self.member = run.group.open(other)
-        self.ask({"op": "start", "rank": line - 1, "incarnation": -1, "seq": 0, "has": -1}, memoryview(run.described))
+        self.ask({"op": "start", "rank": rank, "incarnation": -1, "seq": 0, "has": -1}, memoryview(run.described))
         run.hear("start")
         run.say({"line": line, "answer": 0, "incarnation": line, "heartbeat": 1.0, "nbytes": run.nbytes, "version": 0})
         (file,) = self.end.receive(SECONDS).files
@@ -165,3 +166,30 @@ def test_where_the_parent_is_lost_so_are_the_workers_who_then_begin_anew(run):
     for worker in run.workers:
         with pytest.raises(ConnectionLostError):
             worker.end.receive(SECONDS)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_worker_that_was_given_up_is_expected_back_for_a_while_when_all_others_are_done(run, comes_back):
+    one, two = run.workers
+    host, other = connected_pair()
+    hosting = run.group.open(other)
+    host.send({"op": "farewell", "seq": 0})
+    assert hosting.serve_one()
+    run.group.look(100.0)
+    run.say({"line": 2, "ended": True})
+    with pytest.raises(ConnectionLostError):
+        two.end.receive(SECONDS)
+    one.end.close()
+    assert not one.member.serve_one()
+    run.hear("end")
+    run.group.look(219.0)
+    assert not run.group.deserted
+    if comes_back:
+        again = Worker(run, 4, rank=1)
+        again.ask({"op": "bye", "seq": 2})
+        again.end.close()
+        assert not again.member.serve_one()
+    else:
+        run.group.look(221.0)
+    assert run.group.deserted
+    assert host.receive(SECONDS).header == {"empty": True}

@@ -9,6 +9,8 @@ from evenstep.core.groups.form import Groups, by_rank, by_speed, each_by_speed, 
 
 _WORTH_IT: Final = 0.1
 """New groups must do so much more than the present ones: to form them, all wait once, and speeds are noisy."""
+_BEYOND: Final = 1.1
+"""Groups that are as stale as they may be stay up to this times as much, or noise would form them and give them up."""
 
 
 class Reformed(NamedTuple):
@@ -103,7 +105,7 @@ class Progressive:
     Basu et al. (HiPC 2018) raise the number of groups as a delay grows, up to what accuracy allows, and do not say
     how; we take a further group where the predicted work grows by `worth` of what it is, with groups of similar speed,
     as long as no group is predicted to fall behind by more than `staleness` global batches in one of its iterations,
-    and give it up as soon as it does not add half of that any more.
+    and give it up as soon as it does not add half of that any more, or a group falls behind by a tenth more than that.
 
     Args:
         worth: part of the present work that a further group must add; more than 0.
@@ -129,7 +131,7 @@ class Progressive:
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
         best, missed = self._up_to_worth(seconds), behind(groups, seconds)
         gain = rate_of(best, seconds) / rate_of(groups, seconds)
-        if missed > self.staleness:
+        if missed > self.staleness * _BEYOND:
             return Reformed(
                 best, f"a group misses {missed:.1f} global batches in an iteration, more than {self.staleness:g}"
             )

@@ -6,7 +6,7 @@ Nothing that it holds is missed when it dies: its workers begin anew, with the s
 """
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
@@ -33,6 +33,8 @@ _GIVES_BACK: Final = frozenset({"begin", "rest", "stop"})
 """Whoever asks for these holds no claim any more."""
 _PASSED_ON: Final = _GIVES_BACK | {"ping", "meet", "absent", "start", "bye", "states", "load_states"}
 """What a worker may ask of the parent; what else the parent takes comes from the group server itself."""
+_PATIENCES: Final = 2
+"""So many times the parent's patience a worker may be away: to be given up for dead, and to find that out."""
 
 
 @final
@@ -82,19 +84,26 @@ class Group:
         self._parent: Parent | None = None
         self._layout: ShardLayout | None = None
         self._farewells: list[Connection] = []
-        self._awaits = False
+        self._away: set[int] = set()
+        """The ranks of those who were sent away to begin anew, and have not come back."""
+        self._needed = 0.0
+        """When somebody was here, or nobody away."""
         self._store: TCPStore | None = None
         """Where those who sum up by a collective find each other."""
 
     @property
     def deserted(self) -> bool:
-        """Whether no worker is here."""
-        return not self._members
+        """Whether no worker is here, or on its way back."""
+        return not self._members and not self._away
 
-    @property
-    def awaits(self) -> bool:
-        """Whether workers were sent away to begin anew, of whom none has come back yet."""
-        return self._awaits
+    def look(self, now: float) -> None:
+        """Time has passed: who has been away for long, after all others have left, is not waited for any more."""
+        with self._lock:
+            if self._members or not self._away:
+                self._needed = now
+            elif now - self._needed > _PATIENCES * self._patience_seconds:
+                self._away.clear()
+            self._say_farewell()
 
     def open(self, connection: Connection) -> Member:
         """A session for this connection."""
@@ -175,6 +184,8 @@ class Group:
                 self._begin_anew(self._bundle.ask(member.line))
             if operation == "start":
                 self._learn(bytes(payload))
+                member.rank = fields.whole("rank")
+            member.done = member.done or operation == "bye"
             self._members[member.line] = member
             try:
                 self._reach_parent().outbox.send({**message.header, "line": member.line}, memoryview(payload))
@@ -205,15 +216,19 @@ class Group:
     def _begin_anew(self, lines: Collection[int]) -> None:
         """What these have done is void: others have their claims, as when they had died, and they come back."""
         if lines:
-            self._awaits = True
             # Whoever still waits there for one that will never come hears of it.
             self._store = None
-        for line in lines:
-            if line in self._members:
-                self.lost(self._members[line])
+        members = [self._members[line] for line in lines if line in self._members]
+        self._expect(members)
+        for member in members:
+            self.lost(member)
+
+    def _expect(self, members: Iterable[Member]) -> None:
+        """These are about to be sent away, and come back unless they were done."""
+        self._away.update(member.rank for member in members if member.started and not member.done)
 
     def _say_farewell(self) -> None:
-        if self._members:
+        if not self.deserted:
             return
         for connection in self._farewells:
             with suppress(ConnectionLostError):
@@ -288,7 +303,7 @@ class Group:
             with self._lock:
                 if self._parent is parent:
                     self._parent = None
-                    self._awaits = self._awaits or bool(self._members)
+                    self._expect(self._members.values())
                     for member in list(self._members.values()):
                         self._forget(member)
 
@@ -322,12 +337,13 @@ class Group:
         """Give the parent's answer to the worker."""
         fields = Fields(answer)
         if "ended" in answer:
+            self._expect([member])
             self._forget(member)
             self._pass_on_what_is_due()
         elif "incarnation" in answer:
             seat = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
             self._bundle.join(member.line)
-            self._awaits = False
+            self._away.discard(member.rank)
             member.connection.send(answer, files=[seat.segment.descriptor] if seat.segment is not None else [])
         elif member.started and answer.get("answer") == member.seat.sequence:
             weights, claims = bool(answer.get("weights")), answer.get("claims")

@@ -30,6 +30,8 @@ class Member:
     Attributes:
         connection: To the worker.
         line: What the group server and its parent know this connection by.
+        rank: The worker's, once it has asked for its place.
+        done: Whether it has said goodbye.
         request: What it pushed last, as the parent will read it.
         gone: Whether nothing that still comes from it counts.
     """
@@ -37,6 +39,8 @@ class Member:
     def __init__(self, group: Serving, connection: Connection, line: int) -> None:
         self.connection = connection
         self.line = line
+        self.rank = -1
+        self.done = False
         self.request = b""
         self.gone = False
         self._seat: Seat | None = None

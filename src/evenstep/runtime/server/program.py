@@ -115,18 +115,12 @@ def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> N
         patience_seconds=settings.heartbeat_seconds,
     )
     desk = Desk()
-    # The worker that started it may die, and the others of its group go on; they may all be away at once for as long as
-    # they wait for each other.
+    # The worker that started it may die, and the others of its group go on.
     orphaned = threading.Event()
     with _listening(settings, secret, orphaned, desk, group.open):
-        needed = time.monotonic()
-        while not ended.is_set():
+        while not ended.is_set() and not (orphaned.is_set() and group.deserted):
             desk.serve(LOOK_SECONDS)
-            late = not group.awaits or time.monotonic() > needed + 2 * settings.heartbeat_seconds
-            if not orphaned.is_set() or not group.deserted:
-                needed = time.monotonic()
-            elif late:
-                return
+            group.look(time.monotonic())
 
 
 @contextmanager
