@@ -42,7 +42,7 @@ from evenstep.runtime.meeting_place import FRESH_STORE
 from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, read_failures
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
-from evenstep.schemes import Served, parse_scheme
+from evenstep.schemes import Served, parse_scheme, placed
 from evenstep.telemetry import read_events
 
 STOP_SECONDS = 5.0
@@ -222,7 +222,10 @@ def _command(arguments: argparse.Namespace) -> _Command:
 def _require_settings(settings: LaunchSettings, workers: int | None) -> None:
     """Check the options; `workers` is None where other nodes bring theirs too, which the workers then check."""
     if settings.scheme is not None:
-        parse_scheme(settings.scheme)
+        scheme = parse_scheme(settings.scheme)
+        if workers is not None:
+            # Refuses groups of other workers than there will be, who are all on this host.
+            placed(scheme, ["here"] * workers).sync.policy(workers)
     for text in settings.slow:
         worker = parse_slow(text).worker
         if workers is not None and worker is not None and worker >= workers:
