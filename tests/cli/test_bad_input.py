@@ -38,7 +38,10 @@ def files(tmp_path):
         ("run --nnodes some SCRIPT", "--nnodes must be a number or MINIMUM:MAXIMUM, not 'some'"),
         ("run --nnodes 2:1 SCRIPT", "min_nodes"),
         ("run --scheme lbbsp SCRIPT", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
-        ("run --workers 3 --scheme grouped:groups=0/1 SCRIPT", "do not have each of the workers 0 to 2 once: name every"),
+        (
+            "run --workers 3 --scheme grouped:groups=0/1 SCRIPT",
+            "do not have each of the workers 0 to 2 once: name every",
+        ),
         ("run --scheme lb-bsp:predicter=ema SCRIPT", "no parameter 'predicter': did you mean 'predictor'?"),
         ("run --workers 4 --slow 4=2x SCRIPT", "names worker 4, but the 4 workers are numbered from 0 to 3"),
         ("run --workers 4 --slow 3=0.5x SCRIPT", "--slow 3=0.5x"),

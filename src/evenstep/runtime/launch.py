@@ -253,8 +253,8 @@ def _require_snapshots(settings: LaunchSettings, *, shared: bool) -> None:
         raise ConfigError("--resume needs --scheme with the scheme of the run, such as --scheme ssp:bound=3")
     if parse_scheme(settings.scheme).served is None:
         raise ConfigError(
-            f"--resume continues runs whose weights are on servers (asp, ssp, dssp, grouped), not {settings.scheme!r}: use"
-            " evenstep.checkpoint in your script"
+            "--resume continues runs whose weights are on servers (asp, ssp, dssp, grouped), not"
+            f" {settings.scheme!r}: use evenstep.checkpoint in your script"
         )
     run_dir = Path(str(settings.run_dir))
     if not shared and not _holds_snapshots(run_dir):

@@ -364,7 +364,7 @@ class Link:
         for shard, nbytes in zip(self.shards, self._nbytes, strict=True):
             self._reach(shard)
             header = {"op": "start", "rank": self.rank, "incarnation": self.incarnation, "seq": 0, "has": self.has}
-            self._line(shard).send(header, memoryview(self._described))
+            self._line(shard).send({**header, "process": os.getpid()}, memoryview(self._described))
             message = self._next(shard, lambda header: "incarnation" in header or "error" in header, self._timeout)
             self._take_place(shard, message, nbytes)
 

@@ -1,6 +1,7 @@
 """A group server between workers and a parent, both played by the test."""
 
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ class Worker:
         rank = line - 1 if rank is None else rank
         self.end, other = connected_pair()
         self.member = run.group.open(other)
-        self.ask({"op": "start", "rank": rank, "incarnation": -1, "seq": 0, "has": -1}, memoryview(run.described))
+        start = {"op": "start", "rank": rank, "incarnation": -1, "seq": 0, "has": -1, "process": os.getpid()}
+        self.ask(start, memoryview(run.described))
         run.hear("start")
         run.say({"line": line, "answer": 0, "incarnation": line, "heartbeat": 1.0, "nbytes": run.nbytes, "version": 0})
         (file,) = self.end.receive(SECONDS).files
@@ -193,3 +195,19 @@ def test_a_worker_that_was_given_up_is_expected_back_for_a_while_when_all_others
         run.group.look(221.0)
     assert run.group.deserted
     assert host.receive(SECONDS).header == {"empty": True}
+
+
+def test_a_worker_that_has_ended_while_it_was_away_is_not_expected_back(run):
+    one, two = run.workers
+    run.group.look(100.0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    two.member.process = ended.pid
+    run.say({"line": 2, "ended": True})
+    with pytest.raises(ConnectionLostError):
+        two.end.receive(SECONDS)
+    one.end.close()
+    assert not one.member.serve_one()
+    assert not run.group.deserted
+    run.group.look(100.25)
+    assert run.group.deserted

@@ -5,6 +5,7 @@ it is, and so do the answers back. Gradients stop here until they are one; weigh
 Nothing that it holds is missed when it dies: its workers begin anew, with the server that is started in its place.
 """
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -14,7 +15,6 @@ import torch
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Bundle, Together
-from evenstep.runtime.c10d import TCPStore
 from evenstep.runtime.group_sum import loopback_store
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.member import Member
@@ -27,6 +27,7 @@ from evenstep.transport.base import Connection, ConnectionLostError, Header, Mes
 from evenstep.transport.codec import DEFAULT_LIMITS, encode_header
 
 if TYPE_CHECKING:
+    from evenstep.runtime.c10d import TCPStore
     from evenstep.runtime.server.layout import ShardLayout
 
 _GIVES_BACK: Final = frozenset({"begin", "rest", "stop"})
@@ -84,8 +85,8 @@ class Group:
         self._parent: Parent | None = None
         self._layout: ShardLayout | None = None
         self._farewells: list[Connection] = []
-        self._away: set[int] = set()
-        """The ranks of those who were sent away to begin anew, and have not come back."""
+        self._away: dict[int, int] = {}
+        """The processes of those who were sent away to begin anew and have not come back, by rank."""
         self._needed = 0.0
         """When somebody was here, or nobody away."""
         self._store: TCPStore | None = None
@@ -97,12 +98,13 @@ class Group:
         return not self._members and not self._away
 
     def look(self, now: float) -> None:
-        """Time has passed: who has been away for long, after all others have left, is not waited for any more."""
+        """Time has passed: who has ended while away, or is so for long when all others have left, is not waited for."""
         with self._lock:
             if self._members or not self._away:
                 self._needed = now
             elif now - self._needed > _PATIENCES * self._patience_seconds:
                 self._away.clear()
+            self._away = {rank: process for rank, process in self._away.items() if _lives(process)}
             self._say_farewell()
 
     def open(self, connection: Connection) -> Member:
@@ -184,7 +186,7 @@ class Group:
                 self._begin_anew(self._bundle.ask(member.line))
             if operation == "start":
                 self._learn(bytes(payload))
-                member.rank = fields.whole("rank")
+                member.rank, member.process = fields.whole("rank"), fields.whole("process", least=1)
             member.done = member.done or operation == "bye"
             self._members[member.line] = member
             try:
@@ -225,7 +227,7 @@ class Group:
 
     def _expect(self, members: Iterable[Member]) -> None:
         """These are about to be sent away, and come back unless they were done."""
-        self._away.update(member.rank for member in members if member.started and not member.done)
+        self._away |= {member.rank: member.process for member in members if member.started and not member.done}
 
     def _say_farewell(self) -> None:
         if not self.deserted:
@@ -343,7 +345,7 @@ class Group:
         elif "incarnation" in answer:
             seat = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
             self._bundle.join(member.line)
-            self._away.discard(member.rank)
+            self._away.pop(member.rank, None)
             member.connection.send(answer, files=[seat.segment.descriptor] if seat.segment is not None else [])
         elif member.started and answer.get("answer") == member.seat.sequence:
             weights, claims = bool(answer.get("weights")), answer.get("claims")
@@ -355,3 +357,14 @@ class Group:
         else:
             # An optimizer's state, say: nobody else must wait until the worker has taken it in.
             Outbox(member.connection).send_last(answer, memoryview(payload))
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process on this host, where the workers of a group with a server are."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # There is, and it is another user's.
+    return True

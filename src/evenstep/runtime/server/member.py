@@ -30,7 +30,7 @@ class Member:
     Attributes:
         connection: To the worker.
         line: What the group server and its parent know this connection by.
-        rank: The worker's, once it has asked for its place.
+        rank, process: The worker's, and its process's number on this host, once it has asked for its place.
         done: Whether it has said goodbye.
         request: What it pushed last, as the parent will read it.
         gone: Whether nothing that still comes from it counts.
@@ -39,7 +39,7 @@ class Member:
     def __init__(self, group: Serving, connection: Connection, line: int) -> None:
         self.connection = connection
         self.line = line
-        self.rank = -1
+        self.rank = self.process = -1
         self.done = False
         self.request = b""
         self.gone = False
