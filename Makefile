@@ -1,6 +1,7 @@
 # Each target first makes .venv, once, and again when pyproject.toml or constraints.txt changed.
 #   make demo      see it work, on this machine, in under a minute after the installation
-#   make test      every test; those that need root say why they are skipped without it
+#   make test      every test; those that need root say why they are skipped without it. What starts no processes runs
+#                  twice at a time
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
 #
@@ -20,7 +21,8 @@ demo: $(INSTALLED)
 	$(BIN)/evenstep demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not multiprocess" --numprocesses 2
+	$(BIN)/python -m pytest -m multiprocess
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
