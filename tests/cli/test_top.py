@@ -73,6 +73,7 @@ class Terminal:
         return rest.decode(errors="replace"), os.waitstatus_to_exitcode(status)
 
 
+@pytest.mark.multiprocess
 def test_it_shows_a_run_that_grows_and_heeds_the_terminals_size(tmp_path):
     streams = [worker_events(worker, parts=PARTS, sizes=[(10, 10, 10)] * 40) for worker in range(3)]
 
@@ -100,6 +101,7 @@ def test_it_shows_a_run_that_grows_and_heeds_the_terminals_size(tmp_path):
     assert "Worker 2 computes 4x slower" in last
 
 
+@pytest.mark.multiprocess
 def test_a_finished_run_is_shown_once_more(tmp_path):
     write_log(tmp_path, PARTS, sizes=[(10, 10, 10)] * 60)
     terminal = Terminal(str(tmp_path), "--replay", "5x")

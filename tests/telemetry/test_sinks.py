@@ -84,6 +84,7 @@ def test_what_happens_at_a_time_is_in_the_trace(tmp_path):
     assert (entry["name"], entry["tid"], entry["args"]["text"]) == ("error", 2, "no good")
 
 
+@pytest.mark.multiprocess
 def test_export_follows_a_run_until_it_is_interrupted(tmp_path):
     run_dir = write_log(tmp_path / "run", PARTS)
     process = subprocess.Popen(
