@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell; what tests start and interrupt would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
