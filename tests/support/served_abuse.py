@@ -129,7 +129,7 @@ class Peer:
 
     def _take_place(self, shard):
         self._connection = self._connect(shard)
-        fields = {"op": "start", "rank": 1, "incarnation": -1, "seq": 0, "has": -1}
+        fields = {"op": "start", "rank": 1, "incarnation": -1, "seq": 0, "has": -1, "process": os.getpid()}
         self._connection.send(fields, memoryview(self._described))
         self._await("incarnation")
         self._sequence = 0
