@@ -92,7 +92,7 @@ def test_gpt_under_torchrun():
     assert line.endswith(" bits per character, batch sizes [2, 2]")
 
 
-@pytest.mark.parametrize("script", ["images.py", "gpt.py"])
+@pytest.mark.parametrize("script", ["images.py", "gpt.py", "fsdp.py", "resume.py"])
 def test_an_example_can_be_read_at_a_glance(script):
     assert len((EXAMPLES / script).read_text().splitlines()) < 80
 
