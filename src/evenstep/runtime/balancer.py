@@ -11,11 +11,13 @@ from typing import cast, final
 
 import numpy as np
 
+from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.memory import limited
 from evenstep.core.samples import Ledger, MicroBatch, Share
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
+from evenstep.runtime.activity import Activity
 from evenstep.runtime.device_memory import LearntLimit
 from evenstep.runtime.factors import FactorSampler
 from evenstep.runtime.hold import Hold
@@ -38,6 +40,7 @@ class Balancer:
         hold: Emulated slowness; None where there is none.
         closed: Whether the run is over.
         skipped: Pushes to servers that held a NaN or an infinity and were left out.
+        activity: What this worker's main thread does, for its pulse.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class Balancer:
         hold: Hold | None = None,
         factors: FactorSampler | None = None,
         memory: LearntLimit | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self.workers = workers
+        self.activity = Activity() if activity is None else activity
         self.policy = policy
         self.estimator = estimator
         self.problem = problem
@@ -126,6 +131,7 @@ class Balancer:
     def enter_loader(self) -> None:
         """The script asks for the next batch: compute pauses."""
         self._stopwatch.pause()
+        self.activity.mark(Doing.FETCHING, self._number)
         self._entered = self._clock()
         if self.iteration is not None and self.iteration.ended is None:
             self.iteration.ended = self._entered
@@ -147,6 +153,7 @@ class Balancer:
                 self._memory.begin()
         if piece.first:
             self._number += 1
+        self.activity.mark(Doing.COMPUTING, self._number - 1)
         self.iteration = Iteration(
             number=self._number - 1,
             epoch=epoch,
@@ -206,6 +213,7 @@ class Balancer:
             self.compute_goes_on()
             self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
             self.compute_pauses()
+        self.activity.mark(Doing.WAITING, now.number)
         now.paused = self._clock()
 
     def row(self, now: Iteration) -> list[int]:
