@@ -1,5 +1,6 @@
 """Names of torch.distributed that it exports at run time but hides from type checkers, or that it has renamed."""
 
+import re
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -9,6 +10,13 @@ all_gather_single: Final[Any] = getattr(dist, "all_gather_single", None) or dist
 reduce_scatter_single: Final[Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 gloo_backend: Final[Any] = getattr(dist, "ProcessGroupGloo", None)
 
+
+def reason(error: Exception) -> str:
+    """The first sentence of an error of the communication library, without its place in that library's source."""
+    line = str(error).strip().split("\n")[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", line).partition(". ")[0].rstrip(".")
+
+
 __all__ = [
     "GradBucket",
     "PrefixStore",
@@ -16,5 +24,6 @@ __all__ = [
     "TCPStore",
     "all_gather_single",
     "gloo_backend",
+    "reason",
     "reduce_scatter_single",
 ]
