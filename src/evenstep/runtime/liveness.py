@@ -97,8 +97,8 @@ class Liveness:
             return self._keeper.unreachable()
         except StoreGoneError:
             return self._verdict or (
-                f"{self._keeper} has ended, and who failed first cannot be told any more: look at the output of all"
-                " workers, then start again"
+                f"{self._keeper} is gone, and which worker failed first cannot be told any more: look at the output of"
+                " all workers, then start again"
             )
         return self._verdict or self._missing(before, after)
 

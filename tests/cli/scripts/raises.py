@@ -3,8 +3,9 @@
 import os
 import signal
 
-from evenstep.core.errors import ConfigError
 from evenstep.runtime.error_file import report_failure_to_launcher
+
+from evenstep.core.errors import ConfigError
 
 report_failure_to_launcher()
 if os.environ["RANK"] != "1":
