@@ -26,7 +26,7 @@ GUARD_SECONDS = 90.0
 
 HUNG = {
     "before prepare": "worker 2 has not come to prepare within 10 s: look at its output, then start again",
-    "before the step": r"worker 2 has been outside the loader for \d+ s, in iteration 6, while the others waited for it",
+    "before the step": r"worker 2 has been outside the loader for \d+ s, in iteration 6, while the others waited",
     "after the step": r"worker 2 has been outside the loader for \d+ s, after iteration 6, while the others waited",
     "in the dataset": r"worker 2 has been waiting for the data of iteration 7 for \d+ s, while the others waited",
     "after the loop": r"worker 2 has been outside the loop for \d+ s, after iteration 5, while the others waited",
