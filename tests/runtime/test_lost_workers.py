@@ -14,6 +14,7 @@ import psutil
 import pytest
 from support import faults
 from support.hosts import ip, two_hosts
+from support.processes import run_workers
 from support.training import Run
 
 pytestmark = pytest.mark.multiprocess
@@ -42,6 +43,9 @@ def cases(tmp_path_factory):
         started = {
             **{moment: pool.submit(faults.run_hung, RUN, 2, moment, 7) for moment in list(HUNG)[:-1]},
             "between averages": pool.submit(faults.run_hung, LOCAL, 2, "after the step", 6),
+            "killed in prepare": pool.submit(
+                run_workers, faults.die_in_prepare, 3, RUN, 2, limit_seconds=GUARD_SECONDS
+            ),
             "keeper stopped": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGSTOP"),
             "keeper killed": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGKILL"),
             **{ranks: pool.submit(faults.run_incomplete, RUN, ranks, 3, outputs[ranks]) for ranks in outputs},
@@ -55,6 +59,12 @@ def test_a_worker_that_hangs_is_named_with_what_it_was_last_seen_doing(cases, ca
         assert re.match(f"WorkerLostError: {HUNG[case]}", outcome.error), outcome.error
     # It neither ended nor failed: it was killed when the others had ended.
     assert (cases[case][2].value, cases[case][2].error, cases[case][2].exitcode) == (None, None, None)
+
+
+def test_a_worker_that_dies_in_prepare_is_named(cases):
+    assert cases["killed in prepare"][2].exitcode == -signal.SIGKILL
+    for outcome in cases["killed in prepare"][:2]:
+        assert outcome.error.startswith("WorkerLostError: worker 2 ended, died, stopped or did not answer within 10 s")
 
 
 def test_the_worker_that_keeps_the_store_is_named_where_it_is_stopped(cases):

@@ -52,6 +52,19 @@ def train_and_hang(run, victim, moment, iteration):
     return "finished"
 
 
+class Deadly(Hangable):
+    """A dataset that kills the process that asks for its length."""
+
+    def __len__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_prepare(run, victim):
+    """Worker `victim` dies in `prepare`, where the others wait for what it was given."""
+    dataset = (Deadly if dist.get_rank() == victim else Hangable)(run)
+    training.prepared(run, dataset=dataset, shuffle=False)
+
+
 def train_and_signal(run, victim, iteration, name):
     """Worker `victim` sends itself a signal; the environment alone says where the workers meet."""
     model, optimizer, loader = training.prepared(run)

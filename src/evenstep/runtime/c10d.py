@@ -10,11 +10,19 @@ all_gather_single: Final[Any] = getattr(dist, "all_gather_single", None) or dist
 reduce_scatter_single: Final[Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 gloo_backend: Final[Any] = getattr(dist, "ProcessGroupGloo", None)
 
+_PLACE: Final = re.compile(r"^\[[^]]*\.cc:\d+\] ")
+"""Where in its source an error of Gloo's was raised."""
+
+
+def of_communication(error: Exception) -> bool:
+    """Whether the communication library raised this error."""
+    return isinstance(error, dist.DistError) or _PLACE.match(str(error)) is not None
+
 
 def reason(error: Exception) -> str:
     """The first sentence of an error of the communication library, without its place in that library's source."""
     line = str(error).strip().split("\n")[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", line).partition(". ")[0].rstrip(".")
+    return _PLACE.sub("", line).partition(". ")[0].rstrip(".")
 
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "TCPStore",
     "all_gather_single",
     "gloo_backend",
+    "of_communication",
     "reason",
     "reduce_scatter_single",
 ]

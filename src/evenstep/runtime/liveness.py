@@ -8,14 +8,15 @@ and the others repeat it.
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, final
 
 from evenstep.core.activity import Pulse, behind, silent
 from evenstep.core.errors import EvenstepError, WorkerLostError
 from evenstep.runtime.activity import Activity
-from evenstep.runtime.c10d import Store, reason
+from evenstep.runtime.c10d import Store, of_communication, reason
 from evenstep.runtime.meeting_place import VERDICT, keeper_of
 from evenstep.runtime.store_line import StoreGoneError, StoreLine, StoreSilentError
 from evenstep.runtime.workers import Workers, name_workers
@@ -128,6 +129,17 @@ class Liveness:
             " others, or called alone what all must call (mean_over_workers, checkpoint.save), or its network failed;"
             " give all the same iterations and calls"
         )
+
+
+@contextmanager
+def explaining(liveness: Liveness | None) -> Iterator[None]:
+    """Errors of the communication library that are raised inside say who is missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, EvenstepError) or not of_communication(error):
+            raise
+        raise explained(error, liveness, time.sleep) from error
 
 
 def explained(cause: Exception, liveness: Liveness | None, wait: Callable[[float], None]) -> EvenstepError:

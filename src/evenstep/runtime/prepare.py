@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.core.activity import Doing
 from evenstep.core.cluster import Cluster
-from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.errors import ConfigError
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.balancer import Balancer
@@ -29,7 +29,7 @@ from evenstep.runtime.join_servers import Joined, join_group, join_servers
 from evenstep.runtime.join_workers import join_workers
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
-from evenstep.runtime.liveness import Liveness, explained
+from evenstep.runtime.liveness import Liveness, explaining
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
@@ -120,12 +120,14 @@ def prepare(
         workers = join_workers(device_of(request.models[0]), timeout)
     # The pulse begins before the workers first wait for each other.
     liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
-    agreement = _agreed(request, workers, liveness, activity)
+    with explaining(liveness):
+        agreement = agree(request, workers, activity)
     if joined is not None:
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
     recorder = _recorder(agreement, workers)
-    engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum)
+    with explaining(liveness):
+        engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum)
     device = agreement.workers[workers.rank]["device"]
     ends = partial(end_of_run, recorder=recorder, device=device, advice=_advice(request, agreement), liveness=liveness)
     when_failing(engine.balancer, ends)
@@ -139,12 +141,13 @@ def prepare(
         for scheduler in request.schedulers:
             window_scheduler(scheduler, lambda: engine.synchronises)
         optimizer = cast("Optimizer", windowed if isinstance(optimizer, tuple) else windowed[0])
-    prepared = tuple(
-        replicate(
-            each, engine, index, comm_hook=comm_hook, accumulating=lambda: any(each.accumulating for each in windowed)
+    with explaining(liveness):
+        prepared = tuple(
+            replicate(
+                each, engine, index, comm_hook=comm_hook, accumulating=lambda: any(w.accumulating for w in windowed)
+            )
+            for index, each in enumerate(request.models)
         )
-        for index, each in enumerate(request.models)
-    )
     profiler = profiler_of(request, agreement, engine.balancer, workers, recorder)
     prepared_loader = PreparedLoader(
         request.loader,
@@ -191,15 +194,6 @@ def _modules(model: object) -> tuple[torch.nn.Module, ...]:
         if not isinstance(each, torch.nn.Module):
             raise ConfigError(f"the model must be a torch.nn.Module, or a tuple of them, not {type(each).__name__}")
     return models
-
-
-def _agreed(request: Request, workers: Workers, liveness: Liveness | None, activity: Activity) -> Agreement:
-    try:
-        return agree(request, workers, activity)
-    except EvenstepError:
-        raise
-    except RuntimeError as error:
-        raise explained(error, liveness, time.sleep) from error
 
 
 def _served(request: Request) -> Served | None:
