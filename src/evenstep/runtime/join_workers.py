@@ -69,21 +69,22 @@ def _connect(device: torch.device, store: Store, rank: int, count: int, limit: t
         WorkerLostError: Some cannot be reached.
     """
     keeper = keeper_of(store, os.environ)
-    local = int(os.environ["LOCAL_RANK"]) if device.type == "cuda" and "LOCAL_RANK" in os.environ else None
-    initialised = dist.is_initialized()
-    if local is not None and not initialised:
-        torch.cuda.set_device(local)
+    on_gpu, initialised = device.type == "cuda", dist.is_initialized()
+    if on_gpu and not initialised and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    current = torch.cuda.current_device() if on_gpu else None
 
     def connect() -> _Groups:
+        if current is not None:
+            torch.cuda.set_device(current)  # Each thread has a device of its own.
         if not initialised:
-            if local is not None:
-                torch.cuda.set_device(local)  # Each thread has a current device.
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=count, timeout=limit
+            )
         if count == 1:
             return None, None
         host_group = dist.new_group(backend="gloo", timeout=limit)
-        return host_group, host_group if device.type == "cpu" else dist.new_group(backend="nccl", timeout=limit)
+        return host_group, dist.new_group(backend="nccl", timeout=limit) if on_gpu else host_group
 
     try:
         return within(limit.total_seconds() + GRACE_SECONDS, connect)
