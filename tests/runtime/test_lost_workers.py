@@ -89,6 +89,7 @@ def test_the_worker_that_kept_the_store_is_not_blamed_where_nothing_tells_who_fa
         ((0, 1), "worker 2 has not come to prepare within 10 s: look at its output, then start again"),
         ((1, 2), "worker 0, which keeps the rendezvous store at 127.0.0.1:"),
     ],
+    ids=["worker 2", "worker 0"],
 )
 def test_a_worker_that_never_starts_is_named_without_a_word_of_c10ds(cases, ranks, sentence):
     for rank, outcome in zip(ranks, cases[ranks], strict=True):
@@ -109,9 +110,22 @@ def start(*words, environment=None, prefix=()):
     )
 
 
+def kill(process):
+    """Kill it and what it has started, where it has not ended."""
+    if process.poll() is None:
+        for each in (*psutil.Process(process.pid).children(recursive=True), process):
+            each.kill()
+
+
+def end(process):
+    kill(process)
+    process.wait()
+    process.stdout.close()
+
+
 def read_until(process, text):
     """The lines of a process up to one with this text; another thread kills it where that never comes."""
-    guard = threading.Timer(GUARD_SECONDS, process.kill)
+    guard = threading.Timer(GUARD_SECONDS, kill, [process])
     guard.start()
     lines = []
     for line in process.stdout:
@@ -131,15 +145,15 @@ def test_a_worker_that_keeps_the_store_says_what_it_failed_of_before_it_ends():
         printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            end(process)
     assert "worker 0 meets error" in printed[0]
     assert "WorkerLostError: worker 0 ended with ValueError: boom: look at its output" in printed[1]
 
 
 def test_a_run_starts_again_where_the_worker_that_keeps_the_store_was_stopped():
     launched = (sys.executable, "-m", "evenstep.cli.main", "run", "--workers", 2, "--max-restarts", 1)
-    with start(*launched, SCRIPT, 0, 7, "SIGSTOP", "bsp", 10) as launcher:
+    launcher = start(*launched, SCRIPT, 0, 7, "SIGSTOP", "bsp", 10)
+    try:
         read_until(launcher, "worker 0 meets SIGSTOP")
         lines = read_until(launcher, "WorkerLostError: worker 0, which keeps the rendezvous store at localhost:")
         assert "is stopped or cannot be reached" in lines[-1]
@@ -147,6 +161,8 @@ def test_a_run_starts_again_where_the_worker_that_keeps_the_store_was_stopped():
         # torchrun's agent ends it with a signal that it can only take when it goes on.
         stopped.send_signal(signal.SIGCONT)
         printed, _ = launcher.communicate(timeout=GUARD_SECONDS)
+    finally:
+        end(launcher)
     assert launcher.returncode == 0, printed
     assert {"worker 0 finished", "worker 1 finished"} <= set(printed.splitlines())
 
@@ -169,8 +185,7 @@ def test_both_sides_of_a_cable_that_is_cut_end_and_name_the_other():
             printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
         finally:
             for process in processes:
-                process.kill()
-                process.wait()
+                end(process)
     assert [process.returncode for process in processes] == [1, 1]
     assert "WorkerLostError: worker 1 ended, died, stopped or did not answer within 10 s" in printed[0]
     name = f"worker 0, which keeps the rendezvous store at {hosts[0][2]}:29400, is stopped or cannot be reached"
