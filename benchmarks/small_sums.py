@@ -14,7 +14,7 @@ from harness import record
 from harness.workers import run_workers
 
 from evenstep.runtime.direct_sum import DirectSum, suits
-from evenstep.runtime.workers import join_workers
+from evenstep.runtime.join_workers import join_workers
 
 ELEMENTS = (5_000, 51_000, 250_000, 1_000_000)
 COMPUTE_SECONDS = 0.05

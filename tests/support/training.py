@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import evenstep
 from evenstep.core.cluster import parse_cluster
 from evenstep.runtime.direct_sum import DirectSum
-from evenstep.runtime.workers import join_workers
+from evenstep.runtime.join_workers import join_workers
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 

@@ -23,7 +23,6 @@ from evenstep.core.errors import CheckpointError
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.request import device_identity
-from evenstep.runtime.workers import Workers
 
 
 def restore(
@@ -138,7 +137,7 @@ def _read(checkpoint: Path, contents: Contents, loader: PreparedLoader) -> None:
             restore_random_state(generators, contents.device)
 
     together(engine, make_room)
-    together(engine, lambda: _read_tensors(reader, targets, workers))
+    together(engine, lambda: _read_tensors(reader, targets, engine))
     together(engine, go_on)
 
 
@@ -149,16 +148,18 @@ def _require_format(checkpoint: Path, found: int) -> None:
         )
 
 
-def _read_tensors(reader: FileSystemReader, targets: dict[str, torch.Tensor], workers: Workers) -> None:
-    with warnings.catch_warnings():
+def _read_tensors(reader: FileSystemReader, targets: dict[str, torch.Tensor], engine: Engine) -> None:
+    group = engine.workers.host_group
+    # In its collectives, most of the time.
+    with engine.balancer.activity.waiting(), warnings.catch_warnings():
         # A single process needs no process group, and is told so.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load_tensors(
             targets,
             storage_reader=reader,
             planner=DefaultLoadPlanner(flatten_state_dict=False),
-            process_group=workers.host_group,
-            no_dist=workers.host_group is None,
+            process_group=group,
+            no_dist=group is None,
         )
 
 

@@ -24,7 +24,7 @@ from evenstep.runtime.engine import Engine
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.request import device_identity
 from evenstep.runtime.served import ServedEngine
-from evenstep.runtime.workers import Workers, require_agreement
+from evenstep.runtime.workers import require_agreement
 
 FORMAT: Final = 1
 TENSORS: Final = "tensors"
@@ -157,7 +157,7 @@ def _write(
     together(engine, lambda: _require_shared(partial))
     tensors: dict[str, torch.Tensor] = {}
     together(engine, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))
-    together(engine, lambda: _write_tensors(partial, tensors, workers))
+    together(engine, lambda: _write_tensors(partial, tensors, engine))
 
     def fingerprints() -> dict[str, dict[str, int | str]]:
         mine = written_files(partial)[workers.rank :: workers.count]
@@ -178,8 +178,10 @@ def _write_values(partial: Path, contents: Contents, run: Mapping[str, Any], ran
     return tensors
 
 
-def _write_tensors(partial: Path, tensors: dict[str, torch.Tensor], workers: Workers) -> None:
-    with warnings.catch_warnings():
+def _write_tensors(partial: Path, tensors: dict[str, torch.Tensor], engine: Engine) -> None:
+    group = engine.workers.host_group
+    # In its collectives, most of the time.
+    with engine.balancer.activity.waiting(), warnings.catch_warnings():
         # A single process needs no process group, and is told so.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         save_tensors(
@@ -187,8 +189,8 @@ def _write_tensors(partial: Path, tensors: dict[str, torch.Tensor], workers: Wor
             storage_writer=FileSystemWriter(partial / TENSORS),
             # What is alike on all workers is worker 0's, as in every script that saves on worker 0.
             planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
-            process_group=workers.host_group,
-            no_dist=workers.host_group is None,
+            process_group=group,
+            no_dist=group is None,
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from evenstep.core.activity import Doing
 from evenstep.core.errors import CheckpointError, EvenstepError, WorkerLostError
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.workers import gather
@@ -19,8 +20,10 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
     """
     failure: EvenstepError | None = None
     value = None
+    activity = engine.balancer.activity
     try:
-        value = part()
+        with activity.doing(Doing.CHECKPOINTING):
+            value = part()
     except EvenstepError as error:
         failure = error
     except OSError as error:
@@ -34,7 +37,8 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
         failure = CheckpointError(f"torch.distributed.checkpoint failed ({causes}): look at the folder and its disk")
         failure.__cause__ = error
     try:
-        records = gather(engine.workers, {"value": value} if failure is None else {"error": str(failure)})
+        with activity.waiting():
+            records = gather(engine.workers, {"value": value} if failure is None else {"error": str(failure)})
     except RuntimeError as error:
         raise WorkerLostError(
             f"a checkpoint, which all workers save and restore together, was not finished, and those before it are"

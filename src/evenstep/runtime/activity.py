@@ -25,14 +25,27 @@ class Activity:
         self._now = (doing, iteration, self._clock())
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The main thread waits for the others meanwhile, and then goes on with what it did before."""
-        doing, iteration, _ = self._now
-        self.mark(Doing.WAITING, iteration)
+    def doing(self, doing: Doing) -> Iterator[None]:
+        """The main thread does this meanwhile, and then goes on with what it did before."""
+        before, iteration, _ = self._now
+        self.mark(doing, iteration)
         try:
             yield
         finally:
-            self.mark(doing, iteration)
+            self.mark(before, iteration)
+
+    @contextmanager
+    def waiting(self, iteration: int | None = None) -> Iterator[None]:
+        """The main thread waits for the others meanwhile, and then goes on with what it did before.
+
+        It waits in the given iteration, or else in the one that it has not completed yet.
+        """
+        before = self._now
+        self.mark(Doing.WAITING, self.read().next_iteration if iteration is None else iteration)
+        try:
+            yield
+        finally:
+            self.mark(before[0], before[1])
 
     def read(self) -> Seen:
         """What it does at this moment."""

@@ -6,6 +6,7 @@ It does not communicate: an engine takes its row to the others, and brings back 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import cast, final
 
@@ -215,6 +216,28 @@ class Balancer:
             self.compute_pauses()
         self.activity.mark(Doing.WAITING, now.number)
         now.paused = self._clock()
+
+    # What the main thread does, for its pulse.
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Meanwhile, this worker waits for the others' part in the iteration in hand."""
+        return self.activity.waiting(-1 if self.iteration is None else self.iteration.number)
+
+    def waiting_ends(self) -> None:
+        """The gradient of the iteration in hand is everybody's; the script may do what it likes with it."""
+        if self.iteration is not None:
+            self.activity.mark(Doing.COMPUTING, self.iteration.number)
+
+    def steps(self) -> None:
+        """The optimizer steps on the iteration in hand."""
+        if self.iteration is not None:
+            self.activity.mark(Doing.STEPPED, self.iteration.number)
+
+    def leave_loop(self) -> None:
+        """The script has left its loop after the iteration in hand."""
+        self.activity.mark(Doing.LEFT, self._number - 1)
+
+    # What was measured.
 
     def row(self, now: Iteration) -> list[int]:
         """Take in what was measured of this iteration, and what this worker tells the others of it."""

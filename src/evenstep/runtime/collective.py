@@ -86,7 +86,7 @@ class CollectiveEngine:
         return self.balancer.shares(ledger, epoch=epoch, depth=depth)
 
     def leave_loop(self) -> None:
-        """Whoever leaves early is missed by the others in their next collective."""
+        self.balancer.leave_loop()
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         self.balancer.begin(share, piece, epoch)
@@ -167,6 +167,7 @@ class CollectiveEngine:
             if bucket.is_last() and self._on_host and comm_hook is None:
                 self._reduce_last(gradients)
                 self._start_statistics(model)
+                self.balancer.waiting_ends()
                 return _completed(gradients)
             if comm_hook is None:
                 work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
@@ -180,7 +181,10 @@ class CollectiveEngine:
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
             return _completed(gradients)
-        weighted: torch.futures.Future[torch.Tensor] = reduced.then(lambda future: self._reduced(future, gradients))
+        last = bucket.is_last()
+        weighted: torch.futures.Future[torch.Tensor] = reduced.then(
+            lambda future: self._reduced(future, gradients, last=last)
+        )
         return weighted
 
     def weigh(self, model: int, gradients: torch.Tensor) -> None:
@@ -198,6 +202,7 @@ class CollectiveEngine:
         self._compute_ends()
         self._tell()
         self._start_statistics(model)
+        self.balancer.waiting_ends()
 
     def _reduce_last(self, gradients: torch.Tensor) -> None:
         """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here."""
@@ -211,9 +216,11 @@ class CollectiveEngine:
         self._tell()  # After the gradients have left: they are what everybody waits for.
         work.wait()
 
-    def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor) -> torch.Tensor:
+    def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor, *, last: bool) -> torch.Tensor:
         """The sum over all workers; after a failure, which is kept, the local gradients in its place."""
         try:
+            if last:
+                self.balancer.waiting_ends()
             return _tensor(future.value())
         except RuntimeError as error:
             self._fail(error)
@@ -237,6 +244,7 @@ class CollectiveEngine:
             trouble = watch.trouble(optimizer)
             if trouble is not None:
                 raise ConfigError(trouble)
+        self.balancer.steps()
         if self._left_loop_behind and not self._warned:
             self._warned = True
             warnings.warn(
@@ -296,7 +304,8 @@ class CollectiveEngine:
         if work is not None:
             self.balancer.compute_pauses()
             try:
-                work.wait()
+                with self.balancer.activity.waiting():
+                    work.wait()
             except RuntimeError as error:
                 raise self.explained(error) from error
             self.balancer.compute_goes_on()
@@ -316,7 +325,8 @@ class CollectiveEngine:
     def _finish_statistics(self) -> None:
         for statistics in self._statistics:
             try:
-                statistics.finish()
+                with self.balancer.activity.waiting():
+                    statistics.finish()
             except RuntimeError as error:
                 self._fail(error)
 
@@ -324,7 +334,8 @@ class CollectiveEngine:
         """Await the exchange and check that the workers agree; raise what has failed since."""
         self._finish_statistics()
         try:
-            table = self._exchange.finish()
+            with self.balancer.waiting():
+                table = self._exchange.finish()
         except RuntimeError as error:
             self._fail(error)
             table = None

@@ -9,22 +9,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Final, cast, final
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Supervision
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
+from evenstep.runtime.failure import when_failing
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
-from evenstep.runtime.meeting_place import meeting_place
+from evenstep.runtime.meeting_place import bounded, keeper_of, meet
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
@@ -37,6 +35,8 @@ from evenstep.transport.connect import connect
 _KEY: Final = "addresses"
 _JOINED: Final = "EVENSTEP_JOINED"
 """The process that has joined the launcher's servers, which serve one run; children inherit it and are others."""
+_START_SECONDS: Final = 300.0
+"""How long the first worker may take to start the servers, beyond the timeout."""
 LOOK_SECONDS: Final = 0.2
 """How often to look whether what keeps servers is to end."""
 
@@ -73,7 +73,11 @@ def join_servers(
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
         store = _store(rank, count, timeout_seconds)
-        addresses, secret, hosting = _meet_in_store(store, rank, count, shards, run_dir, launched)
+        addresses, secret, hosting = bounded(
+            lambda: _meet_in_store(store, rank, count, shards, run_dir, launched),
+            timeout_seconds + (_START_SECONDS if rank == 0 else 0.0),
+            keeper_of(store, os.environ),
+        )
     if len(addresses) != shards:
         raise ConfigError(
             f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
@@ -201,16 +205,10 @@ def _meet_in_store(
 
 
 def _store(rank: int, count: int, timeout_seconds: float) -> Store:
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
+    if missing and not dist.is_initialized():
         raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
-    met = meeting_place(os.environ, timedelta(seconds=timeout_seconds))
-    if met is not None:
-        return met
-    store, _, _ = next(iter(rendezvous("env://", rank, count)))
-    return cast("Store", store)
+    return meet(rank, count, timeout_seconds)
 
 
 def _host(
@@ -292,18 +290,17 @@ class _Hosting:
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._ending = threading.Lock()
-        self._before = sys.excepthook
-        self._hook = self._fail  # One object, to be known again.
 
     def start(self) -> None:
         """Watch over them, in a thread."""
-        sys.excepthook = self._hook
+        when_failing(self, _Hosting.fail)
         # Not a daemon: the process stays until the others are done too.
         threading.Thread(target=self._keep, name="evenstep-hosting").start()
 
-    def _fail(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def fail(self, error: BaseException) -> BaseException:
+        """This script fails with that error."""
         self._failed.set()
-        self._before(kind, error, traceback)
+        return error
 
     def end(self) -> None:
         """End them, once all other workers are done, or at once where this script is failing. Twice is fine."""
@@ -320,8 +317,6 @@ class _Hosting:
                 self.servers.close()
             if self._scratch is not None:
                 self._scratch.cleanup()
-            if sys.excepthook is self._hook:
-                sys.excepthook = self._before
             self._ended.set()
 
     def _keep(self) -> None:

@@ -151,6 +151,7 @@ class Keeper:
             self._asked_to_end = True
             self._group.write_text(f"{child.pid} {self._process} asked")
             _signal_group(child.pid, received.si_signo)
+            _signal_group(child.pid, signal.SIGCONT)  # A worker that is stopped would not hear it.
 
     def _record(self, exit_code: int, restart: int, *, again: bool) -> None:
         message = _message(os.environ.get("TORCHELASTIC_ERROR_FILE"))

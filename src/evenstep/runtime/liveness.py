@@ -1,86 +1,145 @@
 """Finds out which worker is missing after a collective has failed.
 
-A failed collective tells that somebody is gone, seldom who. So every worker counts up a number of its own in the
-process group's store, from a thread, and after a failure the survivors look whose number stands still. A worker that
-only waits in a collective goes on counting; one that was killed or stopped does not.
+A failed collective tells that some worker is gone, seldom which. So every worker counts up a number of its own in the
+rendezvous store, from a thread, beside what its main thread does. After a failure the survivors look whose number
+stands still, or else who has come less far than the others. The first that knows leaves the sentence in the store,
+and the others repeat it.
 """
 
-import re
+import os
 import threading
-from collections.abc import Callable
-from typing import final
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, final
 
-import torch.distributed as dist
-
+from evenstep.core.activity import Pulse, behind, silent
 from evenstep.core.errors import EvenstepError, WorkerLostError
-from evenstep.runtime.c10d import PrefixStore, Store
+from evenstep.runtime.activity import Activity
+from evenstep.runtime.c10d import Store, of_communication, reason
+from evenstep.runtime.meeting_place import VERDICT, keeper_of
+from evenstep.runtime.store_line import StoreGoneError, StoreLine, StoreSilentError
 from evenstep.runtime.workers import Workers, name_workers
 
-BEAT_SECONDS = 0.4
+BEAT_SECONDS: Final = 0.4
+_LOOK_SECONDS: Final = 3 * BEAT_SECONDS
+_ANSWER_SECONDS: Final = 4.0
+"""How long the store may take to answer: a machine may be busy, and the user's timeout is over by now."""
 
 
 @final
 class Liveness:
-    """This worker's pulse, and a look at the others' after a failure. The thread ends with the main thread."""
+    """This worker's pulse, and a look at the others' after a failure. Its thread ends with the main thread."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, activity: Activity) -> None:
+        assert workers.store is not None
         self._workers = workers
-        # The store of the default group is the one that outlives a worker under torchrun, whose agent keeps it. It has
-        # no public name. A client serves one caller at a time, hence a clone for the thread.
-        store = dist.distributed_c10d._get_default_store()
-        self._store = PrefixStore("evenstep/pulse", store)
+        self._activity = activity
+        self._keeper = keeper_of(workers.store, os.environ)
+        self._line = StoreLine(workers.store)
+        self._verdict: str | None = None
+        self._failed = False
         self._closed = threading.Event()
-        pulse = PrefixStore("evenstep/pulse", store.clone())  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._beat, args=(pulse,), name="evenstep-pulse")
         self._beats = 0
-        self._count(self._store)
-        self._thread.start()
+        # Not a daemon, so that it lets go of the store before the interpreter ends. It never waits for the store.
+        threading.Thread(target=self._live, name="evenstep-pulse").start()
 
-    def _count(self, store: Store) -> None:
-        self._beats += 1
-        store.set(str(self._workers.rank), str(self._beats))
-
-    def _beat(self, store: Store) -> None:
+    def _live(self) -> None:
         main = threading.main_thread()
+        beat = self._line.ask(self._beat)
         while main.is_alive() and not self._closed.is_set():
-            try:
-                self._count(store)
-            except RuntimeError:
-                return  # The store is gone, and with it everybody who could ask.
             # Joining the main thread is a sleep that ends early when the script does.
             main.join(BEAT_SECONDS)
+            if beat.done():
+                beat = self._line.ask(self._beat)
+        if self._failed and self._keeper.worker == self._workers.rank:
+            # The store ends with this process, and the others are to read first why.
+            self._closed.wait(_LOOK_SECONDS)
+        self._line.close()
+
+    def _beat(self, store: Store) -> None:
+        """Tell that this worker lives, and read whether another has failed, which the store may not outlive."""
+        self._beats += 1
+        store.set(str(self._workers.rank), Pulse(beats=self._beats, seen=self._activity.read()).to_text())
+        self._read_verdict(store)
+
+    def _read_verdict(self, store: Store) -> None:
+        if self._verdict is None and store.check([VERDICT]):
+            self._verdict = store.get(VERDICT).decode()
 
     def close(self) -> None:
-        """Stop counting."""
+        """Stop the pulse."""
         self._closed.set()
+
+    def tell(self, text: str) -> None:
+        """This worker fails for the reason that `text` says: let the others know, unless one has failed before."""
+        self._failed = True
+
+        def put(store: Store) -> None:
+            if not store.check([VERDICT]):
+                store.set(VERDICT, text)
+
+        with suppress(StoreSilentError, StoreGoneError):
+            self._line.call(put, _ANSWER_SECONDS)
 
     def lost(self, cause: Exception, wait: Callable[[float], None]) -> WorkerLostError:
         """The error to raise after a collective failed with `cause`; takes a few beats."""
-        before = self._pulses()
-        wait(3 * BEAT_SECONDS)
-        after = self._pulses()
-        if before is None or after is None:
-            who = "the process that keeps the rendezvous store (rank 0, or torchrun's agent)"
-        else:
-            still = [rank for rank in range(self._workers.count) if before[rank] == after[rank]]
-            still = [rank for rank in still if rank != self._workers.rank]
-            if not still:
-                return WorkerLostError(
-                    "a collective failed although every worker is alive: some worker left the training loop earlier"
-                    " than the others, or called alone what all must call (mean_over_workers, checkpoint.save), or its"
-                    f" network failed; give all the same iterations and calls ({_line(cause)})"
-                )
-            who = name_workers(still)
-        return WorkerLostError(
-            f"{who} ended, died, stopped or did not answer within {self._workers.timeout_seconds:g} s:"
-            f" look at its output, then start again ({_line(cause)})"
+        with self._activity.waiting():
+            text = self._verdict or self._found(wait)
+            self.tell(text)
+        return WorkerLostError(f"{text} ({reason(cause)})")
+
+    def _found(self, wait: Callable[[float], None]) -> str:
+        try:
+            before = self._line.call(self._pulses, _ANSWER_SECONDS)
+            wait(_LOOK_SECONDS)
+            after = self._line.call(self._pulses, _ANSWER_SECONDS)
+        except StoreSilentError:
+            return self._keeper.unreachable()
+        except StoreGoneError:
+            return self._verdict or (
+                f"{self._keeper} is gone, and which worker failed first cannot be told any more: look at the output of"
+                " all workers, then start again"
+            )
+        return self._verdict or self._missing(before, after)
+
+    def _pulses(self, store: Store) -> dict[int, Pulse]:
+        """The other workers'."""
+        self._read_verdict(store)
+        others = [rank for rank in range(self._workers.count) if rank != self._workers.rank]
+        texts = store.multi_get([str(rank) for rank in others])
+        return {rank: Pulse.from_text(text.decode()) for rank, text in zip(others, texts, strict=True)}
+
+    def _missing(self, before: dict[int, Pulse], after: dict[int, Pulse]) -> str:
+        gone = silent(before, after)
+        timeout = self._workers.timeout_seconds
+        if gone:
+            return (
+                f"{name_workers(gone)} ended, died, stopped or did not answer within {timeout:g} s: look at its output,"
+                " then start again"
+            )
+        seen = {rank: pulse.seen for rank, pulse in after.items()}
+        seen[self._workers.rank] = self._activity.read()
+        waited = [rank for rank in behind(seen, least_seconds=timeout / 4) if rank != self._workers.rank]
+        if waited:
+            each = " and ".join(f"worker {rank} {seen[rank]}" for rank in waited)
+            return f"{each}, while the others waited for it: see what its script does there, then start again"
+        return (
+            "a collective failed although every worker is alive: some worker left the training loop earlier than the"
+            " others, or called alone what all must call (mean_over_workers, checkpoint.save), or its network failed;"
+            " give all the same iterations and calls"
         )
 
-    def _pulses(self) -> list[bytes] | None:
-        try:
-            return self._store.multi_get([str(rank) for rank in range(self._workers.count)])
-        except RuntimeError:
-            return None
+
+@contextmanager
+def explaining(liveness: Liveness | None) -> Iterator[None]:
+    """Errors of the communication library that are raised inside say who is missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, EvenstepError) or not of_communication(error):
+            raise
+        raise explained(error, liveness, time.sleep) from error
 
 
 def explained(cause: Exception, liveness: Liveness | None, wait: Callable[[float], None]) -> EvenstepError:
@@ -88,9 +147,3 @@ def explained(cause: Exception, liveness: Liveness | None, wait: Callable[[float
     if isinstance(cause, EvenstepError):
         return cause
     return WorkerLostError(f"a collective failed: {cause}") if liveness is None else liveness.lost(cause, wait)
-
-
-def _line(cause: Exception) -> str:
-    """The first sentence of an error of the communication library, without its place in that library's source."""
-    line = str(cause).strip().split("\n")[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", line).partition(". ")[0].rstrip(".")

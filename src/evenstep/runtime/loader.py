@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
@@ -218,7 +219,8 @@ class PreparedLoader:
             WorkerLostError: A worker died or stopped, or did not call it; the message names it.
         """
         try:
-            return mean_over_workers(self._engine.workers, value, count)
+            with self._balancer.activity.waiting():
+                return mean_over_workers(self._engine.workers, value, count)
         except RuntimeError as error:
             raise self._engine.explained(error) from error
 
@@ -275,7 +277,10 @@ class PreparedLoader:
         """This epoch's order; a sampler of the user's own may not draw the same again, so its order is kept."""
         if resuming and self._drawn is not None:
             return self._drawn
-        order = self._order.draw(self._epoch, self._engine.workers)
+        workers = self._engine.workers
+        # Worker 0 draws from a sampler of the user's own, and the others wait for that.
+        with self._balancer.activity.waiting() if workers.rank else nullcontext():
+            order = self._order.draw(self._epoch, workers)
         self._drawn = None if self._order.sampler is None else order
         return order
 

@@ -71,7 +71,8 @@ class LocalEngine:
             meet = meet or ends_period(now.share, self._period)
         if now is not None and meet:
             try:
-                self._meet(now)
+                with self.balancer.activity.waiting(now.number + 1):
+                    self._meet(now)
             except (RuntimeError, EvenstepError) as error:
                 raise self.explained(error) from error
         self.balancer.enter_loader()
@@ -94,7 +95,7 @@ class LocalEngine:
         return self.balancer.shares(ledger, epoch=epoch, depth=depth)
 
     def leave_loop(self) -> None:
-        """Whoever leaves early is missed by the others in their next collective."""
+        self.balancer.leave_loop()
 
     def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
         before = self.balancer.iteration
@@ -144,6 +145,7 @@ class LocalEngine:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A copy of somebody else's sample teaches nothing: its gradients are dropped."""
+        self.balancer.steps()
         now = self.balancer.iteration
         if now is not None and self._in_hand and not now.share.samples:
             for model in self._models:

@@ -1,67 +1,214 @@
-"""Where the workers of one life meet, when torchrun has started them again.
+"""Where the workers of one life meet: keys of a store that no others have used, and a roll call in them.
 
 torchrun's agent keeps one store for all lives of its workers (seen in torch 2.13), and those of a new life find the
 addresses that the dead ones left in it. So they first agree on a prefix that is new.
 """
 
+import itertools
+import os
+import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, final
 
-from evenstep.core.errors import WorkerLostError
-from evenstep.runtime.c10d import PrefixStore, Store, TCPStore
+import torch.distributed as dist
+
+from evenstep.core.activity import FIRST_PULSE
+from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
+from evenstep.runtime.c10d import PrefixStore, Store, TCPStore, reason
+from evenstep.runtime.store_line import Result, StoreKeeper, within
+from evenstep.runtime.workers import name_workers
 
 FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 """Tells torchrun's agent to let the workers make a store of their own in each life (pytorch/pytorch#135712)."""
 
-_LOOK_SECONDS: Final = 0.02
+VERDICT: Final = "verdict"
+"""The key of the sentence that says who is lost, once a worker knows."""
+
+GRACE_SECONDS: Final = 5.0
+"""How much longer than its own limit a wait may take where the store does not answer at all."""
+
+_FIRST_LOOK_SECONDS: Final = 0.01
+_LONGEST_LOOK_SECONDS: Final = 0.25
+_CONNECT_SECONDS: Final = 5.0
+
+_meetings = itertools.count(1)
+"""Each `prepare` of a process meets in keys of its own; all workers call it equally often."""
 
 
-def meeting_place(environment: Mapping[str, str], limit: timedelta) -> Store | None:
-    """A store that nobody has used before; None where torchrun's agent does not share its own.
+def meet(rank: int, count: int, timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> Store:
+    """Meet the other workers in the default group's store, or in the environment's where there is no group yet.
+
+    Returns: A part of that store for this meeting alone, with a first pulse of every worker.
 
     Raises:
-        WorkerLostError: Not all workers came.
+        ConfigError: The store cannot be made where the environment says.
+        WorkerLostError: Not all workers came within the timeout, or the store does not answer; it says who.
     """
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    rank, count = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    store = TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), count, is_master=False, timeout=limit)
+    number = next(_meetings)
+    base = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+    keeper = keeper_of(base, environment)
+    place = _Place(
+        rank=rank, count=count, seconds=timeout_seconds, ends=time.monotonic() + timeout_seconds, keeper=keeper
+    )
+
+    def come() -> Store:
+        if base is None and keeper.worker is None:
+            return _meet_in_new_life(place.join(), place)
+        store = PrefixStore(f"evenstep/{number}", base or (place.join() if rank else place.make()))
+        _call_roll(store, place)
+        return store
+
+    return bounded(come, timeout_seconds, keeper)
+
+
+def keeper_of(store: Store | None, environment: Mapping[str, str]) -> StoreKeeper:
+    """Who keeps this store, or the environment's.
+
+    Raises:
+        ConfigError: The environment has no port.
+    """
+    if store is not None:
+        return StoreKeeper.of(store, environment)
+    port = environment["MASTER_PORT"]
+    if not port.isdigit():
+        raise ConfigError(f"MASTER_PORT must be a port's number, not {port!r}: start the script with torchrun")
+    return StoreKeeper.named(environment["MASTER_ADDR"], int(port), environment)
+
+
+def bounded(call: Callable[[], Result], seconds: float, keeper: StoreKeeper) -> Result:
+    """What a call returns that uses the store; it ends within that many seconds by itself where the store answers.
+
+    Raises:
+        WorkerLostError: It did not return, or failed at the store.
+    """
     try:
-        life = _lead(store, count, limit) if rank == 0 else _follow(store, rank)
-    except (RuntimeError, TimeoutError) as error:
+        return within(seconds + GRACE_SECONDS, call)
+    except TimeoutError:
+        raise WorkerLostError(keeper.unreachable()) from None
+    except EvenstepError:
+        raise
+    except RuntimeError as error:
         raise WorkerLostError(
-            f"not all {count} workers came within {limit.total_seconds():g} s: look at their output, then start again"
-        ) from error
-    return PrefixStore(f"evenstep/{life}", store)
+            f"{keeper} ended, or did not go on in time ({reason(error)}): look at the output of all workers, then start"
+            " again"
+        ) from None
 
 
-def _lead(store: Store, count: int, limit: timedelta) -> str:
-    """Worker 0 names the life, and greets whoever says hello until all have understood.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where and until when, on the clock `time.monotonic`, this worker meets the others."""
 
-    Hellos of the dead are greeted too; nobody hears it.
+    rank: int
+    count: int
+    seconds: float
+    ends: float
+    keeper: StoreKeeper
+
+    def looks(self) -> Iterator[None]:
+        """One item for each look at the store, at ever longer intervals, until the time is over."""
+        pause = _FIRST_LOOK_SECONDS
+        while True:
+            yield
+            if time.monotonic() > self.ends:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK_SECONDS)
+
+    def make(self) -> Store:
+        """The store, kept by this process."""
+        try:
+            return self._store(is_master=True)
+        except RuntimeError as error:
+            why = str(error).partition("message: ")[2] or reason(error)
+            raise ConfigError(
+                f"the rendezvous store cannot be made at {self.keeper.host}:{self.keeper.port} ({why}): set"
+                " MASTER_ADDR to this host and MASTER_PORT to a free port"
+            ) from None
+
+    def join(self) -> Store:
+        """The store, once its keeper is there. It is tried in Python, since c10d's own tries print stacks."""
+        why = ""
+        for _ in self.looks():
+            try:
+                socket.create_connection((self.keeper.host, self.keeper.port), timeout=_CONNECT_SECONDS).close()
+                return self._store(is_master=False)
+            except OSError as error:
+                why = error.strerror or str(error)
+        raise WorkerLostError(
+            f"{self.keeper} has not come within {self.seconds:g} s, or cannot be reached ({why}): look at its output"
+            " and check MASTER_ADDR and MASTER_PORT, then start again"
+        )
+
+    def _store(self, *, is_master: bool) -> Store:
+        return TCPStore(
+            self.keeper.host,
+            self.keeper.port,
+            self.count,
+            is_master=is_master,
+            timeout=timedelta(seconds=self.seconds),
+            # A worker that does not come would be missed without a name.
+            wait_for_workers=False,
+            multi_tenant=self.keeper.worker is not None,
+        )
+
+
+def _call_roll(store: Store, place: _Place, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Say that this worker is here, and wait until all are.
+
+    Raises:
+        WorkerLostError: Some did not come in time; it names them, and all workers say the same.
     """
-    life, greeted = uuid.uuid4().hex, set[str]()
-    understood = [f"evenstep/understood/{life}/{rank}" for rank in range(1, count)]
-    hellos = [f"evenstep/hello/{rank}" for rank in range(1, count)]
-    ends = time.monotonic() + limit.total_seconds()
-    while understood and not store.check(understood):
-        for hello in hellos:
-            name = store.get(hello).decode() if store.check([hello]) else None
-            if name is not None and name not in greeted:
-                store.set(f"evenstep/greeting/{name}", life)
-                greeted.add(name)
-        if time.monotonic() > ends:
-            raise TimeoutError("not everybody has answered")
-        time.sleep(_LOOK_SECONDS)
-    return life
+    keys = [str(each) for each in range(place.count)]
+    store.set(keys[place.rank], FIRST_PULSE.to_text())
+    for _ in place.looks():
+        meanwhile()
+        if store.check(keys):
+            return
+        if store.check([VERDICT]):
+            raise WorkerLostError(store.get(VERDICT).decode())
+    missing = [each for each, key in enumerate(keys) if not store.check([key])]
+    if missing:
+        have = "have" if len(missing) > 1 else "has"
+        text = (
+            f"{name_workers(missing)} {have} not come to prepare within {place.seconds:g} s: look at"
+            f" {'their' if len(missing) > 1 else 'its'} output, then start again"
+        )
+        store.set(VERDICT, text)
+        # The store may end with this process, and the others are to read this first.
+        time.sleep(4 * _LONGEST_LOOK_SECONDS)
+        raise WorkerLostError(text)
 
 
-def _follow(store: Store, rank: int) -> str:
+def _meet_in_new_life(store: Store, place: _Place) -> Store:
+    """Worker 0 names the life, and tells the name to every worker that says hello until all have come.
+
+    Hellos of the dead are answered too; no worker reads these answers.
+    """
+    if place.rank == 0:
+        life, answered = uuid.uuid4().hex, set[str]()
+        met = PrefixStore(f"evenstep/{life}", store)
+        _call_roll(met, place, lambda: _answer_hellos(store, place.count, life, answered))
+        return met
     name = uuid.uuid4().hex
-    store.set(f"evenstep/hello/{rank}", name)
-    life = store.get(f"evenstep/greeting/{name}").decode()
-    store.set(f"evenstep/understood/{life}/{rank}", "")
-    return life
+    store.set(f"evenstep/hello/{place.rank}", name)
+    for _ in place.looks():
+        if store.check([f"evenstep/life/{name}"]):
+            met = PrefixStore(f"evenstep/{store.get(f'evenstep/life/{name}').decode()}", store)
+            _call_roll(met, place)
+            return met
+    raise WorkerLostError(
+        f"worker 0 has not come to prepare within {place.seconds:g} s: look at its output, then start again"
+    )
+
+
+def _answer_hellos(store: Store, count: int, life: str, answered: set[str]) -> None:
+    for hello in (f"evenstep/hello/{rank}" for rank in range(1, count)):
+        name = store.get(hello).decode() if store.check([hello]) else None
+        if name is not None and name not in answered:
+            store.set(f"evenstep/life/{name}", life)
+            answered.add(name)

@@ -1,10 +1,8 @@
 """A device that ran out of memory: recorded and named before the process dies, and heeded when it is started again."""
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 import torch
@@ -29,37 +27,33 @@ class Failure:
     largest_run: int
 
 
-def name_out_of_memory(balancer: Balancer, recorder: Recorder, device: str, advice: str) -> None:
-    """From now on, record and name an error of memory that ends this process while it computes on a batch.
+def named_out_of_memory(
+    balancer: Balancer, error: BaseException, recorder: Recorder, device: str, advice: str
+) -> BaseException:
+    """An error of memory while this worker computes on a batch, recorded and with its name; any other as it is.
 
     `device` identifies the device; `advice` says what to do now.
     """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        now = balancer.iteration
-        training = now is not None and now.paused is None and not balancer.closed
-        if now is None or not training or not isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError):
-            before(kind, error, traceback)
-            return
-        size = len(now.piece.positions)
-        recorder.record(
-            {
-                "event": "out_of_memory",
-                "iteration": now.number,
-                "at": time.perf_counter(),
-                "device": device,
-                "samples": size,
-                "largest_run": balancer.largest_run,
-            }
-        )
-        named = OutOfMemoryError(
-            f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples: {advice}"
-        )
-        named.__cause__ = error
-        before(type(named), named, traceback)
-
-    sys.excepthook = hook
+    now = balancer.iteration
+    training = now is not None and now.paused is None
+    if now is None or not training or not isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError):
+        return error
+    size = len(now.piece.positions)
+    recorder.record(
+        {
+            "event": "out_of_memory",
+            "iteration": now.number,
+            "at": time.perf_counter(),
+            "device": device,
+            "samples": size,
+            "largest_run": balancer.largest_run,
+        }
+    )
+    named = OutOfMemoryError(
+        f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples: {advice}"
+    )
+    named.__cause__ = error
+    return named
 
 
 def read_failure(run_dir: Path, device: str) -> Failure | None:

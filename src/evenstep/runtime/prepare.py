@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -11,33 +12,33 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from evenstep.core.activity import Doing
 from evenstep.core.cluster import Cluster
-from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.errors import ConfigError
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.collective import CollectiveEngine, CommHook
 from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLimit
 from evenstep.runtime.engine import Engine
-from evenstep.runtime.error_file import report_failure_to_launcher
 from evenstep.runtime.factors import factor_sampler
-from evenstep.runtime.failure import record_failure
+from evenstep.runtime.failure import end_of_run, install_hook, when_failing
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
+from evenstep.runtime.join_workers import join_workers
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
-from evenstep.runtime.liveness import Liveness, explained
+from evenstep.runtime.liveness import Liveness, explaining
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
-from evenstep.runtime.out_of_memory import name_out_of_memory
 from evenstep.runtime.profiler import profiler_of, to_be_profiled
 from evenstep.runtime.request import Agreement, Request, agree, asked_scheme
 from evenstep.runtime.serve import served_engine, served_optimizer
 from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
-from evenstep.runtime.workers import Workers, join_workers
+from evenstep.runtime.workers import Workers
 from evenstep.schemes import Scheme, Served
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
 
@@ -89,7 +90,8 @@ def prepare(
         ConfigError: Something asked for cannot work; raised on every worker where it is wrong on any.
         DisagreementError: The workers were started with different schemes, versions or data.
     """
-    report_failure_to_launcher()
+    install_hook()
+    activity = Activity()
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
     request = Request(
@@ -108,7 +110,6 @@ def prepare(
     )
     if request.launched.profile is not None:
         request = to_be_profiled(request)
-    activity = Activity()
     joined: Joined | None = None
     group_sum: GroupSum | None = None
     served = _served(request)
@@ -118,16 +119,18 @@ def prepare(
     else:
         workers = join_workers(device_of(request.models[0]), timeout)
     # The pulse begins before the workers first wait for each other.
-    liveness = Liveness(workers) if joined is None and workers.count > 1 else None
-    agreement = _agreed(request, workers, liveness)
+    liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
+    with explaining(liveness):
+        agreement = agree(request, workers, activity)
     if joined is not None:
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
     recorder = _recorder(agreement, workers)
-    engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum, activity)
+    with explaining(liveness):
+        engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum)
     device = agreement.workers[workers.rank]["device"]
-    record_failure(engine.balancer, recorder, time.perf_counter)
-    name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
+    ends = partial(end_of_run, recorder=recorder, device=device, advice=_advice(request, agreement), liveness=liveness)
+    when_failing(engine.balancer, ends)
     for each in request.optimizers:
         each.register_step_pre_hook(lambda stepped, *_: engine.before_step(stepped))
     if isinstance(engine, ServedEngine):
@@ -138,12 +141,13 @@ def prepare(
         for scheduler in request.schedulers:
             window_scheduler(scheduler, lambda: engine.synchronises)
         optimizer = cast("Optimizer", windowed if isinstance(optimizer, tuple) else windowed[0])
-    prepared = tuple(
-        replicate(
-            each, engine, index, comm_hook=comm_hook, accumulating=lambda: any(each.accumulating for each in windowed)
+    with explaining(liveness):
+        prepared = tuple(
+            replicate(
+                each, engine, index, comm_hook=comm_hook, accumulating=lambda: any(w.accumulating for w in windowed)
+            )
+            for index, each in enumerate(request.models)
         )
-        for index, each in enumerate(request.models)
-    )
     profiler = profiler_of(request, agreement, engine.balancer, workers, recorder)
     prepared_loader = PreparedLoader(
         request.loader,
@@ -180,6 +184,7 @@ def prepare(
             },
         }
     )
+    activity.mark(Doing.STEPPED, -1)
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
 
 
@@ -189,15 +194,6 @@ def _modules(model: object) -> tuple[torch.nn.Module, ...]:
         if not isinstance(each, torch.nn.Module):
             raise ConfigError(f"the model must be a torch.nn.Module, or a tuple of them, not {type(each).__name__}")
     return models
-
-
-def _agreed(request: Request, workers: Workers, liveness: Liveness | None) -> Agreement:
-    try:
-        return agree(request, workers)
-    except EvenstepError:
-        raise
-    except RuntimeError as error:
-        raise explained(error, liveness, time.sleep) from error
 
 
 def _served(request: Request) -> Served | None:
@@ -223,10 +219,10 @@ def _engine(
     workers: Workers,
     agreement: Agreement,
     liveness: Liveness | None,
+    activity: Activity,
     recorder: Recorder,
     link: Link | None,
     group_sum: GroupSum | None,
-    activity: Activity,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None

@@ -22,6 +22,7 @@ from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.runtime import loader as loaders
 from evenstep.runtime import model as models
 from evenstep.runtime.accumulate import require_schedulers_given
+from evenstep.runtime.activity import Activity
 from evenstep.runtime.batch_sizes import sizes_by_rank
 from evenstep.runtime.collective import CommHook
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
@@ -97,7 +98,7 @@ _MUST_AGREE = {
 }
 
 
-def agree(request: Request, workers: Workers) -> Agreement:
+def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
     """Check what this worker was given, and that all were given the same; all workers must call it together.
 
     Raises:
@@ -110,7 +111,8 @@ def agree(request: Request, workers: Workers) -> Agreement:
         mine = _check(request, workers)
     except ConfigError as error:
         failure = error
-    records = gather(workers, {"error": str(failure)} if mine is None else mine.record)
+    with activity.waiting():
+        records = gather(workers, {"error": str(failure)} if mine is None else mine.record)
     if failure is not None:
         raise failure
     assert mine is not None

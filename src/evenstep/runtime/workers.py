@@ -1,21 +1,15 @@
-"""This process among the workers: joining them, and agreeing with them before anything is built."""
+"""This process among the workers, and agreeing with them before anything is built."""
 
 import json
-import os
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from evenstep.core.errors import ConfigError, DisagreementError, WorkerLostError
-from evenstep.runtime.meeting_place import meeting_place
-
-NAMING_SECONDS = 2.0
-"""How long the survivors of a failed collective may take to find out who is missing."""
+from evenstep.core.errors import DisagreementError
+from evenstep.runtime.c10d import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +26,8 @@ class Workers:
     timeout_seconds: float
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
+    store: Store | None = None
+    """Where the workers met, and tell each other that they live, where they have groups."""
     meet: Callable[[bytes], list[bytes]] | None = None
     """Where there is no group: brings everybody's record for this worker's."""
 
@@ -40,55 +36,6 @@ class Workers:
         for group in {id(group): group for group in (self.host_group, self.device_group)}.values():
             if group is not None:
                 dist.destroy_process_group(group)
-
-
-def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
-    """Join the process group, initialising it from torchrun's environment where the script has not.
-
-    Raises:
-        ConfigError: torchrun's environment is incomplete.
-        WorkerLostError: Not all workers came.
-    """
-    host = socket.gethostname()
-    if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
-        return Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
-    # Leave the survivors time to name the missing worker within the timeout that the user gave.
-    limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
-    if not dist.is_initialized():
-        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
-            raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
-        if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        _join_default_group("nccl" if device.type == "cuda" else "gloo", limit)
-    rank, count = dist.get_rank(), dist.get_world_size()
-    if count == 1:
-        return Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
-    try:
-        host_group = dist.new_group(backend="gloo", timeout=limit)
-        device_group = host_group if device.type == "cpu" else dist.new_group(backend="nccl", timeout=limit)
-    except RuntimeError as error:
-        raise WorkerLostError(
-            f"not all {count} workers called prepare within {limit.total_seconds():g} s: look at their output, then"
-            " start again"
-        ) from error
-    return Workers(
-        rank=rank,
-        count=count,
-        host=host,
-        timeout_seconds=timeout_seconds,
-        host_group=host_group,
-        device_group=device_group,
-    )
-
-
-def _join_default_group(backend: str, limit: timedelta) -> None:
-    store = meeting_place(os.environ, limit)
-    if store is None:
-        dist.init_process_group(backend, timeout=limit)
-        return
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
 
 
 def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ import os
 import signal
 
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.error_file import report_failure_to_launcher
+from evenstep.runtime.failure import install_hook
 
-report_failure_to_launcher()
+install_hook()
 if os.environ["RANK"] != "1":
     signal.pause()
 raise ConfigError("the batch is too small: raise it")

@@ -1,0 +1,191 @@
+"""Workers that hang, stop, are cut off or never come: the others end in time, and say which worker it was."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from support import faults
+from support.hosts import ip, two_hosts
+from support.processes import run_workers
+from support.training import Run
+
+pytestmark = pytest.mark.multiprocess
+
+SCRIPT = Path(faults.__file__).with_name("meets_fault.py")
+RUN = Run(scheme="bsp", options={"timeout": 10.0})
+LOCAL = replace(RUN, scheme="local-sgd:period=4")
+GUARD_SECONDS = 90.0
+
+
+HUNG = {
+    "before prepare": "worker 2 has not come to prepare within 10 s: look at its output, then start again",
+    "before the step": r"worker 2 has been outside the loader for \d+ s, in iteration 6, while the others waited",
+    "after the step": r"worker 2 has been outside the loader for \d+ s, after iteration 6, while the others waited",
+    "in the dataset": r"worker 2 has been waiting for the data of iteration 7 for \d+ s, while the others waited",
+    "after the loop": r"worker 2 has been outside the loop for \d+ s, after iteration 5, while the others waited",
+    "between averages": r"worker 2 has been outside the loader for \d+ s, after iteration 5, while the others waited",
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """What became of each group of workers; all that waits for a timeout takes place at the same time."""
+    outputs = {ranks: tmp_path_factory.mktemp("output") for ranks in ((0, 1), (1, 2))}
+    with ThreadPoolExecutor(16) as pool:
+        started = {
+            **{moment: pool.submit(faults.run_hung, RUN, 2, moment, 7) for moment in list(HUNG)[:-1]},
+            "between averages": pool.submit(faults.run_hung, LOCAL, 2, "after the step", 6),
+            "killed in prepare": pool.submit(
+                run_workers, faults.die_in_prepare, 3, RUN, 2, limit_seconds=GUARD_SECONDS
+            ),
+            "keeper stopped": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGSTOP"),
+            "keeper killed": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGKILL"),
+            **{ranks: pool.submit(faults.run_incomplete, RUN, ranks, 3, outputs[ranks]) for ranks in outputs},
+        }
+    return {"output": outputs, **{case: future.result() for case, future in started.items()}}
+
+
+@pytest.mark.parametrize("case", HUNG)
+def test_a_worker_that_hangs_is_named_with_what_it_was_last_seen_doing(cases, case):
+    for outcome in cases[case][:2]:
+        assert re.match(f"WorkerLostError: {HUNG[case]}", outcome.error), outcome.error
+    # It neither ended nor failed: it was killed when the others had ended.
+    assert (cases[case][2].value, cases[case][2].error, cases[case][2].exitcode) == (None, None, None)
+
+
+def test_a_worker_that_dies_in_prepare_is_named(cases):
+    assert cases["killed in prepare"][2].exitcode == -signal.SIGKILL
+    for outcome in cases["killed in prepare"][:2]:
+        assert outcome.error.startswith("WorkerLostError: worker 2 ended, died, stopped or did not answer within 10 s")
+
+
+def test_the_worker_that_keeps_the_store_is_named_where_it_is_stopped(cases):
+    for outcome in cases["keeper stopped"][1:]:
+        assert re.match(
+            r"WorkerLostError: worker 0, which keeps the rendezvous store at 127.0.0.1:\d+, is stopped or cannot be",
+            outcome.error,
+        ), outcome.error
+
+
+def test_the_worker_that_kept_the_store_is_not_blamed_where_nothing_tells_who_failed_first(cases):
+    outcomes = cases["keeper killed"]
+    assert outcomes[0].exitcode == -signal.SIGKILL
+    for outcome in outcomes[1:]:
+        assert outcome.error.startswith("WorkerLostError: worker 0, which keeps the rendezvous store")
+        assert "is gone, and which worker failed first cannot be told any more" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sentence"),
+    [
+        ((0, 1), "worker 2 has not come to prepare within 10 s: look at its output, then start again"),
+        ((1, 2), "worker 0, which keeps the rendezvous store at 127.0.0.1:"),
+    ],
+    ids=["worker 2", "worker 0"],
+)
+def test_a_worker_that_never_starts_is_named_without_a_word_of_c10ds(cases, ranks, sentence):
+    for rank, outcome in zip(ranks, cases[ranks], strict=True):
+        assert outcome.error.startswith(f"WorkerLostError: {sentence}")
+        printed = (cases["output"][ranks] / str(rank)).read_text()
+        assert sentence in printed.splitlines()[-1]
+        assert re.search("c10d|DistStoreError|DistNetworkError", printed) is None
+
+
+def start(*words, environment=None, prefix=()):
+    return subprocess.Popen(
+        [*prefix, *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def kill(process):
+    """Kill it and what it has started, where it has not ended."""
+    if process.poll() is None:
+        for each in (*psutil.Process(process.pid).children(recursive=True), process):
+            each.kill()
+
+
+def end(process):
+    kill(process)
+    process.wait()
+    process.stdout.close()
+
+
+def read_until(process, text):
+    """The lines of a process up to one with this text; another thread kills it where that never comes."""
+    guard = threading.Timer(GUARD_SECONDS, kill, [process])
+    guard.start()
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            break
+    guard.cancel()
+    assert text in lines[-1], "".join(lines)
+    return lines
+
+
+def test_a_worker_that_keeps_the_store_says_what_it_failed_of_before_it_ends():
+    place = {**faults.meeting_place(), "WORLD_SIZE": "2"}
+    arguments = (sys.executable, SCRIPT, 0, 7, "error", "bsp", 60)
+    processes = [start(*arguments, environment={**place, "RANK": str(rank)}) for rank in range(2)]
+    try:
+        printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            end(process)
+    assert "worker 0 meets error" in printed[0]
+    assert "WorkerLostError: worker 0 ended with ValueError: boom: look at its output" in printed[1]
+
+
+def test_a_run_starts_again_where_the_worker_that_keeps_the_store_was_stopped():
+    launched = (sys.executable, "-m", "evenstep.cli.main", "run", "--workers", 2, "--max-restarts", 1)
+    launcher = start(*launched, SCRIPT, 0, 7, "SIGSTOP", "bsp", 10)
+    try:
+        read_until(launcher, "worker 0 meets SIGSTOP")
+        lines = read_until(launcher, "WorkerLostError: worker 0, which keeps the rendezvous store at localhost:")
+        assert "is stopped or cannot be reached" in lines[-1]
+        printed, _ = launcher.communicate(timeout=GUARD_SECONDS)
+    finally:
+        end(launcher)
+    assert launcher.returncode == 0, printed
+    assert "evenstep: worker 1 ended with exit code 1: worker 0, which keeps the rendezvous store" in printed
+    assert "; all workers start again (1 of 1)\n" in printed
+    assert {"worker 0 finished", "worker 1 finished"} <= set(printed.splitlines())
+
+
+@pytest.mark.netns
+def test_both_sides_of_a_cable_that_is_cut_end_and_name_the_other():
+    with two_hosts() as hosts:
+        place = {"MASTER_ADDR": hosts[0][2], "MASTER_PORT": "29400", "WORLD_SIZE": "2"}
+        processes = [
+            start(
+                *(sys.executable, SCRIPT, 0, 7, "cut", "bsp", 10),
+                environment={**place, "RANK": str(rank), "GLOO_SOCKET_IFNAME": interface},
+                prefix=("ip", "netns", "exec", namespace),
+            )
+            for rank, (namespace, interface, _) in enumerate(hosts)
+        ]
+        try:
+            read_until(processes[0], "worker 0 meets cut")
+            ip("-n", hosts[1][0], "link", "set", hosts[1][1], "down")
+            printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
+        finally:
+            for process in processes:
+                end(process)
+    assert [process.returncode for process in processes] == [1, 1]
+    assert "WorkerLostError: worker 1 ended, died, stopped or did not answer within 10 s" in printed[0]
+    name = f"worker 0, which keeps the rendezvous store at {hosts[0][2]}:29400, is stopped or cannot be reached"
+    assert f"WorkerLostError: {name}" in printed[1]

@@ -1,0 +1,123 @@
+"""What worker processes run in which one of them meets a fault, each in a group of its own."""
+
+import os
+import signal
+import socket
+import threading
+
+import torch.distributed as dist
+from torch.utils.data import Dataset
+
+from support import training
+from support.processes import run_workers
+
+
+class Hangable(Dataset):
+    """A dataset that waits for ever once `hangs` is set, as on a file system that does not answer."""
+
+    def __init__(self, run):
+        self.inputs, self.targets = training.data(run)
+        self.hangs = False
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        if self.hangs:
+            threading.Event().wait()
+        return self.inputs[index], self.targets[index]
+
+
+def train_and_hang(run, victim, moment, iteration):
+    """Worker `victim` does not come back from something of its script's, at that moment after so many iterations."""
+    mine = dist.get_rank() == victim
+    if mine and moment == "before prepare":
+        threading.Event().wait()
+    dataset = Hangable(run)
+    model, optimizer, loader = training.prepared(run, dataset=dataset)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            now = mine and loader.iteration == iteration
+            loss = training.torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            if now and moment == "before the step":
+                threading.Event().wait()
+            optimizer.step()
+            if now and moment == "after the step":
+                threading.Event().wait()
+            dataset.hangs = now and moment == "in the dataset"
+        if mine and moment == "after the loop":
+            threading.Event().wait()
+    return "finished"
+
+
+class Deadly(Hangable):
+    """A dataset that kills the process that asks for its length."""
+
+    def __len__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_prepare(run, victim):
+    """Worker `victim` dies in `prepare`, where the others wait for what it was given."""
+    dataset = (Deadly if dist.get_rank() == victim else Hangable)(run)
+    training.prepared(run, dataset=dataset, shuffle=False)
+
+
+def train_and_signal(run, victim, iteration, name):
+    """Worker `victim` sends itself a signal; the environment alone says where the workers meet."""
+    model, optimizer, loader = training.prepared(run)
+    for _ in range(run.epochs):
+        for inputs, targets in loader:
+            if dist.get_rank() == victim and loader.iteration == iteration:
+                os.kill(os.getpid(), getattr(signal, name))
+            training.step(model, optimizer, inputs, targets)
+    return "finished"
+
+
+def prepare_with_others(run, ranks, count, output):
+    """Prepare as one of `ranks`, with `count` workers in all; what this process writes to standard error is kept."""
+    own = ranks[int(os.environ["RANK"])]
+    os.environ.update(RANK=str(own), WORLD_SIZE=str(count))
+    with open(os.path.join(output, str(own)), "wb") as file:
+        os.dup2(file.fileno(), 2)
+    training.prepared(run)
+
+
+def meeting_place():
+    """An environment in which workers meet at worker 0, on a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening.getsockname()[1])}
+
+
+def run_hung(run, victim, moment, iteration):
+    return run_workers(train_and_hang, 3, run, victim, moment, iteration, stopped=[victim], limit_seconds=90.0)
+
+
+def run_signalled(run, victim, iteration, name):
+    stopped = [victim] if name == "SIGSTOP" else []
+    return run_workers(
+        train_and_signal,
+        3,
+        run,
+        victim,
+        iteration,
+        name,
+        stopped=stopped,
+        environment=meeting_place(),
+        limit_seconds=90.0,
+    )
+
+
+def run_incomplete(run, ranks, count, output):
+    return run_workers(
+        prepare_with_others,
+        len(ranks),
+        run,
+        ranks,
+        count,
+        str(output),
+        environment=meeting_place(),
+        limit_seconds=90.0,
+    )
