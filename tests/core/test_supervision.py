@@ -101,8 +101,14 @@ def test_a_worker_that_breaks_off_alone_is_said_to():
     assert run.left(1, Why.DONE, now=5.0, in_loop=True) == []
     assert run.ended(1, failed=False) == []
     assert run.look(7.0) == []
-    assert run.look(8.5) == ["worker 1 left its loop in the middle of an epoch and ended; the others go on"]
+    assert run.look(8.5) == ["worker 1 left in the middle of an epoch; the others go on"]
     assert run.look(9.0) == []
+
+
+def test_a_worker_that_others_go_on_without_after_an_epoch_is_said_to_have_left():
+    run = Run()
+    assert run.left(1, Why.DONE) == []
+    assert told(run.supervision.missing(1)) == ["worker 1 ended early, between two epochs; the others go on"]
 
 
 def test_nothing_is_said_where_all_break_off_together():

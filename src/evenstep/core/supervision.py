@@ -155,6 +155,10 @@ class Supervision:
             return self._vanished(leave.worker)
         return []
 
+    def missing(self, worker: int) -> list[Action]:
+        """The worker has left between two epochs, and others have begun the next one."""
+        return [Say(f"worker {worker} ended early, between two epochs{self._then()}")]
+
     def ended(self, ending: Ending) -> list[Action]:
         """The worker's process has ended; nothing is said of one that ended well."""
         state, worker = self._all[ending.worker], ending.worker
@@ -198,7 +202,7 @@ class Supervision:
             if state.broke_off is not None and now - state.broke_off > GRACE_SECONDS:
                 state.broke_off = None
                 if then := self._then():
-                    actions.append(Say(f"worker {worker} left its loop in the middle of an epoch and ended{then}"))
+                    actions.append(Say(f"worker {worker} left in the middle of an epoch{then}"))
         return actions
 
     def _look_for_stuck(self, now: float) -> list[Action]:

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,8 @@ class FollowsServers:
     def told(self, event: Mapping[str, Any], now: float) -> list[Action]:
         if event["event"] == "join":
             return self.supervision.joined(event["worker"], event["limit_seconds"])
+        if event["event"] == "missing":
+            return self.supervision.missing(event["worker"])
         return self.supervision.left(_leave(event), now)
 
     def look(self, now: float, *, last: bool) -> list[Action]:
@@ -79,15 +81,26 @@ class Watch:
 
     Args:
         status_dir: Where keepers write down how workers end; None where there are no keepers.
-        follows: Says what is to be done.
+        follows: Decides what is to be done.
+        say: Tells the user a sentence.
+        end_seconds: How long a worker that is to end may take.
 
     Attributes:
         stopped: Why the run was ended, if it was.
     """
 
-    def __init__(self, status_dir: Path | None, follows: Follows) -> None:
+    def __init__(
+        self,
+        status_dir: Path | None,
+        follows: Follows,
+        *,
+        say: Callable[[str], None] = say,
+        end_seconds: float = END_SECONDS,
+    ) -> None:
         self._status_dir = status_dir
         self._follows = follows
+        self._say = say
+        self._end_seconds = end_seconds
         self._known: dict[int, float] = {}
         """When the end of each worker was that is known, by the clock of its keeper."""
         self._to_end: set[int] = set()
@@ -149,13 +162,13 @@ class Watch:
             if group not in self._asked:
                 self._asked[group] = now
                 os.kill(keeper, signal.SIGTERM)
-            elif now - self._asked[group] > END_SECONDS:
+            elif now - self._asked[group] > self._end_seconds:
                 os.killpg(worker, signal.SIGKILL)
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Say):
-                say(action.text)
+                self._say(action.text)
             elif isinstance(action, End):
                 self._to_end.add(action.worker)
             elif isinstance(action, Stop):

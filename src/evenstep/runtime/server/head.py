@@ -108,6 +108,8 @@ class Head:
         self._begins: dict[int, tuple[int, int, int]] = {}
         self._left_loop: dict[int, int] = {}
         """The pass that a worker has left before its end."""
+        self._done: dict[int, int] = {}
+        """The last pass of each worker that has said goodbye."""
         self._saved = (clock(), -1)
         self._tally = _Tally(clock())
         self._farewells: list[Connection] = []
@@ -147,6 +149,7 @@ class Head:
         now = self._clock()
         self._heartbeats.heard(worker, now)
         self._patience.joined(worker, limit_seconds)
+        self._done.pop(worker, None)
         self._record("join", now, worker, incarnation=self._incarnation)
         self._report({"event": "join", "worker": worker, "limit_seconds": limit_seconds})
         return self._incarnation
@@ -220,6 +223,8 @@ class Head:
     def _report_leave(self, worker: int, why: Why, seconds: float) -> None:
         """Tell the process that watches over the run; `why` decides what it makes of that."""
         seen = self._seen.pop(worker, None)
+        if why is Why.DONE:
+            self._done[worker] = self.coordinator.number
         in_loop = self.coordinator.in_loop(worker) or self._broke_off(worker)
         doing = "" if seen is None else str(seen)
         about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}
@@ -238,6 +243,7 @@ class Head:
         self._looked = now
         self._give_up_silent(now)
         self._give_up_hanging(now)
+        self._report_missing()
         saved, version = self._saved
         if now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version):
             self.snapshot()
@@ -301,6 +307,13 @@ class Head:
         commands = self.coordinator.begin(worker, number, epoch, now, ahead=ahead)
         self._record("begin", now, worker, number=number, epoch=epoch, ahead=ahead)
         self._carry_out(commands)
+
+    def _report_missing(self) -> None:
+        """The workers that were done before a pass that has begun have missed it."""
+        number = -1 if self._coordinator is None else self._coordinator.number
+        for worker in [worker for worker, last in self._done.items() if last < number]:
+            del self._done[worker]
+            self._report({"event": "missing", "worker": worker})
 
     def initialised(self, worker: int) -> None:
         """The worker has put its weights on every shard: they are the run's."""
