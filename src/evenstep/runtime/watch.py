@@ -127,6 +127,10 @@ class Watch:
         with self._lock:
             self._act(self._follows.told(event, time.monotonic()))
 
+    def was_asked(self, worker: int) -> bool:
+        """Whether this worker was asked to end."""
+        return any(group.name == f"group-{worker}" for group in self._asked)
+
     def look(self, *, last: bool = False) -> None:
         """See what has happened meanwhile; `last`: all workers have ended."""
         now = time.monotonic()

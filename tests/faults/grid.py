@@ -1,0 +1,334 @@
+"""Runs cells of the grid, and looks what came of them."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from evenstep.core.supervision import Supervision
+from evenstep.runtime.keeper import _message, group_file, status_file
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.server.process import SECRET_VARIABLE
+from evenstep.runtime.watch import FollowsServers, Watch
+from faults import worker
+from faults.cells import COUNT, PAUSE_SECONDS
+from support.faults import meeting_place
+from support.processes import CONTEXT
+
+POLL_SECONDS = 0.05
+GUARD_SECONDS = 150.0
+"""How long a cell may take on a busy machine before it counts as one that hangs."""
+MARK = "EVENSTEP_TEST_MARK"
+SCRIPT = Path(worker.__file__)
+
+
+@dataclass
+class Outcome:
+    """What came of a cell.
+
+    Attributes:
+        fired: Whether the fault took place.
+        codes: Exit codes of the workers, or of the launcher under the key None; None for one that had to be killed.
+        terminal: What was written to the terminal.
+        finished: The workers that came to the end of their script.
+        seconds: From the fault to the end of the last worker that ended by itself.
+        left: Processes and files that were left behind.
+    """
+
+    fired: bool = False
+    codes: dict = field(default_factory=dict)
+    terminal: str = ""
+    finished: set = field(default_factory=set)
+    batches: list = field(default_factory=list)
+    seconds: float = 0.0
+    left: list = field(default_factory=list)
+
+
+def run_cell(cell, folder):
+    """Its outcome; `folder` is its own and empty."""
+    outcome = Outcome()
+    run = _run_forked if cell.launcher == "forked" else _run_launched
+    began = run(cell, folder, outcome)
+    fired = folder / "fired"
+    outcome.fired = fired.exists()
+    outcome.seconds = time.time() - fired.stat().st_mtime if outcome.fired else time.time() - began
+    outcome.finished = {int(path.name.partition("-")[2]) for path in folder.glob("finished-*")}
+    for path in folder.glob("journal-*"):
+        rank = int(path.name.partition("-")[2])
+        outcome.batches += [(rank, *json.loads(line)) for line in path.read_text().splitlines()]
+    outcome.left += [str(path) for path in (folder / "tmp").glob("evenstep-*")]
+    return outcome
+
+
+def check(cell, outcome):
+    """What is wrong with an outcome, as sentences."""
+    expected = cell.expected
+    others = {rank for rank in range(COUNT) if rank != cell.victim}
+    wrong = []
+    if not outcome.fired:
+        wrong.append("the fault did not take place")
+    if expected.others == "finish" and not others <= outcome.finished:
+        wrong.append(f"workers {sorted(others - outcome.finished)} did not finish")
+    if expected.others != "finish" and others & outcome.finished:
+        wrong.append(f"workers {sorted(others & outcome.finished)} finished")
+    if (expected.victim == "finishes") != (cell.victim in outcome.finished) and cell.moment != "close":
+        wrong.append(f"the victim {'finished' if cell.victim in outcome.finished else 'did not finish'}")
+    if expected.victim == "ended" and outcome.codes.get(cell.victim, 0) is None:
+        wrong.append("the victim was not ended")
+    if any(code is None for rank, code in outcome.codes.items() if rank != cell.victim):
+        wrong.append("something had to be killed since it did not end")
+    if expected.named and not _names(cell, outcome.terminal):
+        wrong.append("nothing on the terminal names the victim")
+    if expected.others == "finish":
+        wrong += _check_samples(cell, outcome)
+    return [*wrong, *(f"{each} was left behind" for each in outcome.left)]
+
+
+def _names(cell, terminal):
+    """Whether evenstep, or an error of it, tells of the victim, and of no other worker as lost."""
+    told = re.findall(r"(?:evenstep: |WorkerLostError: )(.*)", terminal)
+    victim = re.compile(rf"worker {cell.victim}\b|missing: {cell.victim}\b")
+    return any(victim.search(line) for line in told)
+
+
+def _check_samples(cell, outcome):
+    """Each position of each epoch was done by exactly one worker, in the lives that count."""
+    counted = [each for each in outcome.batches if not each[4]]
+    if cell.restarts and not cell.served:
+        last = max(life for _, life, *_ in counted)
+        counted = [each for each in counted if each[1] == last]
+    epochs = {}
+    for _, _, epoch, positions, _ in counted:
+        epochs.setdefault(epoch, []).extend(positions)
+    whole = list(range(worker.RUN.samples))
+    return [
+        f"epoch {epoch} is not of every sample once"
+        for epoch in range(worker.RUN.epochs)
+        if sorted(epochs.get(epoch, [])) != whole
+    ]
+
+
+# In forked processes, with the test in the launcher's place.
+
+
+def _run_forked(cell, folder, outcome):
+    for name in ("tmp", "status"):
+        (folder / name).mkdir()
+    began = time.time()
+    environment = {"TMPDIR": str(folder / "tmp"), "WORLD_SIZE": str(COUNT), **meeting_place()}
+    said = []
+    watch = Watch(
+        folder / "status",
+        FollowsServers(Supervision(workers=COUNT, kept=True)),
+        say=lambda text: said.append(f"evenstep: {text}\n"),
+        end_seconds=0.5,
+    )
+    with _servers(cell, folder, watch) as told:
+        workers = Workers(cell, {**environment, **told}, folder)
+        try:
+            if cell.served:
+                with watch:
+                    workers.follow(watch)
+            else:
+                workers.follow(None)
+        finally:
+            outcome.codes = workers.end()
+            outcome.left += workers.left()
+    outcome.terminal = "".join([*said, *(path.read_text() for path in sorted(folder.glob("terminal-*")))])
+    if watch.stopped is not None:
+        outcome.terminal += f"evenstep: {watch.stopped}\n"
+    return began
+
+
+class Workers:
+    """The forked workers of a cell, each of which leads a session."""
+
+    def __init__(self, cell, environment, folder):
+        self._cell = cell
+        self._folder = folder
+        self._status = folder / "status"
+        self._processes = []
+        for rank in range(COUNT):
+            own = {**environment, "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{rank}.json")}
+            process = CONTEXT.Process(target=worker.run_forked, args=(cell, rank, own, str(folder)))
+            process.start()
+            group_file(self._status, rank).write_text(f"{process.pid} {process.pid}")
+            self._processes.append(process)
+        self._running = dict(enumerate(self._processes))
+
+    def follow(self, watch):
+        """Until all have ended, or all but a victim that is to stay; the victim goes on after its pause."""
+        ends = time.monotonic() + GUARD_SECONDS
+        pauses = self._cell.fault == "paused"
+        while self._running and time.monotonic() < ends:
+            if pauses and _go_on(self._folder / "fired"):
+                pauses = False
+            for rank, process in list(self._running.items()):
+                process.join(POLL_SECONDS / COUNT)
+                if process.exitcode is not None:
+                    self._note(rank, process.exitcode, watch)
+            if set(self._running) == {self._cell.victim} and self._cell.expected.victim == "stays":
+                return
+
+    def _note(self, rank, exit_code, watch):
+        """As a keeper does."""
+        del self._running[rank]
+        group_file(self._status, rank).unlink()
+        status = {
+            "exit_code": exit_code if exit_code >= 0 else None,
+            "signal": -exit_code if exit_code < 0 else None,
+            "message": _message(str(self._folder / f"error-{rank}.json")),
+            "asked_to_end": watch is not None and watch.was_asked(rank),
+            "at_seconds": time.time(),
+        }
+        file = status_file(self._status, rank).with_suffix(".tmp")
+        file.write_text(json.dumps(status))
+        file.replace(status_file(self._status, rank))
+
+    def end(self):
+        """Kill what is left, and the exit codes of all, None for those that were killed."""
+        codes = {rank: process.exitcode for rank, process in enumerate(self._processes)}
+        for process in self._processes:
+            process.kill()
+            process.join()
+        return codes
+
+    def left(self):
+        """What is left in the sessions of the workers."""
+        sessions = {process.pid for process in self._processes}
+        left = []
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.Error):
+                if os.getsid(process.pid) in sessions:
+                    left.append(f"process {process.pid} {' '.join(process.cmdline())}")
+                    process.kill()
+        return left
+
+
+def _go_on(fired):
+    """Let a paused victim go on, once its time has come."""
+    try:
+        pid, since = int(fired.read_text()), fired.stat().st_mtime
+    except (OSError, ValueError):
+        return False
+    if time.time() - since < PAUSE_SECONDS:
+        return False
+    os.kill(pid, signal.SIGCONT)
+    return True
+
+
+@contextmanager
+def _servers(cell, folder, watch):
+    """What workers are told of a forked server, whose events go to the watch; nothing where there is none."""
+    if not cell.served:
+        yield {}
+        return
+    secret = secrets.token_hex(32)
+    ours, theirs = CONTEXT.Pipe()
+    settings = {
+        "index": 0, "count": 1, "workers": COUNT, "snapshots": str(folder / "snapshots"),
+        "heartbeat_seconds": cell.heartbeat,
+    }  # fmt: skip
+    server = CONTEXT.Process(target=_serve, args=(settings, secret, theirs, str(folder)))
+    server.start()
+    theirs.close()
+    said = os.fdopen(os.dup(ours.fileno()), "rb")
+    addresses = json.loads(said.readline())["addresses"]
+
+    def listen():
+        for line in said:
+            if line.strip():
+                watch.told(json.loads(line))
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    launched = LaunchSettings(servers=(tuple(addresses),))
+    try:
+        yield {**launched.to_environment(), SECRET_VARIABLE: secret}
+    finally:
+        # The end of its input, while its last words can still be read.
+        socket.socket(fileno=os.dup(ours.fileno())).shutdown(socket.SHUT_WR)
+        server.join(GUARD_SECONDS)
+        server.kill()
+        server.join()
+        listening.join()
+        said.close()
+        ours.close()
+    assert server.exitcode == 0, f"the server ended with {server.exitcode}"
+
+
+def _serve(settings, secret, end, folder):
+    from evenstep.runtime.server import program
+
+    os.environ[SECRET_VARIABLE] = secret
+    terminal = os.open(os.path.join(folder, "terminal-server"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(terminal, 2)
+    os.dup2(end.fileno(), 1)
+    sys.stdin = os.fdopen(os.dup(end.fileno()), "rb")
+    end.close()
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    os._exit(program.main([json.dumps(settings)]))
+
+
+# Under the launchers.
+
+
+def _run_launched(cell, folder, outcome):
+    (folder / "tmp").mkdir()
+    began = time.time()
+    mark = secrets.token_hex(8)
+    script = [str(SCRIPT), json.dumps(asdict(cell)), str(folder)]
+    if cell.launcher == "evenstep run":
+        options = ["--workers", str(COUNT), "--scheme", worker.SCHEMES[cell.scheme], "--heartbeat", str(cell.heartbeat)]
+        command = ["-m", "evenstep.cli.main", "run", *options]
+    else:
+        command = ["-m", "torch.distributed.run", "--nproc-per-node", str(COUNT), "--standalone"]
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), MARK: mark, "OMP_NUM_THREADS": "1"}
+    with (folder / "terminal").open("wb") as terminal:
+        launcher = subprocess.Popen(
+            [sys.executable, *command, "--max-restarts", str(cell.restarts), *script],
+            env=environment, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, start_new_session=True,
+        )  # fmt: skip
+    outcome.codes[None] = _follow_launcher(cell, folder, launcher)
+    outcome.left += _marked(mark)
+    outcome.terminal = (folder / "terminal").read_text()
+    return began
+
+
+def _follow_launcher(cell, folder, launcher):
+    """Its exit code; None where it had to be killed, as it does where nobody waits for a victim that stays."""
+    ends = time.monotonic() + GUARD_SECONDS
+    pauses = cell.fault == "paused"
+    while time.monotonic() < ends:
+        if pauses and _go_on(folder / "fired"):
+            pauses = False
+        with suppress(subprocess.TimeoutExpired):
+            return launcher.wait(POLL_SECONDS)
+    launcher.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        launcher.wait(40.0)
+    launcher.kill()
+    launcher.wait()
+    return None
+
+
+def _marked(mark):
+    """The processes that are left of those that a launcher has started; they are killed."""
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                left.append(f"process {process.pid} {' '.join(process.cmdline())[:200]}")
+                process.kill()
+    return left
