@@ -1,9 +1,11 @@
+
 """What the worker processes of the runtime's tests run; each function returns plain values."""
 
 import copy
 import os
 import pickle
 import signal
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,13 @@ def train(run):
         "sizes": sizes,
         "misses": loader.statistics().misses,
     }
+
+
+def train_and_warn(run):
+    """As `train`, with the warnings of this worker."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        return {**train(run), "warnings": [str(each.message) for each in caught]}
 
 
 def epoch_order(run, epoch):
