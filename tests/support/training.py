@@ -1,4 +1,3 @@
-
 """What the worker processes of the runtime's tests run; each function returns plain values."""
 
 import copy
