@@ -6,6 +6,7 @@ answered again. What is malformed ends the connection; what is not possible now 
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -25,6 +26,7 @@ from evenstep.runtime.server.seat import Seat
 from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import Options, options_from_record
 from evenstep.runtime.tensor_memory import memory_of
+from evenstep.telemetry import Recorder, Silent
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 _LARGEST: Final = 2**31
@@ -47,6 +49,7 @@ class Session:
         lock: Held for every call of the other three; whoever holds it may take it again.
         workers: How many workers the run has.
         heartbeat_seconds: What workers are told of it.
+        recorder: Takes the events of the other shards.
         abort: Ends a server that is of no use any more, so that whoever started it goes back to a snapshot.
     """
 
@@ -60,6 +63,7 @@ class Session:
         lock: AbstractContextManager[bool],
         workers: int,
         heartbeat_seconds: float,
+        recorder: Recorder | None = None,
         abort: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._connection = connection
@@ -69,6 +73,9 @@ class Session:
         self._lock = lock
         self._workers = workers
         self._heartbeat_seconds = heartbeat_seconds
+        self._recorder = recorder or Silent()
+        self._failing = False
+        """Whether the last snapshot could not be written; on the other shards."""
         self._abort = abort
         self._seat: Seat | None = None
         self._follows = False
@@ -100,7 +107,8 @@ class Session:
             "leave": self._follow_leave,
             "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
             "restore": self._follow_restore,
-            "snapshot": self._follow_snapshot,
+            "snapshot": lambda _: self._follow_snapshot(meanwhile=False),
+            "snapshot_meanwhile": lambda _: self._follow_snapshot(meanwhile=True),
         }
 
     def serve(self) -> None:
@@ -474,10 +482,18 @@ class Session:
         announced = [_key(key) for key in fields.lists("announced")]
         self._replica.leave(fields.whole("worker"), fields.whole("incarnation"), announced)
 
-    def _follow_snapshot(self, fields: Fields) -> None:
-        failure = self._replica.snapshot()
-        if failure is not None:
-            say(f"server {self._replica.index} wrote no snapshot: {failure}")
+    def _follow_snapshot(self, *, meanwhile: bool) -> None:
+        version = self._replica.version
+
+        def told(failure: str | None) -> None:
+            if failure is not None and not self._failing:
+                say(f"server {self._replica.index} can write no snapshot: {failure}")
+                self._recorder.record(
+                    {"event": "snapshot_failed", "at": time.monotonic(), "version": version, "text": failure}
+                )
+            self._failing = failure is not None
+
+        self._replica.snapshot(told, meanwhile=meanwhile)
 
 
 def _sequence(fields: Fields) -> int:
