@@ -218,9 +218,14 @@ class Balancer:
         self.activity.mark(Doing.WAITING, now.number)
         now.paused = self._clock()
 
+    def synchronised(self) -> None:
+        """What all workers have computed is here, or is on its way in the device's stream."""
+        self._stopwatch.synchronised()
+
     def row(self, now: Iteration) -> list[int]:
         """Take in what was measured of this iteration, and what this worker tells the others of it."""
         lap = self._stopwatch.lap(sum(now.batch_sizes), now.passes)
+        now.device_synchronised_seconds = self._stopwatch.synchronised_seconds()
         samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
         if not now.observed:
             self._sample(now)

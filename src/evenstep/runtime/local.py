@@ -182,6 +182,7 @@ class LocalEngine:
             self._average(list(named.values()), self._units / total)
             if len(set(table[:, 3].tolist())) > 1:
                 self._agree_on(counts)
+        self.balancer.synchronised()
         now.synchronised_seconds = self._clock() - now.paused
         self._units, self._weighed = 0, False
         self._reports = Reports.from_table(table[:, 4:])
