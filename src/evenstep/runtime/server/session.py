@@ -154,9 +154,16 @@ class Session:
             return
         if operation not in self._requests:
             raise ProtocolError(f"a message asked for {operation[:40]!r}, which no server does")
+        try:
+            self._requests[operation](fields, message)
+        finally:
+            self._hear()
+
+    def _hear(self) -> None:
+        """The worker lives: told after what it asked for, so that a busy server delays no pong and nothing received."""
         if self._seat is not None and self._head is not None:
-            self._head.heard(self._seat.worker)
-        self._requests[operation](fields, message)
+            with self._lock:
+                self._head.heard(self._seat.worker)
 
     def _lost(self) -> None:
         """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
@@ -261,10 +268,9 @@ class Session:
             seat.receiving = True
             try:
                 self._connection.receive_payload(memory_of(seat.gradients))
+                self._hear()
             finally:
                 seat.receiving = False
-            if self._head is not None:
-                self._head.heard(seat.worker)
 
     def _still_new(self, sequence: int) -> bool:
         """Once the lock is held: whether the place is the worker's, reached on this line, and the request new."""
