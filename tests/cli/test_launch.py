@@ -15,9 +15,10 @@ from support.server_reports import Reports, stand_in
 
 from evenstep.cli.main import main
 from evenstep.cli.run import parse
+from evenstep.runtime.endings import WorkerEnd
 from evenstep.runtime.launch import launch
 from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.run_failed import RunFailedError, WorkerFailure, failure_of_all
+from evenstep.runtime.run_failed import RunFailedError, failure_of_all
 from evenstep.telemetry import read_events
 from evenstep.telemetry.events import parse_event
 
@@ -73,6 +74,7 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "resume": False,
             "servers": [],
             "profile": None,
+            "heartbeat_seconds": 20.0,
         }
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "29500"
     assert capfd.readouterr().err == ""
@@ -247,7 +249,7 @@ def test_a_run_outlives_its_servers_which_start_again(reports, tmp_path, capfd):
 
 
 def test_servers_that_are_lost_are_named_first(tmp_path):
-    failures = [WorkerFailure(worker=1, exit_code=1, message="ServerError: gone: look")]
+    failures = [WorkerEnd(worker=1, exit_code=1, message="ServerError: gone: look")]
     failed = failure_of_all(failures, "server 0 was killed by SIGKILL; no restart is left of 3")
     assert str(failed).startswith(
         "server 0 was killed by SIGKILL; no restart is left of 3; without servers worker 1 end"

@@ -52,7 +52,7 @@ class LoneServer:
         self.head = Head(
             replica=self.replica, workers=1, followers=[], snapshots=self.snapshots, resume=False,
             snapshot_seconds=60.0, heartbeat_seconds=1e9, recorder=self.events, first_incarnation=0,
-            clock=self.clock, say=self.said.append,
+            clock=self.clock, say=self.said.append, report=lambda event: None,
         )  # fmt: skip
         self.end, other = connected_pair()
         self.session = Session(
@@ -60,7 +60,9 @@ class LoneServer:
             heartbeat_seconds=1.0,
         )  # fmt: skip
         self.unlocked = 0
-        self.ask({"op": "start", "rank": 0, "incarnation": -1, "seq": 0, "has": -1}, memoryview(described))
+        self.ask(
+            {"op": "start", "rank": 0, "incarnation": -1, "seq": 0, "has": -1, "timeout": 60.0}, memoryview(described)
+        )
 
     def clock(self):
         """The head asks for the time whatever it is told."""

@@ -56,19 +56,19 @@ class Troubled:
         self.faulty = Faulty(connection, plan)
         self.pulses = pulses
 
-    def send(self, header, *payload, files=()):
+    def send(self, header, *payload, files=(), wait=True):
         if header.get("op") == "ping":
             return
         whose = header.get("seq", 0) or header.get("answer", 0) or header.get("staged", 0) or header.get("resend", 0)
         line = self.faulty if whose else self.line
-        line.send(header, *payload, files=files)
+        line.send(header, *payload, files=files, wait=wait)
 
     def receive(self, timeout=None):
         try:
             return self.line.receive(timeout)
         except SilentError:
             if self.pulses:
-                self.line.send({"op": "ping"})
+                self.line.send({"op": "ping", "doing": "waiting", "iteration": 0, "seconds": 0.0, "echo": True})
             raise
 
     def receive_payload(self, *buffers):
@@ -112,6 +112,7 @@ class Trial:
         self.troubled = []
         self.events = Events()
         self.said = []
+        self.reported = []
         self.threads = []
         self.pulses = []
         self.committed = []
@@ -136,6 +137,7 @@ class Trial:
             heartbeat_seconds=HEARTBEAT_SECONDS,
             recorder=self.events,
             say=self.said.append,
+            report=self.reported.append,
             first_incarnation=0,
             clock=self.clock.now,
         )

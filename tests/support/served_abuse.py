@@ -129,7 +129,15 @@ class Peer:
 
     def _take_place(self, shard):
         self._connection = self._connect(shard)
-        fields = {"op": "start", "rank": 1, "incarnation": -1, "seq": 0, "has": -1, "process": os.getpid()}
+        fields = {
+            "op": "start",
+            "rank": 1,
+            "incarnation": -1,
+            "seq": 0,
+            "has": -1,
+            "timeout": 60.0,
+            "process": os.getpid(),
+        }
         self._connection.send(fields, memoryview(self._described))
         self._await("incarnation")
         self._sequence = 0
@@ -206,4 +214,4 @@ class Peer:
 
     def _raw(self, content):
         with suppress(BrokenPipeError):
-            self._connection._write([memoryview(content)], ())
+            self._connection._write([memoryview(content)], (), True)

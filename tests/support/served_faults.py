@@ -37,7 +37,7 @@ class Failing:
         self.shard = shard
         self.plan = plan
 
-    def send(self, header, *payload, files=()):
+    def send(self, header, *payload, files=(), wait=True):
         act = self.plan.due(self.shard, header)
         if act is None:
             self.connection.send(header, *payload, files=files)

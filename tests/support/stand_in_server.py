@@ -4,7 +4,8 @@
 
 PORT is the test's: each line sent there is about one event in this process's life. BEHAVIOUR: `good`; `fails` and
 `fails-again` (exit with 3 before listening, always or on resuming); `mute` (never listens); `stubborn` (ignores SIGTERM
-and its standard input); `refuses` (ends with an error when asked to end).
+and its standard input); `refuses` (ends with an error when asked to end); `stops` (stops itself once it has said that
+it lives, unless it resumes). But for `empty` it says at once that all workers have come.
 """
 
 import json
@@ -32,6 +33,11 @@ if behaviour == "mute":
 listener = socket.create_server((told["listen"], told["port"]))
 addresses = [f"unix:@stand-in-{os.getpid()}", f"tcp://127.0.0.1:{listener.getsockname()[1]}"]
 print(json.dumps({"addresses": addresses}), flush=True)
+for worker in range(told["workers"] if behaviour != "empty" else 0):
+    print(json.dumps({"event": "join", "worker": worker, "limit_seconds": 1.0}), flush=True)
+if behaviour == "stops" and not told["resume"]:
+    print(flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
 if behaviour == "stubborn":
     tell(event="listening")
     signal.sigwait({signal.SIGTERM})

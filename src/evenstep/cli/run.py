@@ -15,7 +15,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise
 from evenstep.report.verdict import verdict_of
-from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.launch_settings import HEARTBEAT_SECONDS, LaunchSettings
 
 _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
@@ -88,6 +88,7 @@ def start(options: argparse.Namespace) -> list[str]:
         emulate=None if options.emulate is None else str(Path(options.emulate).absolute()),
         run_dir=None if options.run_dir is None else str(Path(options.run_dir).absolute()),
         resume=options.resume is not None,
+        heartbeat_seconds=options.heartbeat,
     )
     return launch(options, settings)
 
@@ -138,5 +139,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--resume",
         metavar="RUN_DIR",
         help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp, grouped)",
+    )
+    parser.add_argument(
+        "--heartbeat",
+        metavar="SECONDS",
+        type=float,
+        default=HEARTBEAT_SECONDS,
+        help="how long a worker or a parameter server may be silent before it is given up (default: %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -5,7 +5,9 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.supervision import Supervision
+from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.launch_settings import LaunchSettings
@@ -24,8 +28,10 @@ from evenstep.runtime.meeting_place import meeting_place
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
+from evenstep.runtime.watch import FollowsServers, Watch
 from evenstep.runtime.workers import Workers, gather, name_workers
 from evenstep.schemes import Scheme, group_servers
+from evenstep.transport.base import SilentError
 from evenstep.transport.connect import connect
 
 _KEY: Final = "addresses"
@@ -46,7 +52,9 @@ class Joined:
     secret: str
 
 
-def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, run_dir: Path | None) -> Joined:
+def join_servers(
+    launched: LaunchSettings, shards: int, timeout_seconds: float, run_dir: Path | None, activity: Activity
+) -> Joined:
     """Join the workers of a run on servers.
 
     The launcher has started the servers; where it has not (plain torchrun, several nodes, a single process), the first
@@ -61,11 +69,11 @@ def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, 
     if launched.servers:
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
-        hosting = _host(shards, count, "127.0.0.1", run_dir, None, resume=launched.resume)
+        hosting = _host(shards, count, "127.0.0.1", run_dir, None, launched)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
         store = _store(rank, count, timeout_seconds)
-        addresses, secret, hosting = _meet_in_store(store, rank, count, shards, run_dir, resume=launched.resume)
+        addresses, secret, hosting = _meet_in_store(store, rank, count, shards, run_dir, launched)
     if len(addresses) != shards:
         raise ConfigError(
             f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
@@ -77,6 +85,7 @@ def join_servers(launched: LaunchSettings, shards: int, timeout_seconds: float, 
         lambda shard: connect(addresses[shard], secret=bytes.fromhex(secret)),
         shards,
         timeout_seconds=timeout_seconds,
+        activity=activity,
     )
     if hosting is not None:
         link.hosting.append(hosting.end)
@@ -165,7 +174,7 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _meet_in_store(
-    store: Store, rank: int, count: int, shards: int, run_dir: Path | None, *, resume: bool
+    store: Store, rank: int, count: int, shards: int, run_dir: Path | None, launched: LaunchSettings
 ) -> "tuple[tuple[tuple[str, ...], ...], str, _Hosting | None]":
     """The servers' addresses and secret, over torchrun's store; the first worker starts them and says where."""
     store = PrefixStore("evenstep/servers", store)
@@ -181,7 +190,7 @@ def _meet_in_store(
                 f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal"
                 " digits on every host"
             )
-        hosting = _host(shards, count, host, run_dir, given, resume=resume, store=store)
+        hosting = _host(shards, count, host, run_dir, given, launched, store=store)
         lines = [" ".join(addresses) for addresses in hosting.servers.addresses]
         # A secret that was given must not travel through the store, which anybody can read.
         store.set(key, "\n".join([*lines, "" if given else hosting.servers.secret]))
@@ -210,8 +219,8 @@ def _host(
     host: str,
     run_dir: Path | None,
     secret: str | None,
+    launched: LaunchSettings,
     *,
-    resume: bool,
     store: Store | None = None,
 ) -> "_Hosting":
     """Start the servers as children of this process, which ends them when all workers are done with them.
@@ -219,7 +228,7 @@ def _host(
     Raises:
         ConfigError: They could not be started, or the run directory holds another run's snapshots.
     """
-    scratch = None
+    scratch, resume = None, launched.resume
     kept = run_dir is not None and Snapshots(run_dir / "snapshots", shards).latest() is not None
     if restarted(os.environ, kept=kept):
         resume = kept
@@ -239,9 +248,12 @@ def _host(
         listen=host,
         secret=secret,
         resume=resume,
+        heartbeat_seconds=launched.heartbeat_seconds,
         until_closed=True,
     )
-    hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))), scratch, store)
+    watch = Watch(None, FollowsServers(Supervision(workers=workers, kept=False)))
+    servers = start_servers(settings, lambda event: say(str(event["text"])), watch.told)
+    hosting = _Hosting(servers, scratch, store, watch=watch)
     hosting.start()
     return hosting
 
@@ -268,9 +280,11 @@ class _Hosting:
         scratch: "tempfile.TemporaryDirectory[str] | None" = None,
         store: Store | None = None,
         *,
+        watch: Watch | None = None,
         outlived: bool = False,
     ) -> None:
         self.servers = servers
+        self._watch = watch
         self._outlived = outlived
         # Which may be this process's own, and must not close before the others have read where the servers are.
         self._store = store
@@ -314,14 +328,22 @@ class _Hosting:
         main = threading.main_thread()
         while main.is_alive() and not self._ended.is_set():
             main.join(LOOK_SECONDS)
+            if self._watch is not None:
+                self._watch.look()
         self.end()
 
     def _await_others(self) -> None:
+        """Until no worker is at the servers any more; servers that are started again meanwhile are asked again."""
         secret = bytes.fromhex(self.servers.secret)
-        try:
-            connection = connect(self.servers.addresses[0], secret=secret)
-            connection.send({"op": "farewell", "seq": 0})
-            connection.receive()
-            connection.close()
-        except ConnectionError:
-            pass  # Then there is nobody to wait for.
+        while self.servers.lost is None:
+            try:
+                with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
+                    connection.send({"op": "farewell", "seq": 0})
+                    while True:
+                        if self._watch is not None:
+                            self._watch.look()
+                        with suppress(SilentError):
+                            connection.receive(LOOK_SECONDS)
+                            return
+            except ConnectionError:
+                time.sleep(LOOK_SECONDS)

@@ -1,11 +1,12 @@
 """Keeps one worker: runs it as a child process, so that its death ends nobody else.
 
-torchrun's agent stops every rank when one exits with an error. Under servers a worker's death is no reason to, so the
-agent's child is this small program, which writes down how the worker ended and exits with 0. It imports the standard
-library alone, and is started by its path, so that it runs within a few hundredths of a second. What a death means for
-the run is decided elsewhere.
+torchrun's agent knows how its children end, and says nothing of it before the run is over. So its child is this small
+program, which writes down how the worker ended, for the launcher to read. Under servers a worker's death is no reason
+to stop the others, as the agent does when one exits with an error: the keeper then exits with 0. It imports the
+standard library alone, and is started by its path, so that it runs within a few hundredths of a second. What a death
+means for the run is decided elsewhere.
 
-    python -m evenstep.runtime.keeper [--restarts N] STATUS_DIR -- COMMAND...
+    python -m evenstep.runtime.keeper [--restarts N | --tell] STATUS_DIR -- COMMAND...
 """
 
 import argparse
@@ -31,20 +32,28 @@ END_SECONDS: Final = 5.0
 """How long a worker may take to end once nobody is left who waits for it."""
 
 
-def keeper_command(status_dir: Path, *, restarts: int, command: list[str]) -> list[str]:
-    """The command that runs `command` under a keeper, and again up to `restarts` times when it fails."""
+def keeper_command(status_dir: Path, *, restarts: int | None, command: list[str]) -> list[str]:
+    """The command that runs `command` under a keeper, and again up to `restarts` times when it fails.
+
+    With None the keeper exits as the worker did, and its parent may start it again.
+    """
+    how = ["--tell"] if restarts is None else ["--restarts", str(restarts)]
     # By its path: the package, whose import takes longer than all else here, is not imported. -P: nor is what lies
     # beside the script or in the working directory.
-    return [sys.executable, "-P", __file__, "--restarts", str(restarts), str(status_dir), "--", *command]
+    return [sys.executable, "-P", __file__, *how, str(status_dir), "--", *command]
 
 
 def status_file(status_dir: Path, worker: int) -> Path:
-    """What a keeper writes when its worker failed for good, or for now; absent where the worker finished."""
+    """What a keeper writes each time that its worker's process has ended."""
     return status_dir / f"worker-{worker}.json"
 
 
 def group_file(status_dir: Path, worker: int) -> Path:
-    """Holds the process group of a worker while it runs; left behind only by a keeper that was killed."""
+    """Holds the process group of a worker and the process of its keeper, as numbers, while the worker runs.
+
+    A third word, `asked`, says that the keeper was asked to end. The file is left behind only by a keeper that was
+    killed.
+    """
     return status_dir / f"group-{worker}"
 
 
@@ -78,7 +87,7 @@ class Keeper:
     the keeper its parent.
     """
 
-    def __init__(self, *, worker: int, command: list[str], status_dir: Path, restarts: int) -> None:
+    def __init__(self, *, worker: int, command: list[str], status_dir: Path, restarts: int | None) -> None:
         self._worker = worker
         self._command = command
         self._status = status_file(status_dir, worker)
@@ -92,24 +101,29 @@ class Keeper:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
         _signal_when_parent_dies(signal.SIGTERM)
 
-    def run(self) -> None:
-        """Return when the worker has finished, has failed for good, or was asked to end and did."""
-        for restart in range(self._restarts + 1):
+    def run(self) -> int:
+        """Return when the worker has finished, has failed for good, or was asked to end and did.
+
+        Returns: What the keeper is to exit with.
+        """
+        exit_code = 0
+        for restart in range((self._restarts or 0) + 1):
             exit_code = self._run_once(restart)
-            if exit_code == 0:
-                self._status.unlink(missing_ok=True)
-                return
-            self._record(exit_code, restart)
-            if self._asked_to_end:
-                return
+            again = exit_code != 0 and not self._asked_to_end and restart < (self._restarts or 0)
+            self._record(exit_code, restart, again=again)
+            if not again:
+                break
+        if self._restarts is not None:
+            return 0
+        return 128 - exit_code if exit_code < 0 else exit_code
 
     def _run_once(self, restart: int) -> int:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
             Path(error_file).unlink(missing_ok=True)
-        environment = {**os.environ, RESTART_VARIABLE: str(restart)}
+        environment = {**os.environ, RESTART_VARIABLE: str(restart + _restarts_before())}
         child = subprocess.Popen(self._command, env=environment, process_group=0, preexec_fn=self._before_exec)
-        self._group.write_text(str(child.pid))
+        self._group.write_text(f"{child.pid} {self._process}")
         while child.poll() is None:
             self._heed_signal(child)
         if child.returncode != 0:
@@ -135,24 +149,28 @@ class Keeper:
             child.wait()
         elif received is not None and received.si_signo in FORWARDED:
             self._asked_to_end = True
+            self._group.write_text(f"{child.pid} {self._process} asked")
             _signal_group(child.pid, received.si_signo)
 
-    def _record(self, exit_code: int, restart: int) -> None:
+    def _record(self, exit_code: int, restart: int, *, again: bool) -> None:
         message = _message(os.environ.get("TORCHELASTIC_ERROR_FILE"))
         status = {
-            "exit_code": exit_code if exit_code > 0 else None,
+            "exit_code": exit_code if exit_code >= 0 else None,
             "signal": -exit_code if exit_code < 0 else None,
             "message": message,
-            "restarts": restart,
+            "restarts": restart + _restarts_before(),
+            "again": again,
+            "asked_to_end": self._asked_to_end,
             "at_seconds": time.time(),
         }
         written = self._status.with_suffix(".tmp")
         written.write_text(json.dumps(status), encoding="utf-8")
         written.replace(self._status)
-        if not self._asked_to_end:
-            again = restart < self._restarts
-            then = f"it is started again ({restart + 1} of {self._restarts})" if again else "the others go on"
-            _say(f"worker {self._worker} {how_it_ended(exit_code, why_it_failed(message))}; {then}")
+
+
+def _restarts_before() -> int:
+    """How often torchrun's agent has started all workers again, and this keeper with them."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _signal_when_parent_dies(number: signal.Signals) -> None:
@@ -178,24 +196,18 @@ def _message(error_file: str | None) -> str:
     return str(text).strip().partition("\n")[0]
 
 
-def _say(sentence: str) -> None:
-    """One write, so that lines of several keepers do not mix; whoever read them may be gone."""
-    with suppress(OSError):
-        os.write(2, f"evenstep: {sentence}\n".encode())
-
-
-def main(arguments: list[str]) -> None:
-    """Keep the worker that the environment variable RANK names."""
+def main(arguments: list[str]) -> int:
+    """Keep the worker that the environment variable RANK names; returns the exit code."""
     split = arguments.index("--")
     parser = argparse.ArgumentParser(prog="evenstep.runtime.keeper")
     parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--tell", dest="restarts", action="store_const", const=None)
     parser.add_argument("status_dir", type=Path)
     options = parser.parse_args(arguments[:split])
     worker = int(os.environ["RANK"])
-    Keeper(
-        worker=worker, command=arguments[split + 1 :], status_dir=options.status_dir, restarts=options.restarts
-    ).run()
+    command = arguments[split + 1 :]
+    return Keeper(worker=worker, command=command, status_dir=options.status_dir, restarts=options.restarts).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

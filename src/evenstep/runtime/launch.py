@@ -1,14 +1,15 @@
 """Starts the workers of `evenstep run`, over torchrun's own launcher.
 
 Everything that can be checked is checked before the first process starts. torchrun then starts, watches and stops the
-workers; this module says in one sentence how a run ended. Under a scheme with servers it starts those first, and each
-worker under a keeper, so that one worker's death is not the run's.
+workers, each under a keeper; this module says in one sentence how a run ended. Under a scheme with servers it starts
+those first, and one worker's death is not the run's.
 """
 
 import argparse
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -36,12 +37,15 @@ from torch.distributed.run import config_from_args, determine_local_world_size
 
 from evenstep.core.cluster import parse_slow
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.keeper import keeper_command
+from evenstep.core.supervision import Supervision
+from evenstep.runtime.endings import read_ends
+from evenstep.runtime.keeper import group_file, keeper_command
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.meeting_place import FRESH_STORE
-from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, read_failures
+from evenstep.runtime.run_failed import RunFailedError, failure, failure_of, failure_of_all, failures_in
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
+from evenstep.runtime.watch import FollowsAgent, FollowsServers, Watch, read_group, was_asked
 from evenstep.schemes import Served, parse_scheme, placed
 from evenstep.telemetry import read_events
 
@@ -77,18 +81,21 @@ def launch(
         _require_settings(settings, config.nproc_per_node if config.max_nodes == 1 else None)
         scheme = None if settings.scheme is None else parse_scheme(settings.scheme)
         try:
-            # Over several nodes the workers' addresses are not known before they meet: rank 0's process then starts the
-            # servers, and a worker's death ends the run, by torchrun's rule.
-            if scheme is not None and scheme.served is not None and config.max_nodes == 1:
-                return _run_with_servers((config, command, command_arguments), settings, scheme.served, server_command)
-            _run_workers((config, command, command_arguments), settings)
-            return []
+            started = config, command, command_arguments
+            with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
+                # Over several nodes the workers' addresses are not known before they meet: rank 0's process then starts
+                # the servers, and a worker's death ends the run, by torchrun's rule.
+                if scheme is not None and scheme.served is not None and config.max_nodes == 1:
+                    return _run_with_servers(started, settings, scheme.served, server_command, Path(folder))
+                with Watch(Path(folder), FollowsAgent(config.max_restarts)):
+                    _run_workers(_under_keepers(started, Path(folder), restarts=None), settings, Path(folder))
+                return []
         except SignalException as ended:
             text = f"ended by {ended.sigval.name}: every worker was stopped"
             raise RunFailedError(text, exit_code=128 + ended.sigval) from None
 
 
-def _run_workers(started: _Command, settings: LaunchSettings) -> None:
+def _run_workers(started: _Command, settings: LaunchSettings, status_dir: Path) -> None:
     config, command, command_arguments = started
     os.environ.update(settings.to_environment())
     if config.max_restarts or config.min_nodes != config.max_nodes:
@@ -96,61 +103,80 @@ def _run_workers(started: _Command, settings: LaunchSettings) -> None:
     try:
         elastic_launch(config, command)(*command_arguments)
     except ChildFailedError as failed:
-        _kill_groups([failure.pid for failure in failed.failures.values()])
-        raise failure_of(failed) from None
+        exit_codes = {worker: each.exitcode for worker, each in failed.failures.items()}
+        raise failure_of(read_ends(status_dir), _killed_keepers(status_dir, exit_codes)) from None
     except (RendezvousError, DistError) as error:
         raise ConfigError(
             f"the nodes did not find each other ({_line(error)}): check --rdzv-endpoint, --nnodes and the network"
         ) from error
     finally:
         _stop_leftovers()
+        _kill_groups(_groups_of_killed_keepers(status_dir))
+
+
+def _under_keepers(started: _Command, status_dir: Path, *, restarts: int | None) -> _Command:
+    """The same with each worker under a keeper, which starts it again so often; None leaves that to torchrun's agent.
+
+    The agent sees no worker fail whose keeper starts it again.
+    """
+    config, command, arguments = started
+    # torchrun's --run-path is a function that runs the script in a process which Python has prepared.
+    program = [command, *arguments] if isinstance(command, str) else [sys.executable, "-u", *arguments]
+    first, *rest = keeper_command(status_dir, restarts=restarts, command=program)
+    return replace(config, max_restarts=config.max_restarts if restarts is None else 0), first, rest
 
 
 # With servers.
 
 
 def _run_with_servers(
-    started: _Command, settings: LaunchSettings, served: Served, server_command: tuple[str, ...]
+    started: _Command, settings: LaunchSettings, served: Served, server_command: tuple[str, ...], status_dir: Path
 ) -> list[str]:
     """The sentences about lost workers; servers end after the workers, however those end."""
     config, _, _ = started
     _end_on_signals()
     run_dir = None if settings.run_dir is None else Path(settings.run_dir)
-    with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
-        status_dir = Path(folder)
-        snapshots = _snapshots(run_dir or status_dir)
-        snapshots.mkdir(exist_ok=True)
-        server_settings = ServerSettings(
-            count=served.servers,
-            workers=config.nproc_per_node,
-            snapshots=snapshots,
-            resume=settings.resume,
-            command=server_command,
-        )
-        with start_servers(server_settings, partial(_tell, run_dir)) as servers:
-            os.environ[SECRET_VARIABLE] = servers.secret
-            try:
-                _run_workers(_under_keepers(started, status_dir), replace(settings, servers=servers.addresses))
-            finally:
-                _kill_groups(_groups_of_killed_keepers(status_dir))
-        failures = read_failures(status_dir)
-        if len(failures) == config.nproc_per_node:
-            raise failure_of_all(failures, servers.lost)
-        return [f"{failure}; the others finished without it" for failure in failures]
-
-
-def _under_keepers(started: _Command, status_dir: Path) -> _Command:
-    """The same, so that torchrun's agent sees no worker fail and keepers start workers again in its place."""
-    config, command, arguments = started
-    # torchrun's --run-path is a function that runs the script in a process which Python has prepared.
-    program = [command, *arguments] if isinstance(command, str) else [sys.executable, "-u", *arguments]
-    first, *rest = keeper_command(status_dir, restarts=config.max_restarts, command=program)
-    return replace(config, max_restarts=0), first, rest
+    snapshots = _snapshots(run_dir or status_dir)
+    snapshots.mkdir(exist_ok=True)
+    server_settings = ServerSettings(
+        count=served.servers,
+        workers=config.nproc_per_node,
+        snapshots=snapshots,
+        resume=settings.resume,
+        command=server_command,
+        heartbeat_seconds=settings.heartbeat_seconds,
+    )
+    supervision = Supervision(workers=config.nproc_per_node, kept=True, restarts=config.max_restarts)
+    watch = Watch(status_dir, FollowsServers(supervision))
+    with start_servers(server_settings, partial(_tell, run_dir), watch.told) as servers:
+        os.environ[SECRET_VARIABLE] = servers.secret
+        with watch:
+            kept = _under_keepers(started, status_dir, restarts=config.max_restarts)
+            _run_workers(kept, replace(settings, servers=servers.addresses), status_dir)
+    ends = read_ends(status_dir)
+    failures = failures_in(ends)
+    if watch.stopped is not None:
+        raise RunFailedError(watch.stopped, exit_code=failure(failures[0]).exit_code, worker=failures[0].worker)
+    if len(failures) == config.nproc_per_node:
+        raise failure_of_all(ends, servers.lost)
+    how = {end.worker: str(end) for end in failures}
+    how |= {worker: f"worker {worker} {lost}" for worker, lost in supervision.lost.items()}
+    return [f"{each}; the others finished without it" for _, each in sorted(how.items())]
 
 
 def _groups_of_killed_keepers(status_dir: Path) -> list[int]:
-    texts = [file.read_text() for file in status_dir.glob("group-*")]
-    return [int(text) for text in texts if text]
+    groups = [read_group(file)[0] for file in status_dir.glob("group-*")]
+    return [group for group in groups if group]
+
+
+def _killed_keepers(status_dir: Path, exit_codes: Mapping[int, int]) -> dict[int, int]:
+    """The signals of keepers that were killed, by worker, but for those that torchrun's agent had asked to end."""
+    killed = {worker: -exit_code for worker, exit_code in exit_codes.items() if exit_code < 0}
+    return {
+        worker: number
+        for worker, number in killed.items()
+        if number != signal.SIGTERM and not was_asked(group_file(status_dir, worker))
+    }
 
 
 def _tell(run_dir: Path | None, event: Mapping[str, object]) -> None:
@@ -241,6 +267,8 @@ def _require_settings(settings: LaunchSettings, workers: int | None) -> None:
                 f"{settings.emulate} describes {described} workers but {workers} are to be started:"
                 f" give --workers {described} or change the file"
             )
+    if not (math.isfinite(settings.heartbeat_seconds) and settings.heartbeat_seconds >= 1):
+        raise ConfigError(f"--heartbeat must be a number of seconds, at least 1, not {settings.heartbeat_seconds:g}")
     if settings.resume:
         _require_snapshots(settings, shared=workers is None)
     elif settings.run_dir is not None:

@@ -10,6 +10,7 @@ from evenstep.core.cluster import Cluster, parse_cluster
 from evenstep.core.errors import ConfigError
 
 VARIABLE = "EVENSTEP_LAUNCH"
+HEARTBEAT_SECONDS = 20.0
 
 
 @final
@@ -19,7 +20,8 @@ class LaunchSettings:
 
     `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file; `resume` says that the run directory
     holds a run to be continued; `servers` has the addresses of shard 0, of shard 1, ... where the launcher started any;
-    `profile` is the largest batch to try where this device is to be profiled.
+    `profile` is the largest batch to try where this device is to be profiled; `heartbeat_seconds` is how long a worker
+    or a server may be silent.
     """
 
     scheme: str | None = None
@@ -29,6 +31,7 @@ class LaunchSettings:
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
     profile: int | None = None
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeVar, final
 
 import numpy as np
 import torch
 
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError, WorkerLostError
+from evenstep.runtime.activity import Activity
 from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import State
 from evenstep.runtime.tensor_memory import memory_of
@@ -26,6 +27,8 @@ from evenstep.transport.segment import Segment
 ASK_AGAIN: Final = 0.25
 """After this part of the heartbeat a worker asks again for an answer that has not come."""
 RETRY_SECONDS: Final = 0.2
+MOST_TRIES: Final = 3
+"""How often a worker asks for what is no request of a run, such as a state, before it gives the servers up."""
 ABSENT_SECONDS: Final = 2.0
 """How long a worker waits to hear which others have not come."""
 LOOK_SECONDS: Final = 0.2
@@ -94,6 +97,30 @@ class _Request:
     """Whether the messages in `gradients` go with it."""
 
 
+@dataclass(slots=True)
+class _Wait:
+    """A wait for an answer: when it was asked for last, when the server last said anything, and when it last got on.
+
+    A server whose work goes on tells so by counting what happens there; one that only repeats itself does not get on.
+    """
+
+    asked: float
+    limit: float
+    heard: float = field(init=False)
+    moved: float = field(init=False)
+    events: object = None
+
+    def __post_init__(self) -> None:
+        self.heard = self.moved = self.asked
+
+    def hear(self, header: Header, now: float) -> None:
+        self.heard = now
+        if header.get("events") not in (None, self.events):
+            self.events, self.moved = header["events"], now
+        if "answer" in header or "staged" in header or "resend" in header:
+            self.asked = now
+
+
 @final
 class Link:
     """One worker's requests, one at a time; the pulse runs in a thread of its own.
@@ -103,6 +130,7 @@ class Link:
         connect: Makes a connection to the shard of this index.
         shards: How many there are.
         timeout_seconds: How long a server may be gone.
+        activity: What the main thread does, which the pulse tells.
         clock, wait: Seconds that do not go back, and how to let some pass.
     """
 
@@ -113,6 +141,7 @@ class Link:
         shards: int,
         *,
         timeout_seconds: float,
+        activity: Activity | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -123,6 +152,7 @@ class Link:
         self.shards = [Shard(index) for index in range(shards)]
         self._connect = connect
         self._timeout = timeout_seconds
+        self._activity = Activity() if activity is None else activity
         self._clock = clock
         self._wait = wait
         self._heartbeat = timeout_seconds
@@ -307,16 +337,21 @@ class Link:
     # In between.
 
     def _retrying(self, attempt: Callable[[], _Result]) -> _Result:
-        while True:
-            if self._gone is not None:
-                raise self._gone
-            if self._closed.is_set():
-                raise ConfigError("this run was closed: call prepare for another one")
-            try:
-                return attempt()
-            except ConnectionLostError as error:
-                if not self._closed.is_set():
-                    self._come_back(error)
+        tries = 0
+        with self._activity.waiting():
+            while True:
+                tries += 1
+                if self._gone is not None:
+                    raise self._gone
+                if self._closed.is_set():
+                    raise ConfigError("this run was closed: call prepare for another one")
+                try:
+                    return attempt()
+                except ConnectionLostError as error:
+                    if self._request is None and tries >= MOST_TRIES:
+                        self._give_up(error, error)
+                    if not self._closed.is_set():
+                        self._come_back(error)
 
     def _come_back(self, error: ConnectionLostError) -> None:
         """Connect anew, and take the old place where it is kept.
@@ -346,10 +381,12 @@ class Link:
         raise ExpiredError("this worker was given up for dead, or the servers were started anew")
 
     def _give_up(self, last: ConnectionLostError, first: ConnectionLostError) -> NoReturn:
-        self._gone = WorkerLostError(
-            f"the servers did not answer for {self._timeout:g} s ({last}): look at their output, then start again"
-        )
-        raise self._gone from first
+        raise self._no_use(f"the servers did not answer for {self._timeout:g} s ({last})") from first
+
+    def _no_use(self, why: str) -> WorkerLostError:
+        """The error to raise, now and at every further request: it makes no sense to wait for the servers."""
+        self._gone = WorkerLostError(f"{why}: look at the servers' output, then start again")
+        return self._gone
 
     def _meet_again(self) -> None:
         """Servers that were started anew know nobody's record; the answer comes some time, and is thrown away."""
@@ -363,9 +400,10 @@ class Link:
     def _take_places(self) -> None:
         for shard, nbytes in zip(self.shards, self._nbytes, strict=True):
             self._reach(shard)
-            header = {"op": "start", "rank": self.rank, "incarnation": self.incarnation, "seq": 0, "has": self.has}
-            self._line(shard).send({**header, "process": os.getpid()}, memoryview(self._described))
-            message = self._next(shard, lambda header: "incarnation" in header or "error" in header, self._timeout)
+            place = {"rank": self.rank, "incarnation": self.incarnation, "has": self.has}
+            header = {"op": "start", "seq": 0, **place, "timeout": self._timeout, "process": os.getpid()}
+            self._line(shard).send(header, memoryview(self._described))
+            message = self._next(shard, lambda header: "incarnation" in header or "error" in header)
             self._take_place(shard, message, nbytes)
 
     def _take_place(self, shard: Shard, message: Message, nbytes: int) -> None:
@@ -396,7 +434,7 @@ class Link:
             for shard in self.shards[1:]:
                 self._send_to(shard, {"op": "stage", "seq": request.sequence})
             for shard in self.shards[1:]:
-                self._next(shard, lambda header: header.get("staged") == request.sequence, None)
+                self._next(shard, lambda header: header.get("staged") == request.sequence)
         self._send_to(self.shards[0], request.fields, payload=request.gradients)
         return {}
 
@@ -413,7 +451,7 @@ class Link:
         for shard in self.shards:
             if shard.index and not answer.get("weights"):
                 break
-            message = self._next(shard, lambda header: header.get("answer") == request.sequence, None)
+            message = self._next(shard, lambda header: header.get("answer") == request.sequence)
             if message.payload_bytes:
                 if message.payload_bytes != shard.weights.numel():
                     raise ConnectionLostError(f"server {shard.index} sent {message.payload_bytes} bytes of weights")
@@ -424,7 +462,7 @@ class Link:
     def _fetch(self, shard: Shard) -> dict[str, dict[str, object]]:
         connection = self._line(shard)
         connection.send({"op": "states"})
-        message = self._next(shard, lambda header: "states" in header or "error" in header, self._timeout)
+        message = self._next(shard, lambda header: "states" in header or "error" in header)
         if "error" in message.header:
             _refuse(message.header)
         payload = bytearray(message.payload_bytes)
@@ -433,37 +471,44 @@ class Link:
 
     def _load(self, shard: Shard, states: Sequence[tuple[str, State]]) -> None:
         self._line(shard).send({"op": "load_states"}, *encode_states(states))
-        message = self._next(shard, lambda header: "loaded" in header or "error" in header, self._timeout)
+        message = self._next(shard, lambda header: "loaded" in header or "error" in header)
         if "error" in message.header:
             _refuse(message.header)
 
-    def _next(self, shard: Shard, wanted: Callable[[Header], bool], limit: float | None) -> Message:
-        """The next message of that kind; asks again for it after a while, and gives a silent server up."""
+    def _next(self, shard: Shard, wanted: Callable[[Header], bool]) -> Message:
+        """The next message of that kind, asked for again now and then while a request waits to be answered.
+
+        Raises:
+            ConnectionLostError: The server said nothing for as long as its heartbeat.
+            WorkerLostError: The server lives, but nothing comes of it within the timeout.
+        """
         connection = self._line(shard)
-        heard = asked = self._clock()
-        patience = self._heartbeat * ASK_AGAIN
+        wait = _Wait(self._clock(), self._heartbeat if self._request is not None else self._timeout)
         while True:
             try:
-                left = patience if limit is not None else asked + patience - self._clock()
-                message = connection.receive(max(0.0, left))
+                message = connection.receive(max(0.0, wait.asked + self._heartbeat * ASK_AGAIN - self._clock()))
             except SilentError as error:
-                if self._clock() - heard > (limit or self._heartbeat):
+                if self._clock() - wait.heard > wait.limit:
                     raise ConnectionLostError(f"server {shard.index} is silent") from error
-                # Whether answers to this worker's pulse have come or not: they say that the server lives, and no more.
-                if self._request is not None and limit is None:
+                if self._request is not None:
                     connection.send({"op": "again", "seq": self._request.sequence})
-                asked = self._clock()
+                wait.asked = self._clock()
                 continue
-            heard = self._clock()
+            wait.hear(message.header, self._clock())
             if wanted(message.header):
                 return message
-            sequence = -1 if self._request is None else self._request.sequence
-            if "error" in message.header and message.header.get("answer") == sequence:
-                _refuse(message.header)
-            if "answer" in message.header or "staged" in message.header or "resend" in message.header:
-                asked = heard
-            if "resend" in message.header and self._request is not None:
-                self._send()
+            if self._clock() - wait.moved > self._timeout + 2 * self._heartbeat:
+                raise self._no_use(f"server {shard.index} did not answer for {self._timeout:g} s although it runs")
+            self._take_notice(message.header)
+
+    def _take_notice(self, header: Header) -> None:
+        """Of a message that another was awaited instead of."""
+        if self._request is None:
+            return
+        if "error" in header and header.get("answer") == self._request.sequence:
+            _refuse(header)
+        if "resend" in header:
+            self._send()
 
     def _reach(self, shard: Shard) -> None:
         if shard.connection is None:
@@ -474,6 +519,10 @@ class Link:
             raise ConnectionLostError(f"the connection to server {shard.index} was closed")
         return shard.connection
 
+    def _pulse_message(self) -> Header:
+        seen = self._activity.read()
+        return {"op": "ping", "doing": seen.doing, "iteration": seen.iteration, "seconds": seen.seconds}
+
     def _beat(self) -> None:
         main = threading.main_thread()
         while main.is_alive() and not self._closed.is_set():
@@ -481,7 +530,7 @@ class Link:
                 connection = shard.connection
                 if connection is not None:
                     try:
-                        connection.send({"op": "ping"})
+                        connection.send(self._pulse_message())
                     except ConnectionLostError:
                         continue  # Whoever waits on it finds out.
             until = time.monotonic() + self._heartbeat * ASK_AGAIN

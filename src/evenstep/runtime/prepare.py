@@ -15,6 +15,7 @@ from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.load.limits import SizeLimits
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
+from evenstep.runtime.activity import Activity
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.collective import CollectiveEngine, CommHook
 from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLimit
@@ -108,11 +109,12 @@ def prepare(
     )
     if request.launched.profile is not None:
         request = to_be_profiled(request)
+    activity = Activity()
     joined: Joined | None = None
     group_sum: GroupSum | None = None
     served = _served(request)
     if served is not None:
-        joined = join_servers(request.launched, served.servers, timeout, request.events_dir)
+        joined = join_servers(request.launched, served.servers, timeout, request.events_dir, activity)
         workers = joined.workers
     else:
         workers = join_workers(device_of(request.models[0]), timeout)
@@ -123,7 +125,7 @@ def prepare(
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
     recorder = _recorder(agreement, workers)
-    engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum)
+    engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum, activity)
     device = agreement.workers[workers.rank]["device"]
     record_failure(engine.balancer, recorder, time.perf_counter)
     name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
@@ -225,6 +227,7 @@ def _engine(
     recorder: Recorder,
     link: Link | None,
     group_sum: GroupSum | None,
+    activity: Activity,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
@@ -252,6 +255,7 @@ def _engine(
         # What this machine has to give says nothing of an emulated device.
         factors=None if hold is not None else factor_sampler(device, clock),
         memory=_learnt_limit(device, agreement),
+        activity=activity,
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
     if link is not None:

@@ -1,19 +1,12 @@
 """Says in one sentence which worker ended a run, and how."""
 
-import json
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Self, final
-
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from collections.abc import Mapping, Sequence
+from typing import final
 
 from evenstep.core.errors import EvenstepError
-from evenstep.runtime.keeper import how_it_ended, why_it_failed
-
-CLEARING_SECONDS = 5
-"""A worker that is killed so long after others reported it missing was killed by the launcher."""
+from evenstep.runtime.endings import WorkerEnd
+from evenstep.runtime.keeper import signal_name
 
 
 @final
@@ -29,82 +22,50 @@ class RunFailedError(EvenstepError, RuntimeError):
         self.worker = worker
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFailure:
-    """How one worker failed; a negative exit code is a signal's number, `message` the first line of its error file."""
+def failures_in(ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
+    """Those that failed, the cause first: not one that was stopped then, nor one that only missed another."""
 
-    worker: int
-    exit_code: int
-    message: str
-    at_seconds: float = 0.0
+    def order(end: WorkerEnd) -> tuple[bool, bool, bool, float]:
+        # A worker that loses another may be faster to end; its own end is then an exit or an abort.
+        killed = end.exit_code < 0 and end.exit_code != -signal.SIGABRT
+        return end.asked_to_end, end.missed_another, not killed, end.at_seconds
 
-    @classmethod
-    def read(cls, status: Path) -> Self:
-        """What its keeper wrote down, in a file as `evenstep.runtime.keeper.status_file` names it."""
-        fields = json.loads(status.read_text(encoding="utf-8"))
-        return cls(
-            worker=int(status.stem.partition("-")[2]),
-            exit_code=fields["exit_code"] if fields["signal"] is None else -fields["signal"],
-            message=fields["message"],
-            at_seconds=fields["at_seconds"],
-        )
-
-    @property
-    def missed_another(self) -> bool:
-        """Whether it only ended because another did."""
-        return "WorkerLostError" in self.message
-
-    def __str__(self) -> str:
-        why = why_it_failed(self.message) or "its own output above tells why"
-        hint = ", which is what a system out of memory does" if self.exit_code == -signal.SIGKILL else ""
-        return f"worker {self.worker} {how_it_ended(self.exit_code, why)}{hint}"
-
-    def error(self, then: str = "") -> RunFailedError:
-        """The failure of the run that this was; `then` ends the sentence."""
-        exit_code = 128 - self.exit_code if self.exit_code < 0 else self.exit_code
-        return RunFailedError(f"{self}{then}", exit_code=exit_code, worker=self.worker)
+    return sorted((end for end in ends if end.failed), key=order)
 
 
-def read_failures(status_dir: Path) -> list[WorkerFailure]:
-    """The workers whose keepers wrote down that they failed, the first first; who only missed another comes last."""
-    failures = [WorkerFailure.read(status) for status in status_dir.glob("worker-*.json")]
-    return sorted(failures, key=lambda failure: (failure.missed_another, failure.at_seconds))
+def failure(end: WorkerEnd, then: str = "") -> RunFailedError:
+    """The failure of the run that this worker's was; `then` ends the sentence."""
+    return RunFailedError(f"{end}{then}", exit_code=_code(end.exit_code), worker=end.worker)
 
 
-def failure_of_all(failures: Sequence[WorkerFailure], servers_lost: str | None) -> RunFailedError:
-    """The failure of a run of which no worker is left, `failures` as `read_failures` orders them.
+def failure_of_all(ends: Sequence[WorkerEnd], servers_lost: str | None) -> RunFailedError:
+    """The failure of a run on servers of which no worker is left.
 
     `servers_lost` is why there were no servers any more, None where there were.
     """
+    first, *others = failures_in(ends)
     if servers_lost is not None:
-        exit_code = failures[0].error().exit_code
-        return RunFailedError(f"{servers_lost}; without servers {failures[0]}", exit_code=exit_code)
-    return failures[0].error("; no worker finished" if len(failures) > 1 else "")
+        return RunFailedError(f"{servers_lost}; without servers {first}", exit_code=_code(first.exit_code))
+    return failure(first, "; no worker finished" if others else "")
 
 
-def failure_of(failed: ChildFailedError) -> RunFailedError:
-    """The worker that failed first and how; not one that only missed another, or that the launcher stopped then."""
-    lost = [failure.timestamp for failure in failed.failures.values() if "WorkerLostError" in _message(failure)]
-
-    def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, bool, int]:
-        _, failure = item
-        # Whoever is killed well after another worker was already missed had stopped, and is only now cleared away.
-        cleared = (
-            failure.exitcode == -signal.SIGKILL and bool(lost) and failure.timestamp > min(lost) + CLEARING_SECONDS
-        )
-        stopped = failure.exitcode == -signal.SIGTERM or cleared
-        missed = "WorkerLostError" in _message(failure)
-        # Deaths within the same tenth of a second are seen at once; a survivor's own end is then an exit or an abort.
-        killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT
-        return stopped, missed, not killed, failure.timestamp
-
-    worker, first = min(failed.failures.items(), key=order)
-    failure = WorkerFailure(worker=worker, exit_code=first.exitcode, message=_message(first))
-    return failure.error("; the others were stopped" if failure.exit_code < 0 else "")
+def failure_of(ends: Sequence[WorkerEnd], killed_keepers: Mapping[int, int]) -> RunFailedError:
+    """The failure of a run that torchrun's agent ended; `killed_keepers` has the signals of keepers, by worker."""
+    failures = failures_in(ends)
+    first = failures[0] if failures else None
+    if killed_keepers and (first is None or first.asked_to_end or first.missed_another):
+        worker, number = min(killed_keepers.items())
+        how = f"the keeper of worker {worker} was killed by {signal_name(number)}, and the worker with it"
+        return RunFailedError(f"{how}; the others were stopped", exit_code=_code(-number), worker=worker)
+    if first is None:
+        return RunFailedError("a worker ended before it was started", exit_code=1)
+    if first.exit_code < 0:
+        return failure(first, "; the others were stopped")
+    done = [end.worker for end in ends if not end.failed and end.at_seconds < first.at_seconds]
+    if first.missed_another and done:
+        return failure(first, f"; worker {done[0]} had ended with exit code 0")
+    return failure(first)
 
 
-def _message(failure: ProcessFailure) -> str:
-    """What the worker wrote into its error file: one line, empty where there is none."""
-    message = failure.error_file_data.get("message")
-    return str(message["message"]).strip().partition("\n")[0] if isinstance(message, dict) else ""
+def _code(exit_code: int) -> int:
+    return 128 - exit_code if exit_code < 0 else exit_code

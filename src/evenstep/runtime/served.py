@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 import numpy as np
 import torch
 
+from evenstep.core.activity import Doing
 from evenstep.core.divergence import Divergence
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
@@ -245,6 +246,7 @@ class ServedEngine:
             # and the script goes on with the next one.
             if now.paused is None:
                 self.balancer.compute_ends()
+            self.balancer.activity.mark(Doing.STEPPED, now.number)
             return
         if self._in_hand is None or now is None:
             raise ConfigError(
@@ -254,6 +256,7 @@ class ServedEngine:
         self._warn_of_changed_gradients()
         counted, self._counted = self._counted, []
         self._exchange(now, counted)
+        self.balancer.activity.mark(Doing.STEPPED, now.number)
 
     def fetch_state(self) -> dict[str, Any]:
         """The state dict of the script's optimizer, with the servers' state."""

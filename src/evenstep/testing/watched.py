@@ -80,6 +80,13 @@ class Watched:
         self._check(commands, now)
         return commands
 
+    def waited_for(self) -> list[int]:
+        """The policy's, checked: they run, and there are none exactly where nobody is held."""
+        waited = self._policy.waited_for()
+        assert set(waited) <= self._bounds.keys(), f"{waited} are waited for, but {self.running} run"
+        assert bool(waited) == bool(self._held_since), f"{waited} are waited for, and {self.held} held"
+        return waited
+
     def statistics(self) -> SyncStatistics:
         """The policy's, checked."""
         statistics = self._policy.statistics()

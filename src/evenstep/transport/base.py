@@ -39,11 +39,12 @@ class Connection(Protocol):
 
     local: bool
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
+    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         """Send a message, whole: its header, and the bytes of these contiguous buffers behind it.
 
         The peer gets descriptors of its own of the files; the sender's stay open. Sending waits for a peer that is slow
-        to take the message in: of two peers, at least one must be receiving.
+        to take the message in: of two peers, at least one must be receiving. With `wait` False it does not wait: a peer
+        that has no room for the whole message counts as gone.
 
         Raises:
             ValueError: The header holds other than plain values or is too long, a buffer is not contiguous, or files

@@ -79,7 +79,7 @@ class Faulty:
         self._sent = 0
         self._held: list[_Held] = []
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
+    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         with self._sending:
             number = self._sent
             self._sent += 1
@@ -91,7 +91,7 @@ class Faulty:
                 self._held.append(_Held.of(header, payload, files, after=after))
             else:
                 for _ in range(_TIMES.get(fault, 1)):
-                    self._connection.send(header, *payload, files=files)
+                    self._connection.send(header, *payload, files=files, wait=wait)
             self._release([held for held in self._held if held.after <= number])
 
     def release(self) -> None:

@@ -48,7 +48,7 @@ class MemoryConnection:
         self._closed = False
         self._payload = b""
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
+    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         require_few(files)
         encoded = encode_header(header, self._limits)
         body = b"".join(as_bytes(buffer) for buffer in payload)

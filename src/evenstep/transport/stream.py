@@ -44,7 +44,7 @@ class StreamConnection:
         self._prefix = memoryview(bytearray(PREFIX_BYTES))
         self._header = memoryview(bytearray(min(limits.header_bytes, _SCRATCH_BYTES)))
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
+    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         if files and not self.local:
             raise ValueError("files can be sent on one host only: look at `local` first")
         require_few(files)
@@ -53,9 +53,13 @@ class StreamConnection:
         prefix = Prefix(header_bytes=len(encoded), payload_bytes=sum(map(len, body)), files=len(files))
         buffers = [memoryview(prefix.encode() + encoded), *(buffer for buffer in body if buffer)]
         try:
-            with self._sending:
+            if not self._sending.acquire(blocking=wait):
+                raise BlockingIOError("another message is on its way")
+            try:
                 self._require_open()
-                self._write(buffers, files)
+                self._write(buffers, files, wait)
+            finally:
+                self._sending.release()
         except BaseException as error:
             self._end(error, "took in nothing more of a message")
 
@@ -126,9 +130,9 @@ class StreamConnection:
             raise ConnectionLostError(f"the peer {when_silent}") from error
         raise ConnectionLostError(f"the connection to the peer was lost: {error.strerror or error}") from error
 
-    def _write(self, buffers: list[memoryview], files: Sequence[int]) -> None:
+    def _write(self, buffers: list[memoryview], files: Sequence[int], wait: bool) -> None:
         while buffers:
-            written = self._wire.write(buffers[:_MOST_BUFFERS], files)
+            written = self._wire.write(buffers[:_MOST_BUFFERS], files, wait=wait)
             files = ()
             whole = 0
             while whole < len(buffers) and written >= len(buffers[whole]):

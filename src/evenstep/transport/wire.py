@@ -39,8 +39,11 @@ class Wire(Protocol):
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
         """As `read`, and take over the open files that come along."""
 
-    def write(self, buffers: Sequence[memoryview], files: Sequence[int]) -> int:
-        """Write at least one byte of the buffers, one after another, and how many; files go with the first byte."""
+    def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
+        """Write at least one byte of the buffers, one after another, and how many; files go with the first byte.
+
+        With `wait` False the wire has no patience at all.
+        """
 
     def set_reading_patience(self, seconds: float) -> None:
         """From the next read on, be patient for so long; writes are waited for as before."""
@@ -105,10 +108,10 @@ class SocketWire:
             raise OSError("it carried more files than a message can have")
         return count, files.tolist()
 
-    def write(self, buffers: Sequence[memoryview], files: Sequence[int]) -> int:
-        if files:
-            return self._socket.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
-        return self._socket.sendmsg(buffers)
+    def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        return self._socket.sendmsg(buffers, ancillary, flags)
 
     def set_reading_patience(self, seconds: float) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
@@ -158,7 +161,7 @@ class TlsWire:
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
         return self.read(buffer), []
 
-    def write(self, buffers: Sequence[memoryview], files: Sequence[int]) -> int:
+    def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
         chunk = buffers[0][:_TLS_CHUNK_BYTES]
         while True:
             try:
@@ -166,7 +169,7 @@ class TlsWire:
                     return self._socket.send(chunk)
             except ssl.SSLWantWriteError:
                 # What was begun must be repeated with the same bytes.
-                _await(self._writable, self._writing_patience)
+                _await(self._writable, self._writing_patience if wait else 0)
 
     def set_reading_patience(self, seconds: float) -> None:
         self._reading_patience = _milliseconds(seconds)

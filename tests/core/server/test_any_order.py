@@ -13,7 +13,7 @@ from support.watched_sync import WatchedSync
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
 from evenstep.core.load import Equal, PerEpoch, Predicted, Static
-from evenstep.core.server import Arrival, Bundle, Coordinator, Discard, Update
+from evenstep.core.server import Answer, Arrival, Bundle, Coordinator, Discard, Update
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
 
@@ -308,25 +308,36 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def push(self, data, times, empty, late, units, speed, largest):
         rank = self.some(data, lambda worker: worker.computes)
-        worker = self.workers[rank]
         for _ in range(times):
-            if not worker.computes:
-                return
-            self.sequence += 1
-            (_, claim), *worker.claims = worker.claims
-            samples = claim.samples if empty else 0
-            arrival = Arrival(
-                key=(rank, worker.incarnation, self.sequence),
-                claim=claim.number,
-                version=worker.versions[0 if late else -1],
-                samples=samples,
-                units=units,
-                row=(claim.samples, claim.samples * 1000, speed, 0, 0, 0, largest),
-            )
-            self.refused(rank, arrival)
-            self.arrived[arrival.key] = ((worker.begun, claim), arrival.version, units, samples)
-            worker.asks = "push"
-            self.pass_on(arrival)
+            if self.workers[rank].computes:
+                self.compute(rank, empty=not empty, late=late, units=units, speed=speed, largest=largest)
+
+    def compute(self, rank, *, empty=False, late=False, units=1, speed=1000, largest=UNLIMITED):
+        worker = self.workers[rank]
+        self.sequence += 1
+        (_, claim), *worker.claims = worker.claims
+        samples = 0 if empty else claim.samples
+        arrival = Arrival(
+            key=(rank, worker.incarnation, self.sequence),
+            claim=claim.number,
+            version=worker.versions[0 if late else -1],
+            samples=samples,
+            units=units,
+            row=(claim.samples, claim.samples * 1000, speed, 0, 0, 0, largest),
+        )
+        self.refused(rank, arrival)
+        self.arrived[arrival.key] = ((worker.begun, claim), arrival.version, units, samples)
+        worker.asks = "push"
+        self.pass_on(arrival)
+
+    @precondition(lambda self: self.any_(lambda worker: worker.computes))
+    @rule(data=st.data())
+    def all_but_one_go_on_until_nothing_is_left(self, data):
+        slow = self.some(data, lambda worker: worker.computes)
+        while ready := [rank for rank, worker in self.workers.items() if rank != slow and worker.computes]:
+            self.compute(ready[0])
+        for rank in [rank for rank, worker in self.workers.items() if worker.idle]:
+            self.rest_now(rank)
 
     def refused(self, rank, arrival):
         """What cannot be is refused, and changes nothing."""
@@ -342,7 +353,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.any_(lambda worker: worker.idle))
     @rule(data=st.data())
     def rest(self, data):
-        rank = self.some(data, lambda worker: worker.idle)
+        self.rest_now(self.some(data, lambda worker: worker.idle))
+
+    def rest_now(self, rank):
         self.workers[rank].asks = "rest"
         self.asked(rank, "rest")
         self.send(lambda coordinator: coordinator.rest(rank, self.now))
@@ -355,6 +368,31 @@ class AnyOrder(RuleBasedStateMachine):
         self.asked(rank, "stop")
         self.send(lambda coordinator: coordinator.stop(rank, self.now))
         self.gone(rank)
+
+    def heard(self, rank):
+        """What a worker waits for, as far as the coordinator knows."""
+        return self.workers[rank].asks
+
+    @precondition(lambda self: self.workers)
+    @rule(seldom=st.integers(0, 3))
+    def see_who_is_waited_for(self, seldom):
+        if seldom:
+            return
+        waited = self.coordinator.waited_for()
+        waiting = {rank for rank in self.workers if self.heard(rank)}
+        assert not waiting & set(waited)
+        # Those who are not waited for hold nobody: without them, nobody is answered.
+        without = copy.deepcopy(self.coordinator)
+        for rank in self.workers.keys() - waiting - set(waited):
+            assert not any(isinstance(command, Answer) for command in without.leave(rank, self.now))
+        # And once all who are waited for are gone, nobody waits any more.
+        without, left = copy.deepcopy(self.coordinator), set(self.workers)
+        for rank in self.awaited - left:
+            waiting -= {each.worker for each in without.leave(rank, self.now) if isinstance(each, Answer)}
+        while waited := without.waited_for():
+            left.discard(waited[0])
+            waiting -= {each.worker for each in without.leave(waited[0], self.now) if isinstance(each, Answer)}
+        assert not waiting
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -493,6 +531,10 @@ class TwoLevels(AnyOrder):
         bundle = self.bundle_of(answer.worker)
         if bundle is not None:
             bundle.answer(self.workers[answer.worker].incarnation, len(answer.claims), over=answer.over)
+
+    def heard(self, rank):
+        line = self.workers[rank].incarnation
+        return None if line in self.held_back else super().heard(rank)
 
     def gone(self, rank):
         bundle = self.bundle_of(rank)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from evenstep.core.supervision import Why
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.runtime.server.head import Head
 from evenstep.runtime.server.layout import Layout
@@ -41,11 +42,12 @@ class Parent:
             length=60, drop_last=False, layout=layout, optimizers=(self.spec,),
         ).encode()  # fmt: skip
         snapshots = Snapshots(folder, 1)
+        self.reported = []
         self.replica = Replica(index=0, count=1, snapshots=snapshots)
         self.head = Head(
             replica=self.replica, workers=WORKERS, followers=[], snapshots=snapshots, resume=False,
             snapshot_seconds=1e9, heartbeat_seconds=1e9, recorder=Silent(), first_incarnation=0, clock=lambda: 0.0,
-            say=print,
+            say=print, report=self.reported.append,
         )  # fmt: skip
         self.end, other = connected_pair()
         self.session = Session(
@@ -77,7 +79,15 @@ class Parent:
     def begun(self):
         """Lines 1, 2 and 3 are workers 0, 1 and 2, and have a claim each."""
         for rank in range(WORKERS):
-            header = {"op": "start", "rank": rank, "incarnation": -1, "seq": 0, "has": -1, "line": rank + 1}
+            header = {
+                "op": "start",
+                "rank": rank,
+                "incarnation": -1,
+                "seq": 0,
+                "has": -1,
+                "timeout": 60.0,
+                "line": rank + 1,
+            }
             self.ask(header, memoryview(self.described))
             assert self.hear()[0]["incarnation"] == rank + 1
         begin = {"op": "begin", "number": 0, "epoch": 0, "ahead": 0, "has": -1}
@@ -136,7 +146,7 @@ def test_pushes_of_one_commit_may_come_in_several_messages(parent):
 
 def test_a_gradient_of_which_a_worker_is_gone_is_refused_and_comes_again_without(parent):
     pushes = parent.pushes(parent.begun())
-    parent.head.lose(2, 3, "was silent for too long")
+    parent.head.lose(2, 3, Why.SILENT)
     parent.together(1, pushes, parent.gradient(0.5))
     assert parent.hear()[0] == {"line": 3, "ended": True}
     assert parent.hear()[0] == {"refused": 1}

@@ -46,7 +46,7 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_lost_and_the_next_is_
         with stopped, StreamConnection(SocketWire(other, patience_seconds=60.0)) as peer:
             stopped.settimeout(60.0)
             assert stopped.recv(1) == b"", "it must see that it was dropped"
-            peer.send({"op": "ping"})
+            peer.send({"op": "ping", "echo": True})
             assert peer.receive(60.0).header == {"pong": True}
     finally:
         ended.set()

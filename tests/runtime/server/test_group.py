@@ -44,7 +44,15 @@ class Worker:
         rank = line - 1 if rank is None else rank
         self.end, other = connected_pair()
         self.member = run.group.open(other)
-        start = {"op": "start", "rank": rank, "incarnation": -1, "seq": 0, "has": -1, "process": os.getpid()}
+        start = {
+            "op": "start",
+            "rank": rank,
+            "incarnation": -1,
+            "seq": 0,
+            "has": -1,
+            "timeout": 60.0,
+            "process": os.getpid(),
+        }
         self.ask(start, memoryview(run.described))
         run.hear("start")
         run.say({"line": line, "answer": 0, "incarnation": line, "heartbeat": 1.0, "nbytes": run.nbytes, "version": 0})
@@ -153,6 +161,7 @@ def test_a_request_that_comes_again_is_answered_again_and_not_passed_on(run):
     one.push(run.dtype, 1.0)
     one.ask(PUSH)
     one.ask({"op": "again", "seq": 2})
+    assert one.end.receive(SECONDS).header["pending"] == 2
     one.ask({"op": "again", "seq": 3})
     assert one.end.receive(SECONDS).header == {"resend": 3}
     two.push(run.dtype, 3.0)

@@ -120,6 +120,24 @@ def test_when_one_dies_all_start_again_at_their_ports_from_the_last_snapshot(sta
     assert servers.lost is None
 
 
+def test_a_server_that_is_stopped_is_replaced_as_a_dead_one_after_its_heartbeat(start, reports):
+    with start(1, "stops", heartbeat_seconds=0.5) as servers:
+        stopped = reports.next()
+        event = start.recorded.get(timeout=LIMIT_SECONDS)
+        assert event["text"] == "server 0 was silent for 0.5 s; all start again from their last snapshot (1 of 3)"
+        assert reports.next().told["resume"] is True
+        assert not psutil.pid_exists(stopped.pid)
+    assert servers.lost is None
+
+
+def test_what_shard_0_tells_of_workers_is_passed_on(reports, tmp_path):
+    told = queue.Queue()
+    settings = ServerSettings(count=1, workers=2, snapshots=tmp_path, command=stand_in(reports, "good"))
+    with start_servers(settings, print, told.put):
+        joins = [told.get(timeout=LIMIT_SECONDS) for _ in range(2)]
+    assert joins == [{"event": "join", "worker": worker, "limit_seconds": 1.0} for worker in range(2)]
+
+
 def test_it_gives_up_after_the_restarts_that_it_has(start, reports):
     with start(1, restarts=1) as servers:
         os.kill(reports.next().pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from evenstep.core.server.bundle import Agreed, Bundle, Ring, Together
 from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.server.coordinator import Coordinator
 from evenstep.core.server.heartbeats import Heartbeats
+from evenstep.core.server.patience import Patience
 from evenstep.core.server.sizes import Sizes
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "CoordinatorCommand",
     "Discard",
     "Heartbeats",
+    "Patience",
     "PushKey",
     "Ring",
     "Sizes",

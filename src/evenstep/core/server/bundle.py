@@ -155,6 +155,10 @@ class Bundle:
         if self._claims[line]:
             self._computing.add(line)
 
+    def waited_for(self) -> list[int]:
+        """The lines that compute while others wait for them, ascending."""
+        return sorted(self._computing) if self._pushed or self._offered else []
+
     def refuse(self, number: int) -> frozenset[int]:
         """The parent could not take these in as one, since one of their workers is gone there: they go once more.
 

@@ -26,7 +26,8 @@ class _Worker:
     """One that is here.
 
     begun: the pass that it is in or waits for; None once it knows that it is over, or has left its loop.
-    running: the sync policy has it, computing or held. ahead: how many claims it wants beside the one in hand.
+    running: the sync policy has it, computing or held. waits: it asked for something and has not been answered.
+    ahead: how many claims it wants beside the one in hand.
     claims: what it holds, the first one in hand. fresh: those of them that its next answer tells it of.
     answered: versions and samples committed when it was answered, as many of the latest as it may hold claims; it
     computes on no others.
@@ -35,6 +36,7 @@ class _Worker:
     iteration: int
     begun: int | None = None
     running: bool = False
+    waits: bool = False
     ahead: int = 0
     claims: list[int] = field(default_factory=list)
     fresh: list[Claim] = field(default_factory=list)
@@ -166,6 +168,7 @@ class Coordinator:
             commands.append(self._answer(worker, state, True))
             return [*commands, *self._go_on(now)]
         state.begun = number
+        state.waits = True
         if number == self.number:
             self._inside += 1
             self._resting[worker] = None
@@ -197,6 +200,7 @@ class Coordinator:
         # First of all, since it refuses a push by a worker that it holds.
         decided = self.sync.on_push(push, now)
         state.iteration = iteration
+        state.waits = True
         del claims[0]
         self.sizes.observe(worker, arrival.row)
         if samples:
@@ -220,6 +224,7 @@ class Coordinator:
             raise ProtocolError(f"worker {worker} asked for more samples, but is not in the pass {self.number}")
         if state.running:
             raise ProtocolError(f"worker {worker} asked for more samples while it runs, with the claims {state.claims}")
+        state.waits = True
         self._resting[worker] = None
         return self._go_on(now)
 
@@ -231,6 +236,24 @@ class Coordinator:
         """
         self._known(worker)
         return [*self._stopped(worker, now), *self._go_on(now)]
+
+    def in_loop(self, worker: int) -> bool:
+        """Whether the worker is in a pass, or waits for one to begin."""
+        state = self._workers.get(worker)
+        return state is not None and state.begun is not None
+
+    def waited_for(self) -> list[int]:
+        """The workers that another one waits for, ascending; none of them waits itself. Looks at all workers."""
+        waited = set(self.sync.waited_for())
+        if self._resting:
+            waited.update(worker for worker, state in self._workers.items() if state.claims)
+        if self._gatherings and self._inside:
+            waited.update(worker for worker, state in self._workers.items() if state.begun == self.number)
+        elif self._gatherings and self._in_step:
+            waited.update(worker for worker, state in self._workers.items() if state.begun is None)
+        if not self._may_run and (self._resting or self._gatherings):
+            waited |= self._awaited & self._workers.keys()
+        return sorted(worker for worker in waited if not self._workers[worker].waits)
 
     # In between.
 
@@ -262,6 +285,7 @@ class Coordinator:
             if not gathering.workers:
                 del self._gatherings[state.begun]
         state.begun = None
+        state.waits = False
         self._resting.pop(worker, None)
         self._claims.give_back(worker, state.claims)
         state.claims = []
@@ -394,6 +418,7 @@ class Coordinator:
 
     def _answer(self, worker: int, state: _Worker, over: bool, release: Release | None = None) -> Answer:
         claims, state.fresh = tuple(state.fresh), []
+        state.waits = False
         state.answered.append((self.version, self.samples))
         if over and state.begun is not None:
             state.begun = None

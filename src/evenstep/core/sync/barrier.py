@@ -39,6 +39,9 @@ class BarrierPolicy:
         self._roster.leave(worker)
         return self._all_when_complete(now)
 
+    def waited_for(self) -> list[int]:
+        return self._roster.waited_for()
+
     def statistics(self) -> SyncStatistics:
         return self._roster.statistics()
 

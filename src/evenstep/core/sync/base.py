@@ -127,6 +127,9 @@ class SyncPolicy(Protocol):
             ProtocolError: The worker has not joined.
         """
 
+    def waited_for(self) -> list[int]:
+        """The running workers that held ones wait for, ascending. Takes time for all workers."""
+
     def statistics(self) -> SyncStatistics:
         """What has happened so far."""
 

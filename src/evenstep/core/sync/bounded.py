@@ -44,6 +44,9 @@ class BoundedPolicy:
         self._roster.leave(worker)
         return [*self._roster.release_up_to(self._bound, now, bound=self._bound)]
 
+    def waited_for(self) -> list[int]:
+        return self._roster.waited_for()
+
     def statistics(self) -> SyncStatistics:
         return self._roster.statistics()
 

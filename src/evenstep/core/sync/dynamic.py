@@ -76,6 +76,9 @@ class DynamicPolicy:
         self._extra.pop(worker, None)
         return self._release_held(now, slowest_before)
 
+    def waited_for(self) -> list[int]:
+        return self._roster.waited_for()
+
     def statistics(self) -> SyncStatistics:
         return self._roster.statistics()
 

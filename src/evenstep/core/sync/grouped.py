@@ -230,6 +230,15 @@ class GroupedPolicy:
 
     # What is known.
 
+    def waited_for(self) -> list[int]:
+        if self._next is not None:  # All groups that have arrived wait for those that have not.
+            across = [group for group in self._here() if group not in self._arrived] if self._arrived else []
+        else:
+            across = self._across.waited_for()
+        waited = {worker for inside in self._inside for worker in inside.waited_for()}
+        waited.update(worker for group in across for worker in self._members[group] if worker not in self._took[group])
+        return sorted(waited)
+
     def statistics(self) -> SyncStatistics:
         return SyncStatistics(
             pushes=dict(self._pushes), held_seconds=dict(self._held_seconds), largest_lead=self._largest_lead

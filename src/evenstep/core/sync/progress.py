@@ -12,7 +12,7 @@ class Progress:
 
     Each takes constant time, except that `leave` walks from an end of the range of iterations to where it ends without
     the worker, and `last_of_slowest` over workers that are not there any more and which it then forgets: both are paid
-    for by the pushes before them.
+    for by the pushes before them. Only `all_slowest` looks at all of them.
 
     Attributes:
         slowest, fastest: Iterations of the slowest and of the fastest worker, 0 where none has joined; to be read only.
@@ -49,6 +49,10 @@ class Progress:
         while self._iterations.get(came[-1]) != slowest:
             came.pop()
         return came[-1]
+
+    def all_slowest(self) -> list[int]:
+        """The slowest workers, ascending. Looks at all workers."""
+        return sorted(worker for worker, done in self._iterations.items() if done == self.slowest)
 
     def join(self, worker: int) -> None:
         """A worker that had not joined begins level with the slowest; at 0 where there is none."""

@@ -116,6 +116,12 @@ class Roster:
             self._held.clear()
             self._held_at.clear()
 
+    def waited_for(self) -> list[int]:
+        """The running workers that held ones wait for, which are the slowest. Looks at all workers."""
+        if not any(self._held.values()):
+            return []
+        return [worker for worker in self.progress.all_slowest() if self._members[worker].running]
+
     def running_since(self, worker: int) -> float:
         """When the release of this running worker was."""
         return self._members[worker].since

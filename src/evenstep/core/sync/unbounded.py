@@ -31,6 +31,9 @@ class UnboundedPolicy:
         self._roster.leave(worker)
         return []
 
+    def waited_for(self) -> list[int]:
+        return []
+
     def statistics(self) -> SyncStatistics:
         return self._roster.statistics()
 

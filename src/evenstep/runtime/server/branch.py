@@ -57,7 +57,7 @@ class Line:
         self._message = message
         self._ended = self._ended or message is None
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = ()) -> None:
+    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         if self._ended:
             raise ConnectionLostError("the line to the worker has ended")
         self.branch.send({**header, "line": self._number}, *payload)
@@ -120,7 +120,7 @@ class Branch:
         if operation == "together":
             self._together(fields, message)
         elif operation == "end":
-            self._end(fields.whole("line"))
+            self._end(fields)
         else:
             self._feed(fields.whole("line"), message)
 
@@ -128,7 +128,7 @@ class Branch:
         """The group server is gone, and with it all lines."""
         self._outbox.close()
         for number in list(self._lines):
-            self._end(number)
+            self._end(Fields({"line": number}))
 
     @property
     def latest(self) -> torch.Tensor | None:
@@ -162,11 +162,16 @@ class Branch:
         line.put(message)
         session.serve_one()
 
-    def _end(self, number: int) -> None:
-        line, session = self._lines.pop(number, (None, None))
-        if line is not None and session is not None:
-            line.put(None)
+    def _end(self, fields: Fields) -> None:
+        """The line has ended; `hung` tells for how long its worker kept the others of its group waiting."""
+        line, session = self._lines.pop(fields.whole("line"), (None, None))
+        if line is None or session is None:
+            return
+        if fields.has("hung"):
+            line.put(Message(header={"op": "hung", "seconds": fields.number("hung")}))
             session.serve_one()
+        line.put(None)
+        session.serve_one()
 
     def _together(self, fields: Fields, message: Message) -> None:
         """Several workers' requests, and one gradient that stands for all of theirs, or the weights to begin with."""

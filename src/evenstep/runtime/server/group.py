@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 import torch
 
 from evenstep.core.errors import EvenstepError, ProtocolError
-from evenstep.core.server import Bundle, Together
+from evenstep.core.server import Bundle, Patience, Together
 from evenstep.runtime.group_sum import loopback_store
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.member import Member
@@ -89,6 +89,9 @@ class Group:
         """The processes of those who were sent away to begin anew and have not come back, by rank."""
         self._needed = 0.0
         """When somebody was here, or nobody away."""
+        self._events = 0
+        """What the workers have asked for and the parent has answered, counted, as `Head` counts."""
+        self._patience = Patience()
         self._store: TCPStore | None = None
         """Where those who sum up by a collective find each other."""
 
@@ -100,6 +103,8 @@ class Group:
     def look(self, now: float) -> None:
         """Time has passed: who has ended while away, or is so for long when all others have left, is not waited for."""
         with self._lock:
+            for line in self._patience.exceeded(self._bundle.waited_for(), now):
+                self._give_up(self._members[line])
             if self._members or not self._away:
                 self._needed = now
             elif now - self._needed > _PATIENCES * self._patience_seconds:
@@ -117,9 +122,10 @@ class Group:
 
     def asked(self, member: Member, fields: Fields, message: Message) -> None:
         operation = fields.text("op")
+        if operation != "ping":
+            self._events += 1
+            self._patience.asked(member.line)
         if operation == "ping":
-            # Whatever the parent is at: its own answer may wait behind many bytes.
-            member.connection.send({"pong": True})
             if member.started:
                 self._pass_on(member, fields, message)
         elif operation == "offer":
@@ -165,13 +171,13 @@ class Group:
                 self._pass_on_what_is_due()
 
     def _again(self, member: Member, fields: Fields) -> None:
-        """The worker misses an answer: give it once more, or ask for a request that never came."""
+        """The worker misses an answer: give it once more, ask for a request that never came, or say that it waits."""
         with self._lock:
             seat, sequence = member.seat, fields.whole("seq")
             if sequence > seat.sequence:
-                member.connection.send({"resend": sequence})
-            elif sequence == seat.sequence:
-                seat.resend()
+                member.connection.send({"resend": sequence}, wait=False)
+            elif sequence == seat.sequence and not seat.resend():
+                member.connection.send({"pending": sequence, "events": self._events}, wait=False)
 
     def _pass_on(self, member: Member, fields: Fields, message: Message) -> None:
         """Have the parent do it."""
@@ -187,10 +193,13 @@ class Group:
             if operation == "start":
                 self._learn(bytes(payload))
                 member.rank, member.process = fields.whole("rank"), fields.whole("process", least=1)
+                self._patience.joined(member.line, fields.number("timeout"))
             member.done = member.done or operation == "bye"
             self._members[member.line] = member
+            # A parent that has nothing to say shows by the echo that it lives.
+            header = {**message.header, "line": member.line, **({"echo": True} if operation == "ping" else {})}
             try:
-                self._reach_parent().outbox.send({**message.header, "line": member.line}, memoryview(payload))
+                self._reach_parent().outbox.send(header, memoryview(payload))
             except ValueError as error:
                 raise ProtocolError("a message was too long to be passed on") from error
             self._pass_on_what_is_due()
@@ -203,13 +212,22 @@ class Group:
 
     def lost(self, member: Member) -> None:
         with self._lock:
-            if self._members.get(member.line) is member and self._parent is not None:
-                self._parent.outbox.send({"op": "end", "line": member.line})
-            self._forget(member)
-            self._pass_on_what_is_due()
+            self._end(member, {})
+
+    def _give_up(self, member: Member) -> None:
+        """The worker hangs, and keeps others of its group waiting."""
+        self._expect([member])
+        self._end(member, {"hung": self._patience.limit_seconds(member.line)})
+
+    def _end(self, member: Member, why: Header) -> None:
+        if self._members.get(member.line) is member and self._parent is not None:
+            self._parent.outbox.send({"op": "end", "line": member.line, **why})
+        self._forget(member)
+        self._pass_on_what_is_due()
 
     def _forget(self, member: Member) -> None:
         self._members.pop(member.line, None)
+        self._patience.left(member.line)
         voided = self._bundle.leave(member.line)
         member.leave()
         self._begin_anew(voided)
@@ -234,7 +252,7 @@ class Group:
             return
         for connection in self._farewells:
             with suppress(ConnectionLostError):
-                connection.send({"empty": True})
+                connection.send({"empty": True}, wait=False)
         self._farewells.clear()
 
     # To the parent.
@@ -329,6 +347,7 @@ class Group:
         member = self._members.get(fields.whole("line"))
         if member is None or "pong" in header:
             return
+        self._events += 1
         answer = {name: value for name, value in header.items() if name != "line"}
         try:
             self._answer(member, parent, answer, payload)
@@ -346,7 +365,8 @@ class Group:
             seat = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
             self._bundle.join(member.line)
             self._away.pop(member.rank, None)
-            member.connection.send(answer, files=[seat.segment.descriptor] if seat.segment is not None else [])
+            files = [seat.segment.descriptor] if seat.segment is not None else []
+            member.connection.send(answer, files=files, wait=False)
         elif member.started and answer.get("answer") == member.seat.sequence:
             weights, claims = bool(answer.get("weights")), answer.get("claims")
             if weights:

@@ -1,11 +1,13 @@
 """Shard 0: has the coordinator, and sees to it that every shard does what it decides, in the same order."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
+from evenstep.core.activity import Doing, Seen
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError
 from evenstep.core.server import (
     Answer,
@@ -14,9 +16,11 @@ from evenstep.core.server import (
     CoordinatorCommand,
     Discard,
     Heartbeats,
+    Patience,
     PushKey,
     Update,
 )
+from evenstep.core.supervision import Why
 from evenstep.core.sync.rate import clip_factor, commit_step, look_ahead
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.snapshots import Snapshots
@@ -52,6 +56,7 @@ class Head:
         first_incarnation: Where the numbers of incarnations begin: no two servers of a run may give out the same.
         clock: Seconds that do not go back.
         say: Takes a sentence for whoever started the run.
+        report: Takes the joins and leaves of workers, as events, for the process that watches over the run.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Head:
         first_incarnation: int,
         clock: Callable[[], float],
         say: Callable[[str], None],
+        report: Callable[[Mapping[str, object]], None],
     ) -> None:
         self.replica = replica
         self.workers = workers
@@ -76,12 +82,19 @@ class Head:
         self._resume = resume
         self._snapshot_seconds = snapshot_seconds
         self._heartbeats = Heartbeats(heartbeat_seconds)
+        self._heartbeat_seconds = heartbeat_seconds
+        self._patience = Patience()
+        self._seen: dict[int, Seen] = {}
+        """What each worker's main thread did at its last pulse."""
         self._late_seconds = heartbeat_seconds / 2
         self._looked = clock()
+        self.events = 0
+        """What has happened so far, counted, so that a worker that waits can tell that the servers get on."""
         self._failing = False
         self._recorder = recorder
         self._clock = clock
         self._say = say
+        self._report = report
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
         self._options: dict[PushKey, tuple[Options, ...]] = {}
@@ -94,6 +107,8 @@ class Head:
         self._message_bytes = 0
         self._initialiser: int | None = None
         self._begins: dict[int, tuple[int, int, int]] = {}
+        self._left_loop: dict[int, int] = {}
+        """The pass that a worker has left before its end."""
         self._saved = (clock(), -1)
         self._written: deque[tuple[int, str | None]] = deque()
         """Of snapshots that have been written: the version, and why it failed, if it did."""
@@ -113,10 +128,13 @@ class Head:
 
     # Workers come and go.
 
-    def start(self, worker: int, encoded: bytes, connection: Connection, has: int) -> int:
+    def start(
+        self, worker: int, encoded: bytes, connection: Connection, has: int, limit_seconds: float = math.inf
+    ) -> int:
         """A worker is here, as a new incarnation, whose number is returned; an older one of its is gone.
 
         `has` is the version of the weights that it comes with; a later one than the servers' tells what they have lost.
+        `limit_seconds` is how long it may keep others waiting without asking for anything.
         """
         self._define(encoded)
         lost = has - self.coordinator.version
@@ -125,13 +143,15 @@ class Head:
             self._record("lost", self._clock(), worker, commits=lost)
             self._say(f"{lost} commits are lost: the servers went back from version {has} to {has - lost}")
         if worker in self.replica.seats:
-            self.lose(worker, self.replica.seats[worker].incarnation, "has started anew")
+            self.lose(worker, self.replica.seats[worker].incarnation, Why.AGAIN)
         self._incarnation += 1
         self.replica.seat(worker, self._incarnation, connection)
         self.coordinator.join(worker)
         now = self._clock()
         self._heartbeats.heard(worker, now)
+        self._patience.joined(worker, limit_seconds)
         self._record("join", now, worker, incarnation=self._incarnation)
+        self._report({"event": "join", "worker": worker, "limit_seconds": limit_seconds})
         return self._incarnation
 
     def _define(self, encoded: bytes) -> None:
@@ -168,13 +188,26 @@ class Head:
         if worker in self.replica.seats:
             self._heartbeats.heard(worker, self._clock())
 
-    def lose(self, worker: int, incarnation: int, why: str) -> None:
-        """The worker is gone, dead or done; whatever waits for it goes on."""
+    def asked(self, worker: int) -> None:
+        """The worker's main thread asked for something."""
+        self.heard(worker)
+        self._patience.asked(worker)
+
+    def pulse(self, worker: int, seen: Seen) -> None:
+        """The worker lives, and this is what its main thread does."""
+        self.heard(worker)
+        self._seen[worker] = seen
+
+    def lose(self, worker: int, incarnation: int, why: Why, seconds: float = 0.0) -> None:
+        """The worker is gone, dead or done, or was silent or hung for so many seconds; others stop waiting for it."""
         seat = self.replica.seats.get(worker)
         if seat is None or seat.incarnation != incarnation:
             return
+        self._report_leave(worker, why, seconds)
         self._heartbeats.forget(worker)
+        self._patience.left(worker)
         self._begins.pop(worker, None)
+        self._left_loop.pop(worker, None)
         # What has been announced is still committed.
         announced = [key for key in self._options if key[:2] == (worker, incarnation)]
         self._tell({"op": "leave", "worker": worker, "incarnation": incarnation, "announced": announced})
@@ -187,23 +220,27 @@ class Head:
         self._carry_out(self.coordinator.leave(worker, now))
         self._say_farewell()
 
+    def _report_leave(self, worker: int, why: Why, seconds: float) -> None:
+        """Tell the process that watches over the run; `why` decides what it makes of that."""
+        seen = self._seen.pop(worker, None)
+        in_loop = self.coordinator.in_loop(worker) or self._broke_off(worker)
+        doing = "" if seen is None else str(seen)
+        about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}
+        self._report({"event": "leave", **about})
+
+    def _broke_off(self, worker: int) -> bool:
+        """Whether it has left its loop in the middle of the pass, which still goes on."""
+        return self._left_loop.get(worker) == self.coordinator.number and not self.coordinator.over
+
     def look(self) -> None:
-        """Time has passed: give up those who are silent, and write down and save what is due."""
+        """Time has passed: give up those who are silent or hang, and write down and save what is due."""
         now = self._clock()
         if now - self._looked > self._late_seconds:
             self._heartbeats.hear_all(now)
+            self._patience.start_over()
         self._looked = now
-        for worker in self._heartbeats.silent(now):
-            seat = self.replica.seats.get(worker)
-            if seat is not None and seat.receiving:
-                continue  # Its bytes are coming, and have a patience of their own.
-            if seat is None:  # It never came, or was heard of at the moment when it left.
-                self._heartbeats.forget(worker)
-                if self.coordinator.awaits(worker):
-                    self._record("leave", now, worker, why="never came")
-                    self._carry_out(self.coordinator.leave(worker, now))
-            else:
-                self.lose(worker, seat.incarnation, "was silent for too long")
+        self._give_up_silent(now)
+        self._give_up_hanging(now)
         saved, version = self._saved
         due = now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version)
         if due and not self._snapshots.busy:
@@ -211,6 +248,38 @@ class Head:
         self._hear_of_snapshots()
         if now - self._tally.since >= TALLY_SECONDS:
             self._write_tally(now)
+
+    def _give_up_silent(self, now: float) -> None:
+        for worker in self._heartbeats.silent(now):
+            seat = self.replica.seats.get(worker)
+            if seat is not None and seat.receiving:
+                continue  # Its bytes are coming, and have a patience of their own.
+            if seat is None:  # It never came, or was heard of at the moment when it left.
+                self._heartbeats.forget(worker)
+                if self.coordinator.awaits(worker):
+                    self._record("leave", now, worker, why=Why.NEVER_CAME)
+                    self._report_leave(worker, Why.NEVER_CAME, self._heartbeat_seconds)
+                    self._carry_out(self.coordinator.leave(worker, now))
+            else:
+                self.lose(worker, seat.incarnation, Why.SILENT, self._heartbeat_seconds)
+
+    def _give_up_hanging(self, now: float) -> None:
+        for worker in self._patience.exceeded(self._waited_for(), now):
+            seat = self.replica.seats[worker]
+            self.lose(worker, seat.incarnation, Why.HUNG, self._patience.limit_seconds(worker))
+
+    def _waited_for(self) -> list[int]:
+        """The workers that others wait for, and that do not say themselves that they wait (for their group, say)."""
+        if self._coordinator is None:
+            return []
+        waited = self._coordinator.waited_for()
+        if self._begins and self._initialiser is not None and self._initialiser not in self._begins:
+            waited.append(self._initialiser)
+        return [worker for worker in waited if not self._says_it_waits(worker)]
+
+    def _says_it_waits(self, worker: int) -> bool:
+        seen, seat = self._seen.get(worker), self.replica.seats.get(worker)
+        return seat is None or seat.receiving or (seen is not None and seen.doing is Doing.WAITING)
 
     def tell_when_empty(self, connection: Connection) -> None:
         """Send a message when no worker is here any more."""
@@ -222,7 +291,7 @@ class Head:
             return
         for connection in self._farewells:
             with suppress(ConnectionLostError):
-                connection.send({"empty": True})
+                connection.send({"empty": True}, wait=False)
         self._farewells.clear()
 
     # A pass.
@@ -281,6 +350,7 @@ class Head:
         now = self._clock()
         commands = self.coordinator.stop(worker, now)
         self._record("stop", now, worker)
+        self._left_loop[worker] = self.coordinator.number
         self._carry_out(commands)
         self._reply(worker, {"version": self.replica.version})
 
@@ -438,6 +508,7 @@ class Head:
 
     def _record(self, event: str, now: float, worker: int | None, **more: object) -> None:
         """Write an event down. What the coordinator is told is written down with the very time that it is told."""
+        self.events += 1
         about = {} if worker is None else {"worker": worker}
         self._recorder.record({"event": event, "at": now, "version": self.replica.version, **about, **more})
 

@@ -2,7 +2,8 @@
 
 from typing import Final, final
 
-from evenstep.transport.base import Connection, ConnectionLostError
+from evenstep.runtime.server.outbox import Outbox
+from evenstep.transport.base import Connection
 
 MOST_ROUNDS: Final = 8
 """How often the workers of a run may meet."""
@@ -57,10 +58,8 @@ class _Round:
         records = [self._records[each] for each in range(self._workers)]
         header = {"lengths": [len(each) for each in records]}
         for waiting, number in self._waiting.values():
-            try:
-                waiting.send({**header, "answer": number}, *(memoryview(each) for each in records))
-            except ConnectionLostError:
-                continue  # It is gone; whoever receives from it finds out.
+            # Records may be long, and a worker slow to take them in.
+            Outbox(waiting).send_last({**header, "answer": number}, *(memoryview(each) for each in records))
         self._waiting.clear()
 
     @property

@@ -5,7 +5,7 @@ from typing import Protocol, final
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.runtime.server.fields import Fields
-from evenstep.runtime.server.seat import Seat
+from evenstep.runtime.server.seat import Seat, refused
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 
@@ -101,10 +101,15 @@ class Member:
                 # The worker must hear of it, whatever it is, instead of asking again for ever.
                 if not isinstance(error, EvenstepError):
                     traceback.print_exc()
-                refusal = {"error": str(error) or repr(error), "kind": type(error).__name__}
-                self.connection.send({**refusal, "answer": message.header.get("seq", 0)})
+                self._refuse(Fields(message.header), error)
         except ConnectionLostError:
             self.connection.close()
             self._group.lost(self)
             return False
         return True
+
+    def _refuse(self, fields: Fields, error: Exception) -> None:
+        """Answer with the error."""
+        refusal = refused(self._seat, fields, error)
+        if refusal is not None:
+            self.connection.send(refusal, wait=False)

@@ -21,6 +21,7 @@ from typing import IO, Final, Self, TypeAlias, final
 from urllib.parse import urlsplit
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.server import Heartbeats
 from evenstep.runtime.keeper import how_it_ended
 
 SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
@@ -54,6 +55,7 @@ class ServerSettings:
         allow: Further optimizers that they may run, by name.
         restarts: How often all of them are started again after one died.
         start_seconds: How long a server may take until it listens.
+        heartbeat_seconds: How long a worker or a server may be silent before it is given up.
         end_seconds: How long a server may take to end, its last snapshot included, before it is killed.
         command: The server program, to which its settings are added as JSON.
         secret: What peers know each other by, in hexadecimal; None draws one.
@@ -71,6 +73,7 @@ class ServerSettings:
     allow: tuple[str, ...] = ()
     restarts: int = 3
     start_seconds: float = 300.0
+    heartbeat_seconds: float = 20.0
     end_seconds: float = 60.0
     command: tuple[str, ...] = SERVER_COMMAND
     secret: str | None = None
@@ -79,18 +82,19 @@ class ServerSettings:
     until_closed: bool = False
 
 
-def start_servers(settings: ServerSettings, record: Record) -> "Servers":
+def start_servers(settings: ServerSettings, record: Record, told: Record | None = None) -> "Servers":
     """Start the servers of a run and wait until all of them listen.
 
     Args:
         settings: What they are told.
         record: Is given what happens to them later, from another thread, as events that have the `server` and a
             sentence `text`: `servers_restarted`, `servers_lost`, and `server_failed` for one that did not end well.
+        told: Is given the events `join` and `leave` of workers, as shard 0 tells them, from another thread.
 
     Raises:
         ConfigError: One ended, or did not listen in time; none is left running.
     """
-    return Servers(settings, record)
+    return Servers(settings, record, told)
 
 
 @final
@@ -106,10 +110,13 @@ class Servers:
         addresses: Those of shard 0, of shard 1, ..., best first.
     """
 
-    def __init__(self, settings: ServerSettings, record: Record) -> None:
+    def __init__(self, settings: ServerSettings, record: Record, told: Record | None = None) -> None:
         self.secret = settings.secret or secrets.token_hex(32)
         self._settings = settings
         self._record = record
+        self._told = told
+        self._heartbeats = Heartbeats(settings.heartbeat_seconds)
+        self._looked = time.monotonic()
         self._environment = {**os.environ, SECRET_VARIABLE: self.secret}
         self._servers: list[_Server] = []
         self._lost: str | None = None
@@ -179,6 +186,8 @@ class Servers:
 
     def _start(self, *, resume: bool, ports: Sequence[int]) -> "_Death | None":
         """Start all, shard 0 last, since it is told where the others listen; whoever died of it, if any."""
+        for server in self._servers:
+            self._heartbeats.forget(server.index)
         self._servers = []
         for index in range(1, self._settings.count):
             self._launch({"index": index, "port": ports[index], "resume": resume})
@@ -200,6 +209,7 @@ class Servers:
             "snapshots": str(settings.snapshots),
             "allow": settings.allow,
             "parent": settings.parent,
+            "heartbeat_seconds": settings.heartbeat_seconds,
         }
         self._servers.append(
             _Server(int(str(own["index"])), (*settings.command, json.dumps(argument)), self._environment)
@@ -220,7 +230,9 @@ class Servers:
         Raises:
             _ClosingError: The servers are to end.
         """
-        timeout = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
+        timeout = min(LOOK_SECONDS, self._settings.heartbeat_seconds / 4)
+        if deadline is not None:
+            timeout = min(timeout, max(0.0, deadline - time.monotonic()))
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
             for server in self._servers:
@@ -229,14 +241,33 @@ class Servers:
         # A training script has no place where it would close what `prepare` opened.
         if None in ready or not (self._settings.until_closed or threading.main_thread().is_alive()):
             raise _ClosingError
+        self._notice_own_absence()
         for server in ready:
             if not server.read():
                 return _Death(server=server.index, how=f"{self._name(server.index)} {server.how_it_ended()}")
+            self._take_in(server)
+        for silent in self._heartbeats.silent(self._looked):
+            how = f"{self._name(silent)} was silent for {self._settings.heartbeat_seconds:g} s"
+            return _Death(server=silent, how=how)
         if ready or deadline is None or time.monotonic() < deadline:
             return None
         late = next(server.index for server in self._servers if not server.addresses)
         how = f"{self._name(late)} did not listen within {self._settings.start_seconds:g} s"
         return _Death(server=late, how=how)
+
+    def _take_in(self, server: "_Server") -> None:
+        if server.beats:
+            self._heartbeats.heard(server.index, self._looked)
+        for event in server.take_events():
+            if self._told is not None:
+                self._told(event)
+
+    def _notice_own_absence(self) -> None:
+        """Where this process stood still itself, no server's silence until now means anything."""
+        now = time.monotonic()
+        if now - self._looked > self._settings.heartbeat_seconds / 2:
+            self._heartbeats.hear_all(now)
+        self._looked = now
 
     def _name(self, server: int) -> str:
         return self._settings.name or f"server {server}"
@@ -321,7 +352,10 @@ class _Server:
         self.index = index
         self.addresses: tuple[str, ...] = ()
         """Where it listens; empty until it does."""
+        self.beats = False
+        """Whether it has told that it lives, which it does again and again from then on."""
         self._said = b""
+        self._events: list[Mapping[str, object]] = []
         # A process group of its own: Ctrl-C at the terminal is for the workers first. Its stderr is ours.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment, process_group=0
@@ -347,17 +381,28 @@ class _Server:
     def read(self) -> bool:
         """Take in what it wrote; False when it has ended or makes no sense, and is gone."""
         piece = os.read(self.output.fileno(), 65536)
-        if self.addresses:
-            return bool(piece) or not self._gone()
-        self._said += piece
-        line, newline, _ = self._said.partition(b"\n")
-        if not newline:
-            return bool(piece) or not self._gone()
-        try:
-            self.addresses = tuple(map(str, json.loads(line)["addresses"]))
-        except (ValueError, KeyError, TypeError):
-            return not self._gone()
-        return True
+        *lines, self._said = (self._said + piece).split(b"\n")
+        if lines and not self.addresses:
+            try:
+                self.addresses = tuple(map(str, json.loads(lines.pop(0))["addresses"]))
+            except (ValueError, KeyError, TypeError):
+                return not self._gone()
+        self._take_in(lines)
+        return bool(piece) or not self._gone()
+
+    def _take_in(self, lines: Sequence[bytes]) -> None:
+        """Events, and empty lines while it lives; what else is printed in its process is no matter."""
+        for line in lines:
+            self.beats = self.beats or not line
+            with suppress(ValueError):
+                event = json.loads(line) if line else None
+                if isinstance(event, dict):
+                    self._events.append(event)
+
+    def take_events(self) -> list[Mapping[str, object]]:
+        """What it has told since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def how_it_ended(self) -> str:
         """The rest of a sentence that begins with the server."""

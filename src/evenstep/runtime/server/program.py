@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -21,6 +21,7 @@ import torch
 
 from evenstep.core.errors import EvenstepError
 from evenstep.runtime.say import say
+from evenstep.runtime.server.announce import Announcements
 from evenstep.runtime.server.desk import Desk
 from evenstep.runtime.server.group import Group
 from evenstep.runtime.server.head import BrokenServerError, Head
@@ -97,10 +98,11 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
     snapshots = Snapshots(Path(settings.snapshots), settings.count)
     recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
     replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
-    head = _head(settings, secret, replica, snapshots, recorder) if settings.index == 0 else None
+    parent = Announcements(sys.stdout.fileno())
+    head = _head(settings, secret, replica, snapshots, recorder, parent) if settings.index == 0 else None
     service = _Service(settings, replica, head, recorder)
     desk = Desk()
-    with _listening(settings, secret, ended, desk, service.open):
+    with _listening(settings, secret, ended, desk, service.open, parent):
         threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
         service.run(ended, desk)
         snapshots.wait()
@@ -117,7 +119,7 @@ def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> N
     desk = Desk()
     # The worker that started it may die, and the others of its group go on.
     orphaned = threading.Event()
-    with _listening(settings, secret, orphaned, desk, group.open):
+    with _listening(settings, secret, orphaned, desk, group.open, Announcements(sys.stdout.fileno())):
         while not ended.is_set() and not (orphaned.is_set() and group.deserted):
             desk.serve(LOOK_SECONDS)
             group.look(time.monotonic())
@@ -130,6 +132,7 @@ def _listening(
     orphaned: threading.Event,
     desk: Desk,
     open_session: Callable[[Connection], Session | Member],
+    parent: Announcements,
 ) -> Iterator[None]:
     """Say where this server listens, and let peers in: those of its own host at the desk, others in a thread each."""
 
@@ -146,13 +149,22 @@ def _listening(
                 threading.Thread(target=session.serve, name="evenstep-session", daemon=True).start()
 
     with listen(settings.listen, settings.port, secret=secret) as listener:
-        print(json.dumps({"addresses": listener.addresses}), flush=True)
+        parent.tell({"addresses": listener.addresses})
+        beating = (threading.Event(), settings.heartbeat_seconds)
+        threading.Thread(target=parent.beat_until, args=beating, name="evenstep-beat", daemon=True).start()
         threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
         threading.Thread(target=_watch_input, args=(orphaned,), name="evenstep-input", daemon=True).start()
         yield
 
 
-def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapshots, recorder: JsonlRecorder) -> Head:
+def _head(
+    settings: Settings,
+    secret: bytes,
+    replica: Replica,
+    snapshots: Snapshots,
+    recorder: JsonlRecorder,
+    parent: Announcements,
+) -> Head:
     """What decides, with its connections to the other shards."""
     followers = [connect(addresses, secret=secret) for addresses in settings.shards]
     for follower in followers:
@@ -169,6 +181,7 @@ def _head(settings: Settings, secret: bytes, replica: Replica, snapshots: Snapsh
         first_incarnation=secrets.randbits(48),
         clock=time.monotonic,
         say=say,
+        report=parent.tell,
     )
 
 
@@ -216,8 +229,9 @@ class _Service:
 
 def _watch_input(orphaned: threading.Event) -> None:
     """Whoever started this server holds the other end: when it closes, there is no such process any more."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
+    with suppress(OSError):  # A socket in the place of a pipe says so where beats were not read.
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
     orphaned.set()
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import torch
 
+from evenstep.core.errors import ProtocolError
 from evenstep.runtime.server.branch import Line
+from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.tensor_memory import memory_of
-from evenstep.transport.base import Connection, ConnectionLostError
+from evenstep.transport.base import Connection, ConnectionLostError, Header
 from evenstep.transport.segment import Segment
 
 if TYPE_CHECKING:
@@ -83,18 +85,21 @@ class Seat:
         self._answer = (header, weights)
         self.resend()
 
-    def resend(self) -> None:
-        """Answer once more, where the request has been answered."""
-        if self._answer is None or self.connection is None:
-            return
-        if not self.travels or not self._answer[1]:
+    def resend(self) -> bool:
+        """Answer once more, where the request has been answered; False where it has not been."""
+        if self._answer is None:
+            return False
+        if self.connection is None:
+            return True
+        if not self.travels:
             self._send(self._answer)
-            return
-        # Many bytes, and a peer that may be slow: whoever carries out decisions must not wait for it.
+            return True
+        # Over a network, with weights of many bytes: whoever carries out decisions must not wait for the peer.
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name=f"evenstep-sender-{self.worker}", daemon=True)
             self._sender.start()
         self._outbox.put(self._answer)
+        return True
 
     def take_in(self, sequence: int, version: int | None = None) -> None:
         """A new request, by a worker that has these weights; what was answered before is of no use any more."""
@@ -126,6 +131,23 @@ class Seat:
             return
         payload = [memory_of(self.weights)] if weights and self.segment is None else []
         try:
-            connection.send(header, *payload)
+            connection.send(header, *payload, wait=self.travels)
         except ConnectionLostError:
             return  # Whoever receives from it finds out too, and knows what that means.
+
+
+def refused(seat: Seat | None, fields: Fields, error: Exception) -> Header | None:
+    """Refuse a request; the refusal to send where it is not kept in the seat, as other answers are.
+
+    A refusal may get lost on its way as they do, and then the request comes again.
+    """
+    try:
+        sequence = fields.whole("seq", least=1)
+    except ProtocolError:
+        sequence = 0
+    refusal = {"error": str(error) or repr(error), "kind": type(error).__name__, "answer": sequence}
+    if seat is None or not sequence or sequence < seat.sequence:
+        return refusal
+    seat.take_in(sequence)
+    seat.answer(refusal, weights=False)
+    return None

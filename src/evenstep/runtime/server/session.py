@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Final, final
 
+from evenstep.core.activity import Doing, Seen
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
+from evenstep.core.supervision import Why
 from evenstep.core.values import Reports
 from evenstep.runtime.say import say
 from evenstep.runtime.server.branch import Branch
@@ -22,12 +24,12 @@ from evenstep.runtime.server.head import BrokenServerError, Head
 from evenstep.runtime.server.meeting import MOST_ROUNDS, Meeting
 from evenstep.runtime.server.replica import Replica
 from evenstep.runtime.server.run_spec import MOST_BYTES
-from evenstep.runtime.server.seat import Seat
+from evenstep.runtime.server.seat import Seat, refused
 from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import Options, options_from_record
 from evenstep.runtime.tensor_memory import memory_of
 from evenstep.telemetry import Recorder, Silent
-from evenstep.transport.base import Connection, ConnectionLostError, Message
+from evenstep.transport.base import Connection, ConnectionLostError, Header, Message
 
 _LARGEST: Final = 2**31
 MOST_NAMED: Final = 16
@@ -94,6 +96,7 @@ class Session:
             "again": self._again,
             "stop": self._stop,
             "bye": self._bye,
+            "hung": self._hung,
             "farewell": self._farewell,
             "follow": self._follow,
             "group": self._group,
@@ -132,13 +135,23 @@ class Session:
                 # The worker must hear of it, whatever it is, instead of asking again for ever.
                 if not isinstance(error, EvenstepError):
                     traceback.print_exc()
-                refusal = {"error": str(error) or repr(error), "kind": type(error).__name__}
-                self._connection.send({**refusal, "answer": message.header.get("seq", 0)})
+                self._refuse(Fields(message.header), error)
         except ConnectionLostError:
             self._connection.close()
             self._lost()
             return False
         return True
+
+    def _refuse(self, fields: Fields, error: Exception) -> None:
+        """Answer with the error."""
+        with self._lock:
+            refusal = refused(self._seat, fields, error)
+        if refusal is not None:
+            self._reply(refusal)
+
+    def _reply(self, header: Header) -> None:
+        """Send this; a peer on this host, whose thread serves all others here too, is not waited for."""
+        self._connection.send(header, wait=not self._connection.local)
 
     def _request(self, fields: Fields, message: Message) -> None:
         if self._branch is not None:
@@ -157,13 +170,14 @@ class Session:
         try:
             self._requests[operation](fields, message)
         finally:
-            self._hear()
+            if operation != "ping":
+                self._hear()
 
     def _hear(self) -> None:
-        """The worker lives: told after what it asked for, so that a busy server delays no pong and nothing received."""
+        """The worker asked for something: told after it was done, so that a busy server delays nothing received."""
         if self._seat is not None and self._head is not None:
             with self._lock:
-                self._head.heard(self._seat.worker)
+                self._head.asked(self._seat.worker)
 
     def _lost(self) -> None:
         """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
@@ -178,12 +192,17 @@ class Session:
                 return
             seat.connection = None
             if self._head is not None and self._connection.local:
-                self._head.lose(seat.worker, seat.incarnation, "has ended")
+                self._head.lose(seat.worker, seat.incarnation, Why.ENDED)
 
     # Before a run.
 
     def _ping(self, fields: Fields, message: Message) -> None:
-        self._connection.send({"pong": True})
+        """A worker's pulse; only a peer that always reads, such as a group server, asks for an echo."""
+        if fields.has("echo"):
+            self._reply({"pong": True})
+        if self._seat is not None and self._head is not None:
+            with self._lock:
+                self._head.pulse(self._seat.worker, _seen(fields))
 
     def _meet(self, fields: Fields, message: Message) -> None:
         rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
@@ -195,7 +214,8 @@ class Session:
     def _absent(self, fields: Fields, message: Message) -> None:
         """Somebody has waited for the others for long."""
         with self._lock:
-            self._connection.send({"absent": self._meeting.absent[:MOST_NAMED]})
+            absent = self._meeting.absent[:MOST_NAMED]
+        self._reply({"absent": absent})
 
     def _text(self, message: Message) -> bytes:
         """The payload, where it is a text of a size that can be expected."""
@@ -218,7 +238,8 @@ class Session:
                 if old is not None:
                     old.close()
             elif self._head is not None:
-                incarnation = self._head.start(worker, encoded, self._connection, fields.whole("has", least=-1))
+                has, limit_seconds = fields.whole("has", least=-1), fields.number("timeout")
+                incarnation = self._head.start(worker, encoded, self._connection, has, limit_seconds)
                 seat = self._replica.seats[worker]
             else:
                 if seat is not None:
@@ -236,6 +257,7 @@ class Session:
                     "version": self._replica.version,
                 },
                 files=[seat.segment.descriptor] if seat.segment is not None else [],
+                wait=False,  # Nothing else is on its way yet.
             )
 
     # A run.
@@ -355,22 +377,23 @@ class Session:
                 if self._still_new(sequence):
                     seat.take_in(sequence)
                     self._replica.stage((seat.worker, seat.incarnation, sequence))
+        self._reply({"staged": sequence})
         with self._lock:
-            self._connection.send({"staged": sequence})
             if sequence == seat.sequence:
                 seat.resend()  # Where it came again, it may have been answered.
 
     def _again(self, fields: Fields, message: Message) -> None:
-        """The worker misses an answer: give it once more, or ask for a request that never came."""
+        """The worker misses an answer: give it once more, ask for a request that never came, or say that it waits."""
+        seat, sequence = self._place(), fields.whole("seq")
+        if sequence > seat.sequence:
+            self._reply({"resend": sequence})
+            return
+        if self._head is None:
+            self._reply({"staged": sequence})
         with self._lock:
-            seat = self._place()
-            sequence = fields.whole("seq")
-            if sequence > seat.sequence:
-                self._connection.send({"resend": sequence})
-            elif sequence == seat.sequence:
-                if self._head is None:
-                    self._connection.send({"staged": sequence})
-                seat.resend()
+            waits = sequence == seat.sequence and not seat.resend()
+        if waits and self._head is not None:
+            self._reply({"pending": sequence, "events": self._head.events})
 
     def _rest(self, fields: Fields, message: Message) -> None:
         with self._lock:
@@ -391,7 +414,14 @@ class Session:
         with self._lock:
             seat = self._place()
             self._seat = None
-            self._head.lose(seat.worker, seat.incarnation, "is done")
+            self._head.lose(seat.worker, seat.incarnation, Why.DONE)
+
+    def _hung(self, fields: Fields, message: Message) -> None:
+        """The worker's group server has given it up, since it kept the others of its group waiting."""
+        with self._lock:
+            seat = self._place()
+            self._seat = None
+            self._head_of().lose(seat.worker, seat.incarnation, Why.HUNG, fields.number("seconds"))
 
     def _farewell(self, fields: Fields, message: Message) -> None:
         """Whoever started the servers wants to know when the workers are done with them."""
@@ -421,7 +451,7 @@ class Session:
         states = decode_states(payload)
         with self._lock:
             self._replica.shard.load_optimizer_state(states)
-        self._connection.send({"loaded": True})
+        self._reply({"loaded": True})
 
     # The workers behind a group server.
 
@@ -500,6 +530,15 @@ class Session:
             self._failing = failure is not None
 
         self._replica.snapshot(told, meanwhile=meanwhile)
+
+
+def _seen(fields: Fields) -> Seen:
+    """What a worker's main thread does."""
+    try:
+        doing = Doing(fields.text("doing"))
+    except ValueError as error:
+        raise ProtocolError("a worker's pulse told of something that no worker does") from error
+    return Seen(doing=doing, iteration=fields.whole("iteration", least=-1), seconds=fields.number("seconds"))
 
 
 def _sequence(fields: Fields) -> int:

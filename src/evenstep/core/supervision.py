@@ -1,0 +1,261 @@
+"""What is said and done when workers of a run on servers die, hang, leave or come back.
+
+It is told by the servers which workers come and go, and by the workers' keepers, where there are any, how processes
+ended. Times are seconds of any clock that does not go back.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias, final
+
+GRACE_SECONDS: Final = 3.0
+"""How long the others have to leave their loops too, before a worker that left its own counts as one that broke off."""
+
+
+SETTLE_SECONDS: Final = 1.0
+"""How long after the first worker that failed others may fail that were its cause."""
+
+
+@final
+class Why(StrEnum):
+    """Why a worker is not at the servers any more, as the event log has it."""
+
+    DONE = "is done"
+    ENDED = "has ended"
+    SILENT = "was silent for too long"
+    HUNG = "kept the others waiting for too long"
+    AGAIN = "has started anew"
+    NEVER_CAME = "never came"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """A worker is not at the servers any more.
+
+    Attributes:
+        seconds: How long it was silent or kept others waiting.
+        in_loop: It left before the end of its epoch.
+        doing: What its main thread did when it was last heard of, as the rest of a sentence; empty if not known.
+    """
+
+    worker: int
+    why: Why
+    seconds: float = 0.0
+    in_loop: bool = False
+    doing: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """A worker's process has ended.
+
+    Attributes:
+        how: The rest of a sentence that begins with the worker, such as `was killed by SIGKILL`.
+        failed: It ended by a signal or with another exit code than 0.
+        restart: Which restart follows, from 1; 0: it is not started again.
+        missed_another: It only ended because another worker had.
+    """
+
+    worker: int
+    how: str
+    failed: bool
+    restart: int = 0
+    missed_another: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell the user this."""
+
+    text: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class End:
+    """End this worker, which does not react."""
+
+    worker: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run, which cannot get on, for this reason."""
+
+    why: str
+
+
+Action: TypeAlias = Say | End | Stop
+
+
+@dataclass(slots=True)
+class _Worker:
+    """here: it is at the servers. gave_up: how, once it was given up and is not back. over: its process has ended."""
+
+    here: bool = False
+    gave_up: str = ""
+    broke_off: float | None = None
+    """When it left its loop early and said goodbye, if nothing was said of that yet."""
+    vanished: bool = False
+    """Whether it was in its loop when its connection ended."""
+    over: bool = False
+    failed: bool = False
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Supervision:
+    """Follows the workers of one run.
+
+    Args:
+        workers: How many there are.
+        kept: Keepers report how processes end.
+        restarts: How often a keeper starts a worker again.
+    """
+
+    workers: int
+    kept: bool
+    restarts: int = 0
+    lost: dict[int, str] = field(default_factory=dict)
+    """Why these workers did not finish, as the rest of a sentence; of those that were ended because they hung."""
+    _all: list[_Worker] = field(init=False)
+    _begun: bool = False
+    _limit_seconds: float = 0.0
+    """How long a worker that was given up may take to come back once all others have ended."""
+    _stopped: bool = False
+    _left_alone: float | None = None
+    """Since when only workers that were given up are left."""
+
+    def __post_init__(self) -> None:
+        self._all = [_Worker() for _ in range(self.workers)]
+
+    def joined(self, worker: int, limit_seconds: float) -> list[Action]:
+        """The worker has taken its place at the servers; it was prepared with this timeout."""
+        state = self._all[worker]
+        back = bool(state.gave_up) or state.failed
+        self._all[worker] = _Worker(here=True)
+        self._begun, self._limit_seconds = True, limit_seconds
+        return [Say(f"worker {worker} is back")] if back else []
+
+    def left(self, leave: Leave, now: float) -> list[Action]:
+        """The worker is not at the servers any more."""
+        state = self._all[leave.worker]
+        state.here = False
+        if leave.why in (Why.SILENT, Why.HUNG, Why.NEVER_CAME):
+            state.gave_up = _how(leave)
+            return [Say(f"worker {leave.worker} {state.gave_up}{self._then()}")]
+        if leave.why is Why.DONE and leave.in_loop:
+            state.broke_off = now
+        elif leave.why is Why.ENDED and leave.in_loop:
+            state.vanished = True
+            return self._vanished(leave.worker)
+        return []
+
+    def ended(self, ending: Ending) -> list[Action]:
+        """The worker's process has ended; nothing is said of one that ended well."""
+        state, worker = self._all[ending.worker], ending.worker
+        state.failed = state.failed or ending.failed
+        state.over = not ending.restart
+        if not ending.failed:
+            return self._vanished(worker)
+        if ending.restart:
+            return [Say(f"worker {worker} {ending.how}; it is started again ({ending.restart} of {self.restarts})")]
+        if not self._begun and not self._stopped:
+            self._stopped = True
+            return [Stop(f"worker {worker} {ending.how}; the others were stopped, since all workers must call prepare")]
+        return [] if self._stopped else [Say(f"worker {worker} {ending.how}{self._then()}")]
+
+    def look(self, now: float) -> list[Action]:
+        """Time has passed."""
+        return [*self._look_for_broken_off(now), *self._look_for_stuck(now)]
+
+    # In between.
+
+    def _then(self) -> str:
+        return "; the others go on" if any(self._goes_on(each) for each in self._all) else ""
+
+    @staticmethod
+    def _goes_on(state: _Worker) -> bool:
+        return state.here and not state.over
+
+    def _vanished(self, worker: int) -> list[Action]:
+        """Its process ended well, and yet without a goodbye, in mid-epoch: the two are heard of in any order."""
+        state = self._all[worker]
+        if not state.vanished or state.failed or (self.kept and not state.over):
+            return []
+        state.vanished = False
+        # Without keepers it may have failed, and then the run ends.
+        how, then = ("ended with exit code 0", self._then()) if self.kept else ("ended", "")
+        return [Say(f"worker {worker} {how} in the middle of an epoch{then}")]
+
+    def _look_for_broken_off(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for worker, state in enumerate(self._all):
+            if state.broke_off is not None and now - state.broke_off > GRACE_SECONDS:
+                state.broke_off = None
+                if then := self._then():
+                    actions.append(Say(f"worker {worker} left its loop in the middle of an epoch and ended{then}"))
+        return actions
+
+    def _look_for_stuck(self, now: float) -> list[Action]:
+        left = [(worker, state) for worker, state in enumerate(self._all) if not state.over]
+        if not self.kept or not left or not all(state.gave_up for _, state in left):
+            self._left_alone = None
+            return []
+        if self._left_alone is None:
+            self._left_alone = now
+        if now - self._left_alone <= self._limit_seconds:
+            return []
+        actions: list[Action] = []
+        for worker, state in left:
+            state.over = state.failed = True
+            self.lost[worker] = f"{state.gave_up} and did not come back"
+            text = f"worker {worker} did not come back within {self._limit_seconds:g} s, and is ended"
+            actions += [Say(text), End(worker)]
+        return actions
+
+
+@final
+class Restarts:
+    """Says why torchrun's agent starts all workers again: once for each time, and of the worker that was the cause.
+
+    Args:
+        restarts: How often the agent does so.
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self._restarts = restarts
+        self._endings: dict[int, list[Ending]] = {}
+        self._since: dict[int, float] = {}
+
+    def ended(self, ending: Ending, now: float) -> None:
+        """A worker's process has ended."""
+        if ending.failed and ending.restart:
+            self._endings.setdefault(ending.restart, []).append(ending)
+            self._since.setdefault(ending.restart, now)
+
+    def look(self, now: float, *, last: bool = False) -> list[Say]:
+        """What there is to say, once all who failed together are known; `last`: no more will come."""
+        due = [restart for restart, since in self._since.items() if last or now - since > SETTLE_SECONDS]
+        for restart in due:
+            del self._since[restart]
+        return [self._say(restart, self._endings.pop(restart)) for restart in due]
+
+    def _say(self, restart: int, endings: list[Ending]) -> Say:
+        first = min(endings, key=lambda ending: ending.missed_another)
+        then = f"all workers start again ({restart} of {self._restarts})"
+        return Say(f"worker {first.worker} {first.how}; {then}")
+
+
+def _how(leave: Leave) -> str:
+    """What happened to a worker that is given up, as the rest of a sentence."""
+    if leave.why is Why.NEVER_CAME:
+        return f"did not come within {leave.seconds:g} s"
+    if leave.why is Why.SILENT:
+        return f"was silent for {leave.seconds:g} s"
+    doing = f" ({leave.doing.replace('has been', 'it has been', 1)})" if leave.doing else ""
+    return f"kept the others waiting for {leave.seconds:g} s{doing}"

@@ -1,0 +1,172 @@
+"""What is said and done when workers of a run on servers die, hang, leave or come back."""
+
+import pytest
+
+from evenstep.core.supervision import End, Ending, Leave, Restarts, Say, Stop, Supervision, Why
+
+KILLED = "was killed by SIGKILL"
+
+
+class Run:
+    """Three workers that have come, unless told otherwise; what follows from each event, as text."""
+
+    def __init__(self, *, kept=True, come=True, restarts=0):
+        self.supervision = Supervision(workers=3, kept=kept, restarts=restarts)
+        for worker in range(3 if come else 0):
+            assert self.supervision.joined(worker, 10.0) == []
+
+    def joined(self, worker):
+        return told(self.supervision.joined(worker, 10.0))
+
+    def left(self, worker, why, now=0.0, **more):
+        return told(self.supervision.left(Leave(worker=worker, why=why, **more), now))
+
+    def ended(self, worker, how=KILLED, *, failed=True, **more):
+        return told(self.supervision.ended(Ending(worker=worker, how=how, failed=failed, **more)))
+
+    def look(self, now):
+        return told(self.supervision.look(now))
+
+
+def told(actions):
+    names = {Say: "{}", End: "end {}", Stop: "stop: {}"}
+    return [
+        names[type(each)].format(each.text if isinstance(each, Say) else getattr(each, "why", None) or each.worker)
+        for each in actions
+    ]
+
+
+def test_a_death_is_said_once_with_what_follows():
+    run = Run()
+    assert run.left(1, Why.ENDED, in_loop=True) == []
+    assert run.ended(1) == [f"worker 1 {KILLED}; the others go on"]
+    assert run.left(0, Why.DONE) == []
+    assert run.ended(0, failed=False) == []
+    assert run.ended(2) == [f"worker 2 {KILLED}"]
+
+
+def test_a_restart_and_the_return_are_said():
+    run = Run(restarts=3)
+    assert run.ended(1, restart=1) == [f"worker 1 {KILLED}; it is started again (1 of 3)"]
+    assert run.left(1, Why.ENDED, in_loop=True) == []
+    assert run.joined(1) == ["worker 1 is back"]
+    assert run.joined(1) == []
+
+
+def test_who_is_given_up_is_said_with_the_reason_and_that_it_is_back():
+    run = Run()
+    assert run.left(1, Why.SILENT, seconds=20.0) == ["worker 1 was silent for 20 s; the others go on"]
+    assert run.joined(1) == ["worker 1 is back"]
+    doing = "has been outside the loader for 14 s, after iteration 57"
+    assert run.left(1, Why.HUNG, seconds=9.0, doing=doing) == [
+        "worker 1 kept the others waiting for 9 s (it has been outside the loader for 14 s, after iteration 57);"
+        " the others go on"
+    ]
+
+
+def test_nothing_is_said_of_a_worker_that_takes_another_place_itself():
+    assert Run().left(1, Why.AGAIN, in_loop=True) == []
+
+
+def test_a_death_before_the_run_begins_stops_it_with_one_sentence():
+    run = Run(come=False)
+    assert run.ended(2, "ended with exit code 1: no data") == [
+        "stop: worker 2 ended with exit code 1: no data; the others were stopped, since all workers must call prepare"
+    ]
+    assert run.ended(0) == run.ended(1) == []
+
+
+def test_a_death_before_the_run_begins_is_no_reason_to_stop_while_restarts_are_left():
+    run = Run(come=False, restarts=1)
+    assert run.ended(2, restart=1) == [f"worker 2 {KILLED}; it is started again (1 of 1)"]
+    assert run.joined(2) == ["worker 2 is back"]
+
+
+@pytest.mark.parametrize("server_first", [True, False])
+def test_an_exit_with_0_in_mid_epoch_without_a_goodbye_is_said_whichever_is_heard_of_first(server_first):
+    run = Run()
+    heard = [lambda: run.left(1, Why.ENDED, in_loop=True), lambda: run.ended(1, "ended", failed=False)]
+    first, second = heard if server_first else reversed(heard)
+    assert first() == []
+    assert second() == ["worker 1 ended with exit code 0 in the middle of an epoch; the others go on"]
+
+
+def test_without_keepers_the_end_of_a_connection_in_mid_epoch_is_said():
+    assert Run(kept=False).left(1, Why.ENDED, in_loop=True) == ["worker 1 ended in the middle of an epoch"]
+    assert Run(kept=False).left(1, Why.ENDED) == []
+
+
+def test_a_worker_that_breaks_off_alone_is_said_to():
+    run = Run()
+    assert run.left(1, Why.DONE, now=5.0, in_loop=True) == []
+    assert run.ended(1, failed=False) == []
+    assert run.look(7.0) == []
+    assert run.look(8.5) == ["worker 1 left its loop in the middle of an epoch and ended; the others go on"]
+    assert run.look(9.0) == []
+
+
+def test_nothing_is_said_where_all_break_off_together():
+    run = Run()
+    for worker in range(3):
+        assert run.left(worker, Why.DONE, now=float(worker), in_loop=True) == []
+    assert run.look(20.0) == []
+
+
+def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have():
+    run = Run()
+    run.left(1, Why.SILENT, seconds=20.0)
+    run.ended(0, failed=False)
+    assert run.look(0.0) == []
+    run.ended(2, failed=False)
+    assert run.look(1.0) == run.look(11.0) == []
+    assert run.look(11.5) == ["worker 1 did not come back within 10 s, and is ended", "end 1"]
+    assert run.look(30.0) == []
+    assert run.supervision.lost == {1: "was silent for 20 s and did not come back"}
+
+
+def test_a_worker_that_comes_back_in_time_is_not_ended():
+    run = Run()
+    run.left(1, Why.SILENT, seconds=20.0)
+    run.ended(0, failed=False)
+    run.ended(2, failed=False)
+    run.look(1.0)
+    assert run.joined(1) == ["worker 1 is back"]
+    assert run.look(20.0) == []
+
+
+def test_a_worker_that_evaluates_after_the_others_have_ended_is_left_alone():
+    run = Run()
+    run.ended(0, failed=False)
+    run.ended(2, failed=False)
+    assert run.look(0.0) == run.look(1e6) == []
+
+
+def test_workers_of_whom_none_goes_on_are_ended_too():
+    run = Run()
+    assert run.left(0, Why.SILENT, seconds=20.0) == ["worker 0 was silent for 20 s; the others go on"]
+    run.left(1, Why.SILENT, seconds=20.0)
+    assert run.left(2, Why.SILENT, seconds=20.0) == ["worker 2 was silent for 20 s"]
+    run.look(0.0)
+    assert [each for each in run.look(11.0) if each.startswith("end")] == ["end 0", "end 1", "end 2"]
+
+
+def test_a_restart_of_all_workers_is_said_once_of_the_cause():
+    restarts = Restarts(2)
+    missed = Ending(worker=0, how="ended with exit code 1: it missed 1", failed=True, restart=1, missed_another=True)
+    restarts.ended(missed, 0.0)
+    assert restarts.look(0.5) == []
+    restarts.ended(Ending(worker=1, how=KILLED, failed=True, restart=1), 0.5)
+    assert told(restarts.look(1.5)) == [f"worker 1 {KILLED}; all workers start again (1 of 2)"]
+    assert restarts.look(9.0) == []
+
+
+def test_nothing_is_said_of_the_last_failure_of_all_which_is_the_run_s():
+    restarts = Restarts(2)
+    restarts.ended(Ending(worker=1, how=KILLED, failed=True), 0.0)
+    assert restarts.look(9.0, last=True) == []
+
+
+def test_a_restart_is_said_before_the_run_ends():
+    restarts = Restarts(2)
+    restarts.ended(Ending(worker=1, how=KILLED, failed=True, restart=2), 0.0)
+    assert told(restarts.look(0.0, last=True)) == [f"worker 1 {KILLED}; all workers start again (2 of 2)"]
