@@ -1,8 +1,8 @@
 """Table I of DSSP, scaled down: seconds to an accuracy on two workers, of which one is 2.17 times as fast.
 
 Counted twice. By global samples, which is how evenstep counts: epochs, and the learning rate's fall with them, are of
-what all workers have computed on. And by the fast worker's own samples, which is how the table must have been counted:
-its epoch is over when it alone has computed on as many samples as there are. The processes, the communication and the
+what all workers have computed on. And by the fast worker's own samples, as we infer that the table was counted: its
+epoch is over when it alone has computed on as many samples as there are. The processes, the communication and the
 training are real; part of the training labels are wrong, so that the accuracy jumps when the learning rate falls, as
 in the paper.
 """

@@ -110,8 +110,7 @@ def forked_cells():
 def launched_cells():
     """The same through the launchers, as far as they behave differently from each other."""
     cells = [
-        Cell(fault, "mid-epoch", scheme, 1, "evenstep run")
-        for scheme, fault in product(("lb-bsp", "ssp"), FAULTS)
+        Cell(fault, "mid-epoch", scheme, 1, "evenstep run") for scheme, fault in product(("lb-bsp", "ssp"), FAULTS)
     ]
     cells += [Cell(fault, "start", "ssp", 1, "evenstep run") for fault in ("killed", "raises", "hangs")]
     cells += [Cell(fault, "evaluation", "ssp", 1, "evenstep run") for fault in ("stopped", "exits")]

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
+from support.faults import meeting_place
+from support.processes import CONTEXT
 
 from evenstep.core.supervision import Supervision
 from evenstep.runtime.keeper import _message, group_file, status_file
@@ -23,8 +25,6 @@ from evenstep.runtime.server.process import SECRET_VARIABLE
 from evenstep.runtime.watch import FollowsServers, Watch
 from faults import worker
 from faults.cells import COUNT, PAUSE_SECONDS
-from support.faults import meeting_place
-from support.processes import CONTEXT
 
 POLL_SECONDS = 0.05
 GUARD_SECONDS = 150.0

@@ -11,12 +11,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from support import training
+from support.training import Run
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from faults.cells import SCHEMES, Cell
-from support import training
-from support.training import Run
 
 RUN = Run(samples=96, batch_size=4, epochs=3)
 MIDDLE = 3
@@ -70,13 +70,15 @@ class Faulty:
 
 
 def train(cell, folder):
-    """Trains, and writes each batch down that was stepped on: life, epoch, positions, and whether others did it instead."""
+    """Trains, and writes down each batch that was stepped on: life, epoch, positions, and if others did it instead."""
     fault = Fault(cell, folder)
     fault.at("start")
     model = training.model_of(RUN)
     optimizer = training.optimizer_of(RUN, model)
     data = DataLoader(TensorDataset(*training.data(RUN)), batch_size=RUN.batch_size, shuffle=True)
-    model, optimizer, loader = evenstep.prepare(model, optimizer, data, scheme=SCHEMES[cell.scheme], timeout=cell.timeout)
+    model, optimizer, loader = evenstep.prepare(
+        model, optimizer, data, scheme=SCHEMES[cell.scheme], timeout=cell.timeout
+    )
     if cell.restarts and not cell.served:
         evenstep.checkpoint.restore(Path(folder, "checkpoints"), model, optimizer, loader)
     done = 0

@@ -22,7 +22,7 @@ def same(value, expected, tolerance=1e-12):
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_it_is_the_mathematics_of_one_process_with_a_model_per_worker(optimizer):
-    run = Run(scripted=11, optimizer=optimizer, parts={"period": 4}, **UNEVEN)
+    run = Run(scripted=5, optimizer=optimizer, parts={"period": 4}, **UNEVEN)
     values = results(run_workers(training.train_locally, 3, run))
     assert any(not positions for value in values for _, _, positions, _ in value["positions"])
     expected = training.train_locally_alone(run, [value["positions"] for value in values], period=4)
@@ -42,11 +42,20 @@ def test_a_longer_period_is_something_else():
     assert np.abs(np.array(value["weights"]) - training.train_alone(run, 15)).max() > 1e-4
 
 
-def test_after_an_epoch_all_workers_are_alike_with_their_momentum():
-    run = Run(scripted=3, parts={"period": 4}, **UNEVEN)
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_after_an_epoch_all_workers_are_alike_with_their_optimizers_state(optimizer):
+    run = Run(scripted=3, optimizer=optimizer, parts={"period": 4}, **UNEVEN)
     values = results(run_workers(training.train_locally, 3, run))
+    assert any(not positions for value in values for _, _, positions, _ in value["positions"])
     assert all(value["weights"] == values[0]["weights"] for value in values)
     assert all(value["state"] == values[0]["state"] for value in values)
+
+
+def test_with_a_period_of_one_adam_counts_its_steps_as_one_process_does():
+    run = Run(scripted=7, optimizer="adam", parts={"period": 1}, **UNEVEN)
+    values = results(run_workers(training.train_locally, 3, run))
+    assert any(not positions for value in values for _, _, positions, _ in value["positions"])
+    assert [value["steps"] for value in values] == [[6.0 * 6] * 4] * 3
 
 
 @pytest.mark.parametrize("load", ["bsp", "lb-bsp", "dbs"])

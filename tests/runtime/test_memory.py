@@ -78,6 +78,15 @@ def test_a_first_iteration_that_is_short_limits_nobody():
 
 
 @pytest.mark.multiprocess
+def test_a_global_batch_beyond_what_is_known_to_fit_is_tried_with_one_warning():
+    small = parse_cluster(MEMORY.partition("[[workers]]")[0] + '[[workers]]\ndevice = "fast"\ncount = 3')
+    run = Run(samples=6, batch_size=12, epochs=3, scheme="lb-bsp", options={"emulate": small})
+    values = results(run_workers(training.train_and_warn, 3, run))
+    assert [len(value["warnings"]) for value in values] == [1, 0, 0]
+    assert "known to hold 12 samples together, fewer than the global batch of 36" in values[0]["warnings"][0]
+
+
+@pytest.mark.multiprocess
 def test_looking_at_the_sizes_of_a_resumed_epoch_changes_nothing():
     slow = {"emulate": training.cluster_of([1, 1, 3])}
     run = Run(samples=240, batch_size=8, epochs=3, scheme="dbs", options=slow)

@@ -61,6 +61,20 @@ def test_a_market_of_workers_finishes_each_epoch_exactly(run, scheme):
     assert all(each.present_seconds < first.seconds for each in first.workers)
 
 
+@pytest.mark.parametrize("scheme", [*SCHEMES, "grouped:groups=0+2/1"])
+def test_who_is_left_gets_no_more_than_its_memory_holds(run, scheme):
+    small = DEVICE + 'memory = "45 MB"\nmemory_per_sample = "1 MB"\n'  # 42, since five per cent stay free
+    cluster = parse_cluster(
+        small + '[devices.large]\nper_sample = "10 ms"\nmemory = "1 GB"\nmemory_per_sample = "1 MB"\n'
+        '[spots.s]\nrecorded = [["0 s", "2 s"], ["20 s", "100 s"]]\n'
+        '[[workers]]\ndevice = "d"\n[[workers]]\ndevice = "large"\n[[workers]]\ndevice = "d"\nspot = "s"\n'
+    )
+    result, kept, _ = run(cluster, scheme, batch=96, iterations=40, logged=True)
+    assert result.complete
+    taken = [event["samples"] for event in kept[0].events if event["event"] == "iteration"]
+    assert max(taken) == 42
+
+
 def test_a_run_that_all_leave_ends_there(run):
     result = run(spots('recorded = [["0 s", "2 s"]]', 'recorded = [["0 s", "3 s"]]'), "asp", batch=16, iterations=100)
     assert not result.complete

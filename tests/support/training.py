@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import signal
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,13 @@ def train(run):
         "sizes": sizes,
         "misses": loader.statistics().misses,
     }
+
+
+def train_and_warn(run):
+    """As `train`, with the warnings of this worker."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        return {**train(run), "warnings": [str(each.message) for each in caught]}
 
 
 def epoch_order(run, epoch):
@@ -483,7 +491,8 @@ def train_locally(run):
             share = loader.current
             positions.append((epoch, share.iteration, list(share.positions[: share.samples]), share.ends_epoch))
     momentum = [state[name].flatten().tolist() for state in optimizer.state.values() for name in sorted(state)]
-    return {"weights": weights(model), "positions": positions, "state": momentum}
+    steps = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return {"weights": weights(model), "positions": positions, "state": momentum, "steps": steps}
 
 
 def train_locally_alone(run, positions_by_worker, period):
@@ -514,7 +523,12 @@ def _average(models, optimizers, shares):
             for tensor in alike:
                 tensor.copy_(mean)
             for name in states[0]:
-                if name != "step":
+                if name == "step":
+                    # Those who had nothing to compute on are behind.
+                    most = max(state["step"].item() for share, state in zip(shares, states, strict=True) if share)
+                    for state in states:
+                        state["step"].fill_(most)
+                else:
                     mean = sum(share * state[name] for share, state in zip(shares, states, strict=True))
                     for state in states:
                         state[name] = mean.clone()

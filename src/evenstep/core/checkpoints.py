@@ -43,13 +43,20 @@ def newer(names: Iterable[str], known: int) -> str | None:
 def superseded(names: Iterable[str], keep: int) -> list[str]:
     """The checkpoints beyond the newest `keep`, and the damaged ones that are older than all of these.
 
+    Nothing is, as long as there are fewer than `keep`, which is at least 1.
+
     >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008", "damaged-000006"], keep=2)
     ['checkpoint-000007', 'damaged-000006']
+    >>> superseded(["damaged-000006"], keep=2), superseded(["checkpoint-000007", "damaged-000006"], keep=2)
+    ([], [])
     """
     names = list(names)
-    kept = checkpoints(names)[-keep:]
-    damaged = [name for name in names if (match := _DAMAGED.fullmatch(name)) and int(match[1]) < number_of(kept[0])]
-    return [*checkpoints(names)[:-keep], *(damaged if len(kept) == keep else [])]
+    whole = checkpoints(names)
+    if len(whole) < keep:
+        return []
+    oldest = number_of(whole[-keep])
+    damaged = [name for name in names if (match := _DAMAGED.fullmatch(name)) and int(match[1]) < oldest]
+    return [*whole[:-keep], *damaged]
 
 
 def heir(device: str, devices: Sequence[str]) -> int | None:

@@ -4,6 +4,7 @@ It does not communicate: an engine takes its row to the others, and brings back 
 """
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ import numpy as np
 from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
-from evenstep.core.load.memory import limited
+from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import Ledger, MicroBatch, Share
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
 from evenstep.runtime.activity import Activity
@@ -35,7 +36,7 @@ class Balancer:
 
     Attributes:
         iteration: The iteration in hand, or the last one; None before the first.
-        problem: What the sizes must satisfy now; its maxima never exceed `limits`.
+        problem: What the sizes must satisfy now.
         policy: What decides the sizes.
         estimator: What this worker knows of its own speed.
         hold: Emulated slowness; None where there is none.
@@ -51,7 +52,7 @@ class Balancer:
         policy: LoadPolicy,
         estimator: Estimator,
         problem: Problem,
-        limits: IntArray,
+        limits: SizeLimits,
         stopwatch: Stopwatch,
         recorder: Recorder,
         clock: Callable[[], float],
@@ -72,6 +73,7 @@ class Balancer:
         self._sampler = factors
         self._memory = memory
         self._limits = limits
+        self._warned = False
         self._stopwatch = stopwatch
         self._recorder = recorder
         self._clock = clock
@@ -123,7 +125,7 @@ class Balancer:
         Raises:
             ConfigError: It cannot be shared out among these workers.
         """
-        problem = replace(self.problem, global_batch_size=global_batch_size)
+        problem = self._limits.stretched(replace(self.problem, global_batch_size=global_batch_size))
         self.policy.allocate(problem)
         self.problem = problem
 
@@ -237,11 +239,16 @@ class Balancer:
         """The script has left its loop after the iteration in hand."""
         self.activity.mark(Doing.LEFT, self._number - 1)
 
+    def synchronised(self) -> None:
+        """What all workers have computed is here, or is on its way in the device's stream."""
+        self._stopwatch.synchronised()
+
     # What was measured.
 
     def row(self, now: Iteration) -> list[int]:
         """Take in what was measured of this iteration, and what this worker tells the others of it."""
         lap = self._stopwatch.lap(sum(now.batch_sizes), now.passes)
+        now.device_synchronised_seconds = self._stopwatch.synchronised_seconds()
         samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
         if not now.observed:
             self._sample(now)
@@ -266,10 +273,23 @@ class Balancer:
     def learn(self, reports: Reports) -> None:
         """The iteration is over, and this is what everybody told of it: the next sizes rest on it."""
         self.policy.observe(reports)
-        self.problem = limited(self.problem, np.minimum(self._limits, reports.largest_size))
+        if self._limits.report_all(reports.largest_size):
+            self.problem = self._limits.stretched(self.problem)
+            self._warn_of_too_little_room()
         if self.iteration is not None and self.iteration.paused is not None:
             ended = self._clock() if self._entered is None else self._entered
             self._recorder.record(self.iteration.event(reports, self.workers.rank, ended))
+
+    def _warn_of_too_little_room(self) -> None:
+        """Together the workers always have the global batch, whatever their memory is known to hold."""
+        room, batch = self._limits.room(range(self.workers.count)), self.problem.global_batch_size
+        if room < batch and not self._warned and self.workers.rank == 0:
+            self._warned = True
+            warnings.warn(
+                f"the workers' memory is known to hold {room} samples together, fewer than the global batch of {batch},"
+                " so larger batches than that are tried: if a worker runs out of memory, lower the global batch size",
+                stacklevel=2,
+            )
 
     def record_served(self, done: Iteration, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
         """This iteration is over: write it down, with what the servers told of its push."""
@@ -337,7 +357,7 @@ class Balancer:
             "workers": self.workers.count,
             "worker": self.workers.rank,
             "epoch": self.problem.epoch,
-            "maximum": self.problem.maximum.tolist(),
+            "maximum": self._limits.state_dict()["largest"],
             "policy": self.policy.state_dict(),
             "estimator": self.estimator.state_dict(),
         }
@@ -347,10 +367,8 @@ class Balancer:
         if state["workers"] != self.workers.count:
             return
         # Before anything is measured again, the sizes rest on the speeds and the memory that were known.
-        maximum = np.array(state["maximum"], dtype=np.int64)
-        self.problem = limited(
-            replace(self.problem, epoch=cast("int", state["epoch"])), np.minimum(self.problem.maximum, maximum)
-        )
+        self._limits.load_state_dict({"largest": state["maximum"]})
+        self.problem = self._limits.stretched(replace(self.problem, epoch=cast("int", state["epoch"])))
         self.policy.load_state_dict(cast("State", state["policy"]))
         if state["worker"] == self.workers.rank:
             self.estimator.load_state_dict(cast("State", state["estimator"]))

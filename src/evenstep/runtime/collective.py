@@ -76,6 +76,7 @@ class CollectiveEngine:
 
     def enter_loader(self) -> None:
         self.balancer.enter_loader()
+        self.balancer.synchronised()
         self._tell_now()
         self._collect()
         if self.reports is not None:
@@ -238,6 +239,7 @@ class CollectiveEngine:
             )
         if self.workers.device_group is None and now is not None and now.paused is None:
             self._compute_ends()
+        self.balancer.synchronised()
         self._tell_now()
         self._collect()
         for watch in self._watches:

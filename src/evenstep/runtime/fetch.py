@@ -1,10 +1,11 @@
 """Fetches samples: in this process, or in a DataLoader's worker processes, in chunks ahead of need."""
 
 import copy
+import io
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import torch
@@ -197,7 +198,52 @@ def _pack_default(samples: list[Any]) -> Any:
 
 def _pack_samples(samples: list[Any]) -> bytes | None:
     """For a `collate_fn` of the user's own, which gets samples: one string of bytes, for the same reason."""
-    return pickle.dumps(samples, protocol=pickle.HIGHEST_PROTOCOL) if samples else None
+    if not samples:
+        return None
+    packed = io.BytesIO()
+    _CompactPickler(packed, pickle.HIGHEST_PROTOCOL).dump(samples)
+    return packed.getvalue()
+
+
+@final
+class _CompactPickler(pickle.Pickler):
+    """Packs of each tensor only the elements that it shows.
+
+    A sample of an in-memory dataset is a view (`self.x[i]`), with which pickle would pack the storage of the dataset.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+            return NotImplemented  # What a sparse tensor is made of comes here by itself.
+        stored = value.untyped_storage().nbytes()
+        if _is_array(value) and value.nbytes <= stored:
+            return torch.from_numpy, (value.numpy(),)  # Ten times as fast as a tensor.
+        if value.nbytes >= stored:
+            return NotImplemented
+        compact = value.detach().clone()
+        if type(compact) is not type(value):
+            return NotImplemented
+        compact.requires_grad_(value.requires_grad)
+        vars(compact).update(vars(value))
+        return compact.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+
+
+def _is_array(tensor: torch.Tensor) -> bool:
+    """Whether a NumPy array says everything of it."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.dtype in _ARRAYS
+        and tensor.device.type == "cpu"
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or vars(tensor))
+    )
+
+
+_ARRAYS: Final = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    }
+)
 
 
 def _runs(pieces: list[tuple[Any, int]]) -> list[tuple[Any, list[int]]]:

@@ -33,6 +33,9 @@ class Iteration:
     paused: float | None = None
     """When this worker had done its part of the (latest) synchronisation; None as long as there was none."""
     synchronised_seconds: float = 0.0
+    """What the synchronisation took by the host's clock."""
+    device_synchronised_seconds: float | None = None
+    """What it took by the device's, of the iteration whose compute is reported with this one; None: by the host's."""
     ended: float | None = None
     """When the script asked for the next batch."""
     observed: bool = False
@@ -59,16 +62,20 @@ class Iteration:
         compute = int(reports.compute_microseconds[worker]) * self.passes / 1e6
         slowest = int(reports.compute_microseconds.max()) * self.passes / 1e6
         # Never more than it really stood: the slowest one's compute may have begun before this worker's.
-        waited = min(slowest - compute, self.synchronised_seconds)
-        return self._parts(compute, waited, reports.row(worker), ended)
+        by_device = self.device_synchronised_seconds
+        synchronised = self.synchronised_seconds if by_device is None else by_device
+        return self._parts(compute, min(slowest - compute, synchronised), synchronised, reports.row(worker), ended)
 
     def served_event(self, row: list[int], held_seconds: float) -> dict[str, object]:
         """As `event`, of an iteration whose push was held for so long; `row` is what this worker told of it."""
         assert self.ended is not None
         compute = row[1] * self.passes / 1e6
-        return self._parts(compute, min(held_seconds, self.synchronised_seconds), row, self.ended)
+        synchronised = self.synchronised_seconds
+        return self._parts(compute, min(held_seconds, synchronised), synchronised, row, self.ended)
 
-    def _parts(self, compute: float, waited: float, row: list[int], ended: float) -> dict[str, object]:
+    def _parts(
+        self, compute: float, waited: float, synchronised: float, row: list[int], ended: float
+    ) -> dict[str, object]:
         return {
             "event": "iteration",
             "iteration": self.number,
@@ -79,7 +86,7 @@ class Iteration:
             "input_seconds": self.input_seconds,
             "compute_seconds": compute,
             "wait_seconds": waited,
-            "comm_seconds": self.synchronised_seconds - waited,
+            "comm_seconds": synchronised - waited,
             "report": row,
             "factors": list(astuple(self.factors)),
         }

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
@@ -358,9 +358,7 @@ class PreparedLoader:
         self._drawn = None if over or state["order"] is None else np.array(state["order"], dtype=np.int64)
 
     def _reseed(self, seed: int) -> None:
-        self._order = EpochOrder(
-            length=self._order.length, seed=seed, shuffle=self._order.shuffle, sampler=self._order.sampler
-        )
+        self._order = replace(self._order, seed=seed)
         self._inner = inner_loader(self._source, seed, self._requests) if self._source.num_workers else None
 
 

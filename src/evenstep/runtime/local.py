@@ -9,7 +9,14 @@ import torch.distributed as dist
 from evenstep.core.errors import DisagreementError, EvenstepError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares, ends_period
 from evenstep.core.values import Reports
-from evenstep.runtime.average import average, averaged_tensors, digest
+from evenstep.runtime.average import (
+    agree_on_step_counts,
+    average,
+    averaged_tensors,
+    digest,
+    digest_of_counts,
+    step_counts,
+)
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
@@ -44,7 +51,7 @@ class LocalEngine:
         self._clock = clock
         self._wait = wait
         self._liveness = liveness
-        self._exchange = Exchange(self.workers, columns=3 + Reports.columns())
+        self._exchange = Exchange(self.workers, columns=4 + Reports.columns())
         self._reports: Reports | None = None
         self._units = 0
         self._count = 0
@@ -158,7 +165,10 @@ class LocalEngine:
         """Average the models, and exchange what everybody has measured."""
         now.paused = self._clock()
         named = averaged_tensors(self._models, self._optimizers)
-        row = [now.fingerprint(weighed=self._weighed), self._units, digest(named), *self.balancer.row(now)]
+        counts = step_counts(self._optimizers)
+        seen = now.fingerprint(weighed=self._weighed)
+        kinds = digest({**named, "counts": counts})
+        row = [seen, self._units, kinds, digest_of_counts(counts), *self.balancer.row(now)]
         self._exchange.start(row)
         table = self._exchange.finish()
         assert table is not None
@@ -170,8 +180,19 @@ class LocalEngine:
                 " must step the same parameters before the first average"
             )
         total = int(table[:, 1].sum())
-        if self.workers.device_group is not None and total:
-            average(list(named.values()), self._units / total, self.workers.device_group)
+        if total:
+            self._average(list(named.values()), self._units / total)
+            if len(set(table[:, 3].tolist())) > 1:
+                self._agree_on(counts)
+        self.balancer.synchronised()
         now.synchronised_seconds = self._clock() - now.paused
         self._units, self._weighed = 0, False
-        self._reports = Reports.from_table(table[:, 3:])
+        self._reports = Reports.from_table(table[:, 4:])
+
+    def _average(self, tensors: Sequence[torch.Tensor], weight: float) -> None:
+        if self.workers.device_group is not None:
+            average(tensors, weight, self.workers.device_group)
+
+    def _agree_on(self, counts: torch.Tensor) -> None:
+        if self.workers.host_group is not None:
+            agree_on_step_counts(self._optimizers, counts, counted=self._units > 0, group=self.workers.host_group)

@@ -24,10 +24,12 @@ class EpochOrder:
     Shuffling draws `torch.randperm` from a generator seeded with seed + epoch, as `DistributedSampler` does: slice k of
     the epoch is then the very set of samples on which plain DDP would do its iteration k. A sampler of the user's own
     is drawn once per epoch, on worker 0 under a seed of its own, and shared. The seed is the DistributedSampler's, or
-    that of the loader's generator, or else the argument of `prepare`.
+    that of the loader's generator, or else the argument of `prepare`. As there, the whole dataset is shuffled before
+    drop_last cuts the end off, so that every sample has its turn.
     """
 
     length: int
+    dataset_length: int
     seed: int
     shuffle: bool
     sampler: Any | None = None
@@ -40,8 +42,8 @@ class EpochOrder:
             return np.arange(self.length, dtype=np.int64)
         generator = torch.Generator()
         generator.manual_seed(self.seed + epoch)
-        # DistributedSampler's drop_last shortens the epoch, so the length may be less than what is permuted.
-        return np.asarray(torch.randperm(self.length, generator=generator).numpy(), dtype=np.int64)
+        shuffled = torch.randperm(self.dataset_length, generator=generator)
+        return np.asarray(shuffled[: self.length].numpy(), dtype=np.int64)
 
     def _drawn(self, epoch: int, workers: Workers) -> IntArray:
         indices = torch.zeros(self.length, dtype=torch.int64)
@@ -110,7 +112,7 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
     """
     sampler = loader.sampler
     length = len(cast("Sized", loader.dataset))
-    order = EpochOrder(length=length, seed=seed, shuffle=False)
+    order = EpochOrder(length=length, dataset_length=length, seed=seed, shuffle=False)
     if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
         if sampler.num_replicas != workers.count:
             raise ConfigError(

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from evenstep.core.activity import Doing
 from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.limits import SizeLimits
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.balancer import Balancer
@@ -242,7 +243,7 @@ def _engine(
         policy=scheme.load.policy(workers.count),
         estimator=scheme.load.estimator(),
         problem=agreement.problem,
-        limits=agreement.limits,
+        limits=SizeLimits(scheme.load, agreement.problem, agreement.limits),
         stopwatch=DeviceStopwatch() if device.type == "cuda" else HostStopwatch(clock),
         recorder=recorder,
         clock=clock,

@@ -178,7 +178,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else _listed(sizes),
             "batch_size": loader.batch_size,
             "global_batch_size": request.global_batch_size,
-            "order": [order.length, order.shuffle, order.seed, order.sampler is not None],
+            "order": [order.length, order.shuffle, order.seed, order.sampler is not None, order.dataset_length],
             "drop_last": loader.drop_last,
             "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
             "rank": str(workers.rank),

@@ -5,7 +5,8 @@ bucket is ready, before anything is sent, is the worker's own.
 """
 
 from collections.abc import Callable
-from typing import Protocol, final
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
 
 import torch
 
@@ -38,6 +39,15 @@ class Stopwatch(Protocol):
 
     def read(self) -> float:
         """Seconds since `restart`, of a paused stopwatch; waits for the device where it must."""
+
+    def synchronised(self) -> None:
+        """What all workers have computed is here: the synchronisation that began with the last pause is over.
+
+        Does nothing where it was over already, or has not begun.
+        """
+
+    def synchronised_seconds(self) -> float | None:
+        """What the synchronisation took in the iteration that `lap` gave last; None where the host's clock tells it."""
 
     def lap(self, samples: int, passes: int) -> Sample | None:
         """Close an iteration of `samples` in so many passes; the mean pass of the newest iteration whose time is known.
@@ -85,27 +95,63 @@ class HostStopwatch:
         """Seconds since `restart`."""
         return self._seconds
 
+    def synchronised(self) -> None:
+        """Nothing: the host has waited for it."""
+
+    def synchronised_seconds(self) -> None:
+        """None: the host has waited for it."""
+
     def lap(self, samples: int, passes: int) -> Sample | None:
         """This iteration."""
         return Sample(samples=samples / passes, compute_seconds=self._seconds / passes)
+
+
+class Event(Protocol):
+    """What `torch.cuda.Event` does: a mark in a stream, with the time at which the device comes to it."""
+
+    def record(self, stream: Any) -> None:
+        """Put it at the present end of the stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come to it."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from this event to the other."""
+
+
+def _cuda_event() -> Event:
+    event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event
 
 
 @final
 class DeviceStopwatch:
     """For models on CUDA: pairs of events on the stream that is current at `restart`, read one iteration late.
 
+    The host launches work and does not wait for it, so its clock tells neither when compute ends nor how long the
+    device waits for other workers. An event after the last pair, which the stream reaches when it may go on with what
+    all workers have computed, tells the latter.
+
     The events of the iteration that a lap closes are still ahead of the device; those of the one before have passed in
     all but pathological cases, so reading them does not stall the host.
+
+    Args:
+        event: Makes an event.
+        stream: The stream that is current.
     """
 
     late = 1
 
-    def __init__(self) -> None:
-        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._begun: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
+    def __init__(
+        self, event: Callable[[], Event] = _cuda_event, stream: Callable[[], Any] = torch.cuda.current_stream
+    ) -> None:
+        self._event = event
+        self._current_stream = stream
+        self._stream: Any = None
+        self._marks = _Marks()
+        self._begun: Event | None = None
         self._closed: tuple[int, int] | None = None
-        self._previous: tuple[int, int, list[tuple[torch.cuda.Event, torch.cuda.Event]]] | None = None
+        self._previous: tuple[int, int, _Marks] | None = None
 
     @property
     def running(self) -> bool:
@@ -115,10 +161,10 @@ class DeviceStopwatch:
     def restart(self) -> None:
         """From zero; a closed iteration becomes the one before."""
         # Whoever pauses may do so in a stream of communication.
-        self._stream = torch.cuda.current_stream()
+        self._stream = self._current_stream()
         if self._closed is not None:
-            self._previous = (*self._closed, self._pairs)
-        self._pairs, self._begun, self._closed = [], None, None
+            self._previous = (*self._closed, self._marks)
+        self._marks, self._begun, self._closed = _Marks(), None, None
 
     def run(self) -> None:
         """Mark the present end of the stream as the beginning of a stretch of compute."""
@@ -128,8 +174,8 @@ class DeviceStopwatch:
     def pause(self) -> None:
         """Mark the present end of the stream as the end of that stretch."""
         if self._begun is not None:
-            self._pairs.append((self._begun, self._mark()))
-            self._begun = None
+            self._marks.stretches.append((self._begun, self._mark()))
+            self._marks.synchronised = self._begun = None
 
     def drop(self) -> None:
         """Stop, and forget the stretch since it was last run."""
@@ -137,23 +183,45 @@ class DeviceStopwatch:
 
     def read(self) -> float:
         """Seconds since `restart`; waits for the device."""
-        return _seconds(self._pairs)
+        return self._marks.compute_seconds()
+
+    def synchronised(self) -> None:
+        """Mark the present end of the stream, which waits there for what all workers have computed."""
+        if self._marks.stretches and self._begun is None and self._marks.synchronised is None:
+            self._marks.synchronised = self._mark()
+
+    def synchronised_seconds(self) -> float | None:
+        """Of the iteration before; None at the first."""
+        return None if self._previous is None else self._previous[2].synchronised_seconds()
 
     def lap(self, samples: int, passes: int) -> Sample | None:
         """The iteration before, or None at the first."""
         self._closed = (samples, passes)
         if self._previous is None:
             return None
-        samples, passes, pairs = self._previous
-        return Sample(samples=samples / passes, compute_seconds=_seconds(pairs) / passes)
+        samples, passes, marks = self._previous
+        return Sample(samples=samples / passes, compute_seconds=marks.compute_seconds() / passes)
 
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def _mark(self) -> Event:
+        event = self._event()
         event.record(self._stream)
         return event
 
 
-def _seconds(pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
-    for _, end in pairs:
-        end.synchronize()
-    return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1000.0
+@dataclass(slots=True)
+class _Marks:
+    """The events of one iteration: stretches of compute, and when the synchronisation after the last one was over."""
+
+    stretches: list[tuple[Event, Event]] = field(default_factory=list)
+    synchronised: Event | None = None
+
+    def compute_seconds(self) -> float:
+        return sum((_seconds(begin, end) for begin, end in self.stretches), 0.0)
+
+    def synchronised_seconds(self) -> float:
+        return 0.0 if self.synchronised is None else _seconds(self.stretches[-1][1], self.synchronised)
+
+
+def _seconds(begin: Event, end: Event) -> float:
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000.0

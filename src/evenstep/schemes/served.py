@@ -97,7 +97,7 @@ def dssp(
     Args:
         lower: The lead up to which a worker is always released, in iterations; 0 or more.
         upper: The lead up to which it may be released; at least `lower`.
-        bounded: False: grants add up without a limit, which is what the paper's Table I must have run.
+        bounded: False: grants add up without a limit, as we infer that they did in the paper's Table I.
         load: The scheme whose sizes are used, as in `asp`.
         rate: As in `asp`.
         clip: The largest norm of a push's gradient, as in `asp`.

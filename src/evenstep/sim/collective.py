@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.load.equal import Equal
-from evenstep.core.load.memory import limited
+from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.static import Static
 from evenstep.core.samples import Share, ends_period, short_slice_sizes
 from evenstep.core.values import IntArray, Reports
@@ -47,7 +47,7 @@ class CollectiveRun:
         )
         self._policy = scheme.load.policy(count)
         self._problem = scenario.problem
-        self._limits = scenario.limits
+        self._limits = SizeLimits(scheme.load, scenario.problem)
         self._minimum = int(self._problem.minimum[0])
         self._comm_seconds = _communication(scenario)
         self._now = 0.0
@@ -152,7 +152,8 @@ class CollectiveRun:
         self._passes = 0
         if reports is not None:
             self._policy.observe(reports)
-            self._problem = limited(self._problem, np.minimum(self._limits, reports.largest_size))
+            if self._limits.report_all(reports.largest_size):
+                self._problem = self._limits.stretched(self._problem)
 
     def _tell(self) -> Reports:
         passes = self._passes

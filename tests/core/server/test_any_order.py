@@ -62,6 +62,22 @@ class Worker:
         return self.asks is None and self.begun is not None and not self.claims
 
 
+@dataclass
+class _Limit:
+    """The largest batch that a worker is known to hold; it may always have `least`."""
+
+    least: int
+    latest: int = UNLIMITED
+    smallest: int = UNLIMITED
+
+    @property
+    def now(self):
+        return max(self.latest, self.least)
+
+    def report(self, largest):
+        self.latest, self.smallest = largest, min(largest, self.smallest)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Workers come, go, die, loop, break and return in any order; a plain book of all positions and pushes is kept."""
 
@@ -104,6 +120,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.open = {}
         self.done = {}
         self.arrived = {}
+        least = -(-minimum // multiple) * multiple
+        self.limits = [_Limit(least) for _ in range(self.count)]
 
     def new(self):
         return Coordinator(
@@ -172,6 +190,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert positions <= set(range(self.used))
             assert not any(positions & others for others in [*taken.values(), self.done.get(worker.begun, set())])
             assert len(positions) <= self.problem.maximum[answer.worker]
+            if not isinstance(self.load, Static):
+                assert len(positions) <= self.limits[answer.worker].now
             assert claim.number not in taken
             taken[claim.number] = positions
             worker.claims.append((worker.begun, claim))
@@ -188,6 +208,10 @@ class AnyOrder(RuleBasedStateMachine):
         pass
 
     def pass_on(self, arrival):
+        self.deliver(arrival)
+
+    def deliver(self, arrival):
+        self.limits[arrival.worker].report(arrival.row[-1])
         self.send(lambda coordinator: coordinator.push(arrival, self.now))
 
     def answered(self, answer):
@@ -379,6 +403,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.asked(rank, "leave")
         self.give_back(self.workers.pop(rank))
         self.awaited.discard(rank)
+        self.limits[rank].latest = self.limits[rank].smallest
         self.send(lambda coordinator: coordinator.leave(rank, self.now))
         self.gone(rank)
 
@@ -403,6 +428,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.open.clear()
         self.arrived.clear()
         self.awaited = set(range(self.count))
+        for limit in self.limits:
+            limit.smallest = limit.latest
 
     def teardown(self):
         if not hasattr(self, "workers"):
@@ -498,7 +525,7 @@ class TwoLevels(AnyOrder):
         self.together |= dict.fromkeys(weights, weights)
         for number, arrival in enumerate(arrivals, 1):
             self.settling = number < len(arrivals)
-            self.send(lambda coordinator, arrival=arrival: coordinator.push(arrival, self.now))
+            self.deliver(arrival)
 
     def answered(self, answer):
         bundle = self.bundle_of(answer.worker)

@@ -100,14 +100,14 @@ def test_sizes_stay_within_the_memory_that_is_reported():
     assert sizes.all() == {0: 3, 1: 5}
 
 
-def test_memory_that_holds_no_multiple_is_not_believed():
+def test_memory_that_holds_no_multiple_counts_as_one():
     sizes = sizes_of(Equal(), multiple=2)
     sizes.observe(0, row(largest=1))
     sizes.observe(1, row(largest=8))
-    assert sizes.all() == {0: 4, 1: 4}
+    assert sizes.all() == {0: 2, 1: 6}
 
 
-def test_a_snapshot_counts_once_the_same_workers_are_back():
+def test_a_snapshot_of_limits_counts_at_once_and_one_of_speeds_when_the_same_workers_are_back():
     sizes = sizes_of(LB_BSP, workers=3)
     sizes.begin_epoch(4)
     sizes.observe(0, row(3000, largest=6))
@@ -116,7 +116,7 @@ def test_a_snapshot_counts_once_the_same_workers_are_back():
     state = json.loads(json.dumps(sizes.state_dict()))
     again = sizes_of(LB_BSP, present=(), workers=3)
     again.load_state_dict(state)
-    for worker, known in ((1, {1: 8}), (2, {1: 4, 2: 4}), (0, {0: 3, 1: 3, 2: 2})):
+    for worker, known in ((1, {1: 5}), (2, {1: 4, 2: 4}), (0, {0: 3, 1: 3, 2: 2})):
         again.join(worker)
         assert again.all() == known
     again.leave(2)

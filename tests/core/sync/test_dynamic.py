@@ -1,3 +1,5 @@
+from heapq import heappop, heappush
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -9,9 +11,13 @@ from evenstep.core.sync.controller import extra_iterations
 SECONDS = st.one_of(st.integers(0, 20).map(float), st.floats(0.0, 1e9))
 
 
-def extra(interval, slowest_interval, due, most):
+def extra(interval, slowest_interval, due, most, allowed=None):
     return extra_iterations(
-        interval_seconds=interval, slowest_interval_seconds=slowest_interval, slowest_due_seconds=due, most=most
+        interval_seconds=interval,
+        slowest_interval_seconds=slowest_interval,
+        slowest_due_seconds=due,
+        most=most,
+        allowed=most if allowed is None else allowed,
     )
 
 
@@ -23,14 +29,15 @@ def releases(commands):
     return [(command.worker, command.lead, command.bound) for command in commands if isinstance(command, Release)]
 
 
-@given(SECONDS, SECONDS, st.one_of(SECONDS, SECONDS.map(lambda due: -due)), st.integers(0, 12))
-@example(1.0, 5e-324, 3.0, 4)
-def test_the_controller_finds_what_trying_every_pair_finds(interval, slowest_interval, due, most):
+@given(SECONDS, SECONDS, st.one_of(SECONDS, SECONDS.map(lambda due: -due)), st.integers(0, 12), st.integers(0, 12))
+@example(1.0, 5e-324, 3.0, 4, 4)
+@example(4.0, 1.0, 1.0, 4, 1)
+def test_the_controller_finds_what_trying_every_pair_finds(interval, slowest_interval, due, most, allowed):
     def apart(k, r):
         return abs((r * interval - due) - k * slowest_interval)
 
-    found = extra(interval, slowest_interval, due, most)
-    least = min(apart(k, r) for k in range(most + 1) for r in range(most + 1))
+    found = extra(interval, slowest_interval, due, most, allowed)
+    least = min(apart(k, r) for k in range(most + 1) for r in range(min(most, allowed) + 1))
     assert min(apart(k, found) for k in range(most + 1)) == pytest.approx(least, rel=1e-12, abs=1e-6)
 
 
@@ -55,6 +62,77 @@ def test_of_equally_good_numbers_of_iterations_the_controller_takes_the_smallest
 )
 def test_the_controller_answers(interval, slowest_interval, due, most, expected):
     assert extra(interval, slowest_interval, due, most) == expected
+
+
+class Printed:
+    """The paper's Algorithms 1 and 2 line by line, with the deviations that `DynamicPolicy` lists and no others."""
+
+    def __init__(self, workers, lower, upper, bounded):
+        self.lower, self.r_max, self.upper, self.bounded = lower, upper - lower, upper, bounded
+        self.t, self.r, self.released = [0] * workers, [0] * workers, [0.0] * workers
+        self.interval, self.came, self.waiting, self.pushes = [None] * workers, list(range(workers)), set(), 0
+
+    def push(self, p, now):
+        """Who is released."""
+        slowest_before = min(self.t)
+        self.t[p] += 1
+        self.pushes += 1
+        self.interval[p], self.came[p] = now - self.released[p], len(self.t) + self.pushes
+        self.waiting.add(p)
+        if self.r[p] > 0:
+            self.r[p] -= 1
+            ok = {p}
+        elif self.t[p] - min(self.t) > self.lower and self.t[p] == max(self.t):
+            granted = self.controller(p, now)
+            self.r[p] = max(granted - 1, 0)
+            ok = {p} if granted else set()
+        else:
+            ok = set()
+        if not self.bounded and min(self.t) > slowest_before:
+            ok |= self.waiting
+        ok |= {worker for worker in self.waiting if self.t[worker] - min(self.t) <= self.lower}
+        self.waiting -= ok
+        for worker in ok:
+            self.released[worker] = now
+        return ok
+
+    def controller(self, p, now):
+        s = max((worker for worker in range(len(self.t)) if self.t[worker] == min(self.t)), key=self.came.__getitem__)
+        if self.interval[s] is None:
+            return 0
+        sim_p = [now + r * self.interval[p] for r in range(self.r_max + 1)]
+        sim_s = [self.released[s] + self.interval[s] + k * self.interval[s] for k in range(self.r_max + 1)]
+        if self.bounded:
+            del sim_p[self.upper + 2 - (self.t[p] - min(self.t)) :]
+        return min((abs(due - pushed), r) for r, pushed in enumerate(sim_p) for due in sim_s)[1]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_random_runs_are_those_of_the_algorithms_as_printed(bounded):
+    for seed in range(400):
+        generator = np.random.default_rng(seed)
+        workers, lower = int(generator.integers(2, 6)), int(generator.integers(0, 4))
+        upper = lower + int(generator.integers(0, 9))
+        speeds, spread = generator.integers(1, 40, workers), int(generator.integers(1, 20))
+        policy = Dynamic(lower=lower, upper=upper, bounded=bounded).policy(workers)
+        printed = Printed(workers, lower, upper, bounded)
+        running, done = [], [0] * workers
+
+        def compute(worker, now, running=running, speeds=speeds, generator=generator, spread=spread):
+            # Whole seconds, so that neither implementation rounds.
+            heappush(running, (now + float(speeds[worker] + generator.integers(0, spread)), worker))
+
+        for worker in range(workers):
+            policy.on_join(worker, 0.0)
+            compute(worker, 0.0)
+        for _ in range(120):
+            now, worker = heappop(running)
+            commands = policy.on_push(push(worker, done[worker]), now)
+            done[worker] += 1
+            released = [command.worker for command in commands if isinstance(command, Release)]
+            assert set(released) == printed.push(worker, now), f"seed {seed}, at {now} s"
+            for each in released:
+                compute(each, now)
 
 
 def started(**limits):

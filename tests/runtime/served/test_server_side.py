@@ -7,18 +7,22 @@ from support.training import Run
 
 from evenstep.core.errors import WorkerLostError
 from evenstep.runtime.link import Link
+from evenstep.telemetry import read_events
 from evenstep.transport.connect import connect
 
 pytestmark = pytest.mark.multiprocess
 
 
-def test_a_disk_that_takes_no_snapshot_is_told_once_and_stops_nobody(tmp_path):
+def test_a_disk_that_takes_no_snapshot_is_told_once_and_stops_nobody(tmp_path, capfd):
     (tmp_path / "snapshots").write_text("a file where the snapshots are to go")
-    run = Run(scheme="ssp:bound=2", samples=77, epochs=3)
-    outcomes = run_served(served_faults.train, 3, run, tmp_path, -1, {}, run_dir=tmp_path)
+    run = Run(scheme="ssp:bound=2,servers=2", samples=77, epochs=3)
+    outcomes = run_served(served_faults.train, 3, run, tmp_path, -1, {}, servers=2, run_dir=tmp_path)
     assert [outcome.error for outcome in outcomes] == [None] * 3
     assert served_faults.pushed(tmp_path) == {epoch: list(range(77)) for epoch in range(3)}
-    assert len(server_events(tmp_path, "snapshot_failed")) == 1
+    failed = read_events(tmp_path, kinds=("snapshot_failed",), role="server")
+    assert [event["server"] for event in failed] == [0, 1]
+    said = capfd.readouterr().err
+    assert said.count("no snapshot can be written") == said.count("server 1 can write no snapshot") == 1
 
 
 def test_incarnations_of_two_servers_differ(tmp_path):

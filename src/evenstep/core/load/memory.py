@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Final, Self, cast, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.values import UNLIMITED, IntArray, Problem, State
+from evenstep.core.values import UNLIMITED, State
 
 ROUNDING_BYTES: Final = 24 * 2**20
 """How far an allocator's rounding moves a peak: PyTorch's takes segments of 20 MiB and of multiples of 2 MiB."""
@@ -138,18 +138,6 @@ def size_after_failure(failed: int, largest_run: int) -> int:
     What fits beyond that is learnt again.
     """
     return max(largest_run, failed // 2)
-
-
-def limited(problem: Problem, maximum: IntArray) -> Problem:
-    """The problem with these largest sizes, int64 of shape [workers], where they leave room for the global batch.
-
-    Otherwise as it was: after a first iteration that was short, only small sizes have been seen to fit.
-    """
-    multiple = problem.multiple
-    largest, least = maximum // multiple * multiple, -(-problem.minimum // multiple) * multiple
-    if int(largest.sum()) < problem.global_batch_size or (largest < least).any():
-        return problem
-    return replace(problem, maximum=maximum)
 
 
 @final

@@ -12,6 +12,7 @@ from typing import cast, final
 
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.load.base import Load
+from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples.claims import Claim, Claims
 from evenstep.core.server.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.server.group_sizes import GroupSizes
@@ -80,7 +81,8 @@ class Coordinator:
         self.samples = 0
         self.number = -1
         self.epoch = -1
-        self.sizes: Sizes | GroupSizes = Sizes(load, problem)
+        self._limits = SizeLimits(load, problem)
+        self.sizes: Sizes | GroupSizes = Sizes(load, problem, self._limits)
         self._load = load
         self._problem = problem
         self._saved_sizes: State | None = None
@@ -362,7 +364,8 @@ class Coordinator:
         """Where groups have been formed: their sizes are shared out among them, and whoever drives is told."""
         formed = [command for command in decided if isinstance(command, Regroup)]
         for command in formed:
-            sizes = GroupSizes(self._load, self._problem, command.groups, self.sizes.members, self.epoch)
+            members = self.sizes.members
+            sizes = GroupSizes(self._load, self._problem, command.groups, members, self.epoch, self._limits)
             saved, self._saved_sizes = self._saved_sizes, None
             if saved is not None and saved["groups"] == [list(group) for group in command.groups]:
                 sizes.load_state_dict(saved)
@@ -446,6 +449,7 @@ class Coordinator:
         sizes = cast("State", state["sizes"])
         if "groups" in sizes:
             self._saved_sizes = sizes
+            self._limits.load_state_dict(cast("State", sizes["limits"]))
         else:
             self.sizes.load_state_dict(sizes)
         self.sync.load_state_dict(cast("State", state["sync"]))

@@ -9,10 +9,10 @@ import numpy as np
 from evenstep.core.groups import Groups
 from evenstep.core.load.allocate.shares import shares
 from evenstep.core.load.base import Load
-from evenstep.core.load.memory import limited
+from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.static import Static
 from evenstep.core.server.sizes import SMALLEST_TAIL, Sizes
-from evenstep.core.values import IntArray, Problem, State
+from evenstep.core.values import Problem, State
 
 
 @final
@@ -28,19 +28,25 @@ class GroupSizes:
         groups: Of all its ranks.
         present: Those who are there.
         epoch: The one under way.
+        limits: What the workers may have; None: as the problem says until they report.
     """
 
-    def __init__(self, load: Load, problem: Problem, groups: Groups, present: Iterable[int], epoch: int) -> None:
+    def __init__(
+        self,
+        load: Load,
+        problem: Problem,
+        groups: Groups,
+        present: Iterable[int],
+        epoch: int,
+        limits: SizeLimits | None = None,
+    ) -> None:
         self.groups = groups
         self._load = load
         self._problem = replace(problem, epoch=epoch)
         self._minimum = int(problem.minimum.max())
         self._group_of = {worker: number for number, group in enumerate(groups) for worker in group}
         self._present = set(present)
-        self._largest = problem.maximum.copy()
-        """What each worker says that it holds."""
-        self._whole: list[int] = []
-        """Each group's part of the global batch."""
+        self._limits = SizeLimits(load, problem) if limits is None else limits
         self._parts: dict[int, Sizes] | None = None
         """By group, of those that anybody is in; None where they have changed."""
         self._all: tuple[tuple[dict[int, int], ...], dict[int, int]] = ((), {})
@@ -59,6 +65,7 @@ class GroupSizes:
     def leave(self, worker: int) -> None:
         """This worker is not there any more."""
         self._present.discard(worker)
+        self._limits.leave(worker)
         self._parts = None
 
     def begin_epoch(self, epoch: int) -> None:
@@ -71,12 +78,11 @@ class GroupSizes:
         """A worker's row of `Reports` for its latest iteration."""
         if worker not in self._present:
             return
-        self._settled()[self._group_of[worker]].observe(worker, row)
-        largest = min(int(self._problem.maximum[worker]), row[-1])
-        if largest != self._largest[worker] and not isinstance(self._load, Static):
-            self._largest[worker] = largest
-            if self._batches(self._here(), self._limits()) != self._whole:  # What a group cannot hold is others' to do.
-                self._parts = None
+        parts = self._settled()
+        if parts[self._group_of[worker]].observe(worker, row):  # What a group may not have is others' to do.
+            batches = self._batches()
+            for number, part in parts.items():
+                part.share_out(batches[number])
 
     def all(self) -> dict[int, int]:
         """Every member's planned size, by rank; the same object as long as none has changed."""
@@ -123,13 +129,11 @@ class GroupSizes:
     def _settled(self) -> dict[int, Sizes]:
         """The groups' own sizes, made anew where somebody has come or gone."""
         if self._parts is None:
-            here, limits = self._here(), self._limits()
-            self._whole = self._batches(here, limits)
             self._parts = {}
-            for number, (members, batch) in enumerate(zip(here, self._whole, strict=True)):
+            for number, (members, batch) in enumerate(zip(self._here(), self._batches(), strict=True)):
                 if members:
-                    problem = replace(self._problem, global_batch_size=batch, maximum=limits)
-                    part = self._parts[number] = Sizes(self._load, problem)
+                    problem = replace(self._problem, global_batch_size=batch)
+                    part = self._parts[number] = Sizes(self._load, problem, self._limits)
                     for worker in members:
                         part.join(worker)
         return self._parts
@@ -138,52 +142,34 @@ class GroupSizes:
         """Those of each group who are there."""
         return [[worker for worker in group if worker in self._present] for group in self.groups]
 
-    def _limits(self) -> IntArray:
-        """The largest size of each worker, by rank, as far as those who are there can do the global batch with them."""
-        limits = self._problem.maximum.copy()
-        chosen = list(self.members)
-        if chosen:
-            whole = replace(
-                self._problem,
-                minimum=self._problem.minimum[chosen],
-                maximum=limits[chosen],
-                global_batch_size=min(self._problem.global_batch_size, self._room(limits[chosen])),
-            )
-            limits[chosen] = limited(whole, self._largest[chosen]).maximum
-        return limits
-
-    def _room(self, limits: IntArray) -> int:
-        """The samples that fit into these, in multiples."""
-        return int((limits // self._problem.multiple * self._problem.multiple).sum())
-
-    def _batches(self, here: Sequence[Sequence[int]], limits: IntArray) -> list[int]:
+    def _batches(self) -> list[int]:
         """Each group's part of the global batch."""
+        here = self._here()
         if isinstance(self._load, Static):
             return [sum(self._load.sizes[worker] for worker in members) for members in here]
         if not self._present:
             return [0] * len(here)
-        multiple = self._problem.multiple
-        lower, upper = np.zeros((2, len(here)), dtype=np.int64)
-        for number, members in enumerate(here):
-            lower[number] = (-(-self._problem.minimum[list(members)] // multiple) * multiple).sum()
-            upper[number] = self._room(limits[list(members)])
+        lower = np.array([self._limits.least(members) for members in here], dtype=np.int64)
+        upper = np.array([self._limits.room(members) for members in here], dtype=np.int64)
         counts = np.array([len(members) for members in here], dtype=np.int64)
-        # Who is left may not hold all of it.
+        # Those who are there may not have all of it.
         total = min(self._problem.global_batch_size, int(upper.sum()))
-        return list(map(int, shares(total, counts, lower=lower, upper=upper, multiple=multiple)))
+        return list(map(int, shares(total, counts, lower=lower, upper=upper, multiple=self._problem.multiple)))
 
     # A checkpoint.
 
     def state_dict(self) -> State:
-        """The groups, and the memory of each one's policy."""
+        """The groups, the limits, and the memory of each group's policy."""
         return {
             "groups": [list(group) for group in self.groups],
-            "parts": [[number, part.state_dict()] for number, part in self._settled().items()],
+            "limits": self._limits.state_dict(),
+            "parts": [[number, part.policy_state()] for number, part in self._settled().items()],
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with what was known of these groups, where the same workers are there."""
+        """Go on with the limits, and with what was known of these groups where the same workers are there."""
+        self._limits.load_state_dict(cast("Any", state["limits"]))
         parts = self._settled()
         for number, part in cast("Any", state["parts"]):
             if number in parts:
-                parts[number].load_state_dict(part)
+                parts[number].load_policy_state(part)

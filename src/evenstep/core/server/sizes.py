@@ -8,7 +8,7 @@ import numpy as np
 
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.equal import Equal
-from evenstep.core.load.memory import limited
+from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.static import Static
 from evenstep.core.samples.assignment import short_slice_sizes
 from evenstep.core.values import Problem, Reports, State
@@ -24,17 +24,20 @@ class Sizes:
     Without a barrier there is no iteration that all report on. The policy is fed whenever everyone has pushed since it
     was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work. When a
     worker joins or leaves, a new policy begins for those that are there, once somebody asks; speeds are the workers'
-    own estimates and come with their next rows. The user's own sizes stay with their ranks.
+    own estimates and come with their next rows. The user's own sizes stay with their ranks. Nobody is planned to have
+    more than its limit, so those that are there may not have the whole global batch between them.
 
     Args:
         load: The scheme's answer to *how much*.
         problem: As for all workers of the run, by rank.
+        limits: What its workers may have; None: as the problem says until they report.
     """
 
-    def __init__(self, load: Load, problem: Problem) -> None:
+    def __init__(self, load: Load, problem: Problem, limits: SizeLimits | None = None) -> None:
         self._load = load
         self._steady = isinstance(load, Equal | Static)
-        self._whole = problem
+        self._limits = SizeLimits(load, problem) if limits is None else limits
+        self._whole = problem.global_batch_size
         self._minimum = int(problem.minimum.max())
         self._present: set[int] = set()
         self._changed = False
@@ -42,7 +45,6 @@ class Sizes:
         self._policy: LoadPolicy = load.policy(problem.workers)
         self._problem = problem
         self._rows: dict[int, Sequence[int]] = {}
-        self._largest: dict[int, int] = {}
         self._sizes: dict[int, int] | None = None
         self._saved: State | None = None
 
@@ -60,6 +62,7 @@ class Sizes:
     def leave(self, worker: int) -> None:
         """This worker does not share the global batch any more."""
         self._present.discard(worker)
+        self._limits.leave(worker)
         self._changed = True
 
     def begin_epoch(self, epoch: int) -> None:
@@ -67,32 +70,38 @@ class Sizes:
         self._problem = replace(self._problem, epoch=epoch)
         self._sizes = None
 
-    def observe(self, worker: int, row: Sequence[int]) -> None:
-        """A worker's row of `Reports` for its latest iteration."""
+    def observe(self, worker: int, row: Sequence[int]) -> bool:
+        """A worker's row of `Reports` for its latest iteration; whether its limit gives reason for other sizes."""
         if worker not in self._present:
-            return
+            return False
         if self._changed:
             self._settle()
-        if self._steady and row[-1] == self._largest.get(worker):
-            return  # Such sizes do not follow speeds, and the limits are as they were.
-        self._largest[worker] = row[-1]
-        self._rows[worker] = row
-        if len(self._rows) < len(self._members):
-            return
-        table = np.array([self._rows[member] for member in self._members], dtype=np.int64)
-        self._rows = {}
-        reports = Reports.from_table(table)
-        self._policy.observe(reports)
-        if not isinstance(self._load, Static):  # which refuses limits instead of keeping to them
-            limits = self._whole.maximum[list(self._members)]
-            self._problem = limited(self._problem, np.minimum(limits, reports.largest_size))
-        self._sizes = None
+        binds = self._limits.report(worker, row[-1]) and self._binds(worker)
+        if binds:
+            self._sizes = None
+        if not self._steady:  # Else no size follows a speed.
+            self._rows[worker] = row
+            if len(self._rows) == len(self._members):
+                table = np.array([self._rows[member] for member in self._members], dtype=np.int64)
+                self._rows = {}
+                self._policy.observe(Reports.from_table(table))
+                self._sizes = None
+        return binds
+
+    def share_out(self, global_batch_size: int) -> None:
+        """The members share this many samples from now on."""
+        if global_batch_size != self._whole:
+            self._whole = global_batch_size
+            self._sizes = None
 
     def all(self) -> dict[int, int]:
-        """Every member's planned size, by rank; they sum to the global batch, as far as the members may hold it."""
+        """Every member's planned size, by rank; they sum to the global batch, or to what the members may have of it."""
         self._settle()
         if self._sizes is None:
-            sizes = self._policy.allocate(self._problem).sizes.tolist() if self._members else []
+            sizes: list[int] = []
+            if self._members:
+                self._problem = self._problem_of_now()
+                sizes = self._policy.allocate(self._problem).sizes.tolist()
             self._sizes = dict(zip(self._members, sizes, strict=True))
         return self._sizes
 
@@ -121,7 +130,7 @@ class Sizes:
             size = min(planned, max(minimum, -(-planned // SMALLEST_TAIL), -(-unclaimed * planned // batch)))
         if not 0 < unclaimed - size < minimum:
             return min(size, unclaimed)
-        together = planned if unclaimed >= 2 * minimum else int(self._whole.maximum[worker])
+        together = planned if unclaimed >= 2 * minimum else self._limits.of(worker)
         return unclaimed if unclaimed <= together else max(minimum, unclaimed - minimum)
 
     def _settle(self) -> None:
@@ -129,45 +138,57 @@ class Sizes:
         if not self._changed:
             return
         self._changed = False
+        self._sizes = None
         members = tuple(sorted(self._present))
         if members == self._members:
             return
         self._members = members
         self._rows = {}
-        self._largest = {}
-        self._sizes = None
         if not members:
             return
-        chosen = list(members)
-        maximum = self._whole.maximum[chosen]
-        room = int((maximum // self._whole.multiple * self._whole.multiple).sum())
         load = self._load
         if isinstance(load, Static):
             load = replace(load, sizes=tuple(load.sizes[member] for member in members))
-            room = min(room, sum(load.sizes))
-        self._problem = replace(
-            self._whole,
-            # Who is left may not hold all of it.
-            global_batch_size=min(self._whole.global_batch_size, room),
-            minimum=self._whole.minimum[chosen],
-            maximum=maximum,
-            epoch=self._problem.epoch,
-        )
         self._policy = load.policy(len(members))
         self._restore()
 
+    def _problem_of_now(self) -> Problem:
+        """What the members' sizes must satisfy."""
+        members, whole = self._members, self._whole
+        if isinstance(self._load, Static):
+            whole = min(whole, sum(self._load.sizes[member] for member in members))
+        return replace(self._limits.shared_by(members, whole), epoch=self._problem.epoch)
+
+    def _binds(self, worker: int) -> bool:
+        """Whether another limit of this worker's makes a difference: its size is above it, or was held down by one."""
+        if self._sizes is None:
+            return True
+        size, multiple = self._sizes[worker], self._problem.multiple
+        before = int(self._problem.maximum[self._members.index(worker)])
+        return size > self._limits.of(worker) or size + multiple > before
+
+    # A checkpoint.
+
     def state_dict(self) -> State:
-        """The policy's memory and whose it is."""
+        """The limits, the policy's memory and whose it is."""
+        return {"limits": self._limits.state_dict(), **self.policy_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on with what was known: of the limits at once, of speeds when the same workers are back and no others."""
+        self._limits.load_state_dict(cast("State", state["limits"]))
+        self.load_policy_state(state)
+
+    def policy_state(self) -> State:
+        """The same without the limits, which others keep."""
         self._settle()
         return {
             "members": list(self._members),
             "epoch": self._problem.epoch,
-            "maximum": self._problem.maximum.tolist(),
             "policy": self._policy.state_dict(),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Go on with what was known, once the same workers have come back, and no others."""
+    def load_policy_state(self, state: State) -> None:
+        """Go on with what was known of speeds, once the same workers have come back, and no others."""
         self._saved = state
         self.begin_epoch(cast("int", state["epoch"]))
         self._restore()
@@ -178,5 +199,4 @@ class Sizes:
             return
         self._saved = None
         self._sizes = None
-        self._problem = limited(self._problem, np.array(saved["maximum"], dtype=np.int64))
         self._policy.load_state_dict(cast("State", saved["policy"]))

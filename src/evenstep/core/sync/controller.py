@@ -2,7 +2,7 @@
 
 
 def extra_iterations(
-    *, interval_seconds: float, slowest_interval_seconds: float, slowest_due_seconds: float, most: int
+    *, interval_seconds: float, slowest_interval_seconds: float, slowest_due_seconds: float, most: int, allowed: int
 ) -> int:
     """How many more iterations the fastest worker should do before it waits: r* of DSSP's Algorithm 2.
 
@@ -18,15 +18,19 @@ def extra_iterations(
 
     Deviations: the paper leaves ties open; the smallest r wins. It takes intervals between pushes, and s's next push
     one such interval after the last; waiting inflates both, so here an interval is from release to push and s is due
-    one interval after its release. Only the k on either side of Sim_p[r] are tried, which changes nothing.
+    one interval after its release. Of the r only those up to `allowed` are considered, of the k all. Only the k on
+    either side of Sim_p[r] are tried, which changes nothing.
 
     Args:
         interval_seconds: I_p, from the last release of p to its push, which is now; 0 or more.
         slowest_interval_seconds: I_s, the same of s, as last measured; 0 or more.
         slowest_due_seconds: from now until s's next push; negative where it is overdue.
-        most: the largest r that may be granted; 0 or more.
+        most: the paper's r_max, the largest k and r; 0 or more.
+        allowed: the largest r that may be granted now; 0 or more.
 
-    >>> extra_iterations(interval_seconds=1.0, slowest_interval_seconds=4.0, slowest_due_seconds=3.0, most=4)
+    >>> extra_iterations(
+    ...     interval_seconds=1.0, slowest_interval_seconds=4.0, slowest_due_seconds=3.0, most=4, allowed=4
+    ... )
     3
     """
 
@@ -40,4 +44,4 @@ def extra_iterations(
             abs(after_due - earlier * slowest_interval_seconds), abs(after_due - later * slowest_interval_seconds)
         )
 
-    return min(range(most + 1), key=apart)
+    return min(range(min(most, allowed) + 1), key=apart)

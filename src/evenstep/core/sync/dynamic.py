@@ -28,12 +28,13 @@ class DynamicPolicy:
       for the caller, so that the slowest's is never known. A slowest worker of unknown interval is waited for.
     * The paper does not say which of several slowest workers counts; we take the one that came to its iteration last,
       since it is the one that is waited for.
-    * Only r <= `upper` + 1 - lead are considered, so that nobody is released beyond a lead of `upper`. Printed, a
-      worker may ask again and again, and nothing enforces the upper limit that Theorem 2 rests on.
+    * Only r <= `upper` + 1 - lead are considered (and all k), so that nobody is released beyond a lead of `upper`.
+      Printed, a worker may ask again and again, and nothing enforces the upper limit that Theorem 2 rests on.
 
     With `bounded` False the last of these is undone, and a held worker is released whatever its lead when the slowest
-    has pushed next, as Fig. 2 draws it (when the last of several slowest has). That is what the paper's Table I must
-    have run: between workers of lastingly unequal speed any policy that bounds the lead runs at the slow one's rate.
+    has pushed next, as Fig. 2 draws it (when the last of several slowest has). We infer that the paper's Table I was
+    run like this, which the paper does not say: between workers of lastingly unequal speed any policy that bounds the
+    lead runs at the slow one's rate.
 
     An interval outlasts a leave and a checkpoint; extra iterations do not.
     """
@@ -98,13 +99,12 @@ class DynamicPolicy:
         if slowest_interval is None:
             return 0
         most = self._upper - self._lower
-        if self._bounded:
-            most = min(most, self._upper + 1 - lead)
         return extra_iterations(
             interval_seconds=self._interval_seconds[worker],
             slowest_interval_seconds=slowest_interval,
             slowest_due_seconds=self._roster.running_since(slowest) + slowest_interval - now,
             most=most,
+            allowed=self._upper + 1 - lead if self._bounded else most,
         )
 
     def _release_held(self, now: float, slowest_before: int) -> list[Command]:
@@ -120,7 +120,7 @@ class DynamicPolicy:
 class Dynamic:
     """DSSP: a worker is released at a lead of `lower` to `upper` iterations, where the controller sees the least wait.
 
-    0 <= `lower` <= `upper`. With `bounded` False nothing bounds the lead: what the paper's Table I must have run.
+    0 <= `lower` <= `upper`. With `bounded` False nothing bounds the lead, as we infer of the paper's Table I.
     """
 
     lower: int = 3

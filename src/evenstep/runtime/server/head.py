@@ -1,6 +1,7 @@
 """Shard 0: has the coordinator, and sees to it that every shard does what it decides, in the same order."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -111,6 +112,8 @@ class Head:
         self._done: dict[int, int] = {}
         """The last pass of each worker that has said goodbye."""
         self._saved = (clock(), -1)
+        self._written: deque[tuple[int, str | None]] = deque()
+        """Of snapshots that have been written: the version, and why it failed, if it did."""
         self._tally = _Tally(clock())
         self._farewells: list[Connection] = []
 
@@ -245,8 +248,10 @@ class Head:
         self._give_up_hanging(now)
         self._report_missing()
         saved, version = self._saved
-        if now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version):
-            self.snapshot()
+        due = now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version)
+        if due and not self._snapshots.busy:
+            self._snapshot(meanwhile=True)
+        self._hear_of_snapshots()
         if now - self._tally.since >= TALLY_SECONDS:
             self._write_tally(now)
 
@@ -323,7 +328,7 @@ class Head:
         self.replica.initialise(worker, self.coordinator.version)
         self._initialiser = None
         # From here on there is always one to go back to.
-        self.snapshot()
+        self._snapshot()
         begins, self._begins = self._begins, {}
         for waiting, begin in sorted(begins.items()):
             try:
@@ -428,10 +433,9 @@ class Head:
         return clip_factor(norm, most)
 
     def _answer(self, answer: Answer) -> None:
-        if answer.over and self._saved[1] != self.replica.version:
+        if answer.over:
             # Before anybody hears of it: a server that comes back must not be in the middle of a pass that has ended.
-            self.snapshot()
-            self._snapshots.wait()
+            self._snapshot()
         header: dict[str, object] = {
             "claims": [[claim.number, list(claim.ranges)] for claim in answer.claims],
             "over": answer.over,
@@ -487,21 +491,33 @@ class Head:
     def finish(self) -> None:
         """The servers end: write down and save the last of it."""
         self._write_tally(self._clock())
-        self.snapshot()
+        self._snapshot()
 
-    def snapshot(self) -> None:
-        """Write a snapshot, on every shard."""
-        if self._coordinator is None or self.replica.version in (-1, self._saved[1]):
-            return
-        self._tell({"op": "snapshot"})
-        failure = self.replica.snapshot(coordinator=self._coordinator.state_dict())
-        self._saved = (self._clock(), self.replica.version)
-        if failure is None:
-            self._record("snapshot", self._clock(), None)
-        elif not self._failing:
-            self._say(f"no snapshot can be written ({failure}): a server that dies now loses what it has")
-            self._record("snapshot_failed", self._clock(), None, text=failure)
-        self._failing = failure is not None
+    def _snapshot(self, *, meanwhile: bool = False) -> None:
+        """Have a snapshot written on every shard, unless this version has one.
+
+        With `meanwhile` the run goes on while it is written; else it is on the disk of this server afterwards.
+        """
+        version, written = self.replica.version, self._written
+        if self._coordinator is not None and version not in (-1, self._saved[1]):
+            self._tell({"op": "snapshot_meanwhile" if meanwhile else "snapshot"})
+            self._saved = (self._clock(), version)
+            beside = {"coordinator": self._coordinator.state_dict()}
+            self.replica.snapshot(lambda why: written.append((version, why)), meanwhile=meanwhile, **beside)
+        if not meanwhile:
+            self._snapshots.wait()
+            self._hear_of_snapshots()
+
+    def _hear_of_snapshots(self) -> None:
+        """Tell what has become of those that were to be written."""
+        while self._written:
+            version, failure = self._written.popleft()
+            if failure is None:
+                self._record("snapshot", self._clock(), None, version=version)
+            elif not self._failing:
+                self._say(f"no snapshot can be written ({failure}): a server that dies now loses what it has")
+                self._record("snapshot_failed", self._clock(), None, version=version, text=failure)
+            self._failing = failure is not None
 
     def _record(self, event: str, now: float, worker: int | None, **more: object) -> None:
         """Write an event down. What the coordinator is told is written down with the very time that it is told."""

@@ -100,7 +100,7 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
     replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
     head = _head(settings, secret, replica, snapshots, recorder, parent) if settings.index == 0 else None
-    service = _Service(settings, replica, head)
+    service = _Service(settings, replica, head, recorder)
     desk = Desk()
     with _listening(settings, secret, ended, desk, service.open, parent):
         threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
@@ -189,8 +189,9 @@ def _head(
 class _Service:
     """What the connections of one server have in common."""
 
-    def __init__(self, settings: Settings, replica: Replica, head: Head | None) -> None:
+    def __init__(self, settings: Settings, replica: Replica, head: Head | None, recorder: JsonlRecorder) -> None:
         self._settings = settings
+        self._recorder = recorder
         self._replica = replica
         self._head = head
         self._meeting = Meeting(settings.workers)
@@ -207,6 +208,7 @@ class _Service:
             lock=self._lock,
             workers=self._settings.workers,
             heartbeat_seconds=self._settings.heartbeat_seconds,
+            recorder=self._recorder,
         )
 
     def run(self, ended: threading.Event, desk: Desk) -> None:

@@ -3,7 +3,8 @@
 On shard 0 the head calls it; on the others the same calls come over the connection to shard 0, in the same order.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, final
 
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
@@ -106,19 +107,28 @@ class Replica:
         self.version = version
         return state
 
-    def snapshot(self, **beside: object) -> str | None:
-        """Write the parameters as they are now, and what stands beside them; why that failed, if it did.
+    def snapshot(self, told: Callable[[str | None], None], *, meanwhile: bool, **beside: object) -> None:
+        """Write the parameters as they are now, and what stands beside them.
 
         Weights from which nobody could go on do not take the place of those before.
+
+        Args:
+            told: Called when all is on the disk, with None, or with the reason why it is not; maybe by another thread.
+            meanwhile: The run goes on while a copy is written, of which there is never more than one: one before that
+                is still being written is waited for. Else this returns when all is done, and takes no memory.
+            beside: Plain values.
         """
         if not self.shard.finite():
-            return "the weights hold a NaN or an infinity"
-        state = {"run": self._encoded.decode(), "shard": self.shard.state_dict(), **beside}
-        try:
-            self._snapshots.write(self.version, self.index, state)
-        except (OSError, RuntimeError) as error:  # torch's own where the disk is full.
-            return str(error).partition("\n")[0]
-        return None
+            told("the weights hold a NaN or an infinity")
+            return
+        self._snapshots.wait()
+        parameters = self.shard.state_dict()
+        if meanwhile:
+            parameters = copy.deepcopy(parameters)
+        state = {"run": self._encoded.decode(), "shard": parameters, **beside}
+        self._snapshots.write(self.version, self.index, state, told)
+        if not meanwhile:
+            self._snapshots.wait()
 
     # Workers.
 

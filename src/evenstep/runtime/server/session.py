@@ -6,6 +6,7 @@ answered again. What is malformed ends the connection; what is not possible now 
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -27,6 +28,7 @@ from evenstep.runtime.server.seat import Seat, refused
 from evenstep.runtime.server.state_message import decode_states, encode_states
 from evenstep.runtime.server.updates import Options, options_from_record
 from evenstep.runtime.tensor_memory import memory_of
+from evenstep.telemetry import Recorder, Silent
 from evenstep.transport.base import Connection, ConnectionLostError, Header, Message
 
 _LARGEST: Final = 2**31
@@ -49,6 +51,7 @@ class Session:
         lock: Held for every call of the other three; whoever holds it may take it again.
         workers: How many workers the run has.
         heartbeat_seconds: What workers are told of it.
+        recorder: Takes the events of the other shards.
         abort: Ends a server that is of no use any more, so that whoever started it goes back to a snapshot.
     """
 
@@ -62,6 +65,7 @@ class Session:
         lock: AbstractContextManager[bool],
         workers: int,
         heartbeat_seconds: float,
+        recorder: Recorder | None = None,
         abort: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._connection = connection
@@ -71,6 +75,9 @@ class Session:
         self._lock = lock
         self._workers = workers
         self._heartbeat_seconds = heartbeat_seconds
+        self._recorder = recorder or Silent()
+        self._failing = False
+        """Whether the last snapshot could not be written; on the other shards."""
         self._abort = abort
         self._seat: Seat | None = None
         self._follows = False
@@ -103,7 +110,8 @@ class Session:
             "leave": self._follow_leave,
             "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
             "restore": self._follow_restore,
-            "snapshot": self._follow_snapshot,
+            "snapshot": lambda _: self._follow_snapshot(meanwhile=False),
+            "snapshot_meanwhile": lambda _: self._follow_snapshot(meanwhile=True),
         }
 
     def serve(self) -> None:
@@ -159,9 +167,17 @@ class Session:
             return
         if operation not in self._requests:
             raise ProtocolError(f"a message asked for {operation[:40]!r}, which no server does")
-        if self._seat is not None and self._head is not None and operation != "ping":
-            self._head.asked(self._seat.worker)
-        self._requests[operation](fields, message)
+        try:
+            self._requests[operation](fields, message)
+        finally:
+            if operation != "ping":
+                self._hear()
+
+    def _hear(self) -> None:
+        """The worker asked for something: told after it was done, so that a busy server delays nothing received."""
+        if self._seat is not None and self._head is not None:
+            with self._lock:
+                self._head.asked(self._seat.worker)
 
     def _lost(self) -> None:
         """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
@@ -182,10 +198,11 @@ class Session:
 
     def _ping(self, fields: Fields, message: Message) -> None:
         """A worker's pulse; only a peer that always reads, such as a group server, asks for an echo."""
-        if self._seat is not None and self._head is not None:
-            self._head.pulse(self._seat.worker, _seen(fields))
         if fields.has("echo"):
             self._reply({"pong": True})
+        if self._seat is not None and self._head is not None:
+            with self._lock:
+                self._head.pulse(self._seat.worker, _seen(fields))
 
     def _meet(self, fields: Fields, message: Message) -> None:
         rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
@@ -273,10 +290,9 @@ class Session:
             seat.receiving = True
             try:
                 self._connection.receive_payload(memory_of(seat.gradients))
+                self._hear()
             finally:
                 seat.receiving = False
-            if self._head is not None:
-                self._head.heard(seat.worker)
 
     def _still_new(self, sequence: int) -> bool:
         """Once the lock is held: whether the place is the worker's, reached on this line, and the request new."""
@@ -502,10 +518,18 @@ class Session:
         announced = [_key(key) for key in fields.lists("announced")]
         self._replica.leave(fields.whole("worker"), fields.whole("incarnation"), announced)
 
-    def _follow_snapshot(self, fields: Fields) -> None:
-        failure = self._replica.snapshot()
-        if failure is not None:
-            say(f"server {self._replica.index} wrote no snapshot: {failure}")
+    def _follow_snapshot(self, *, meanwhile: bool) -> None:
+        version = self._replica.version
+
+        def told(failure: str | None) -> None:
+            if failure is not None and not self._failing:
+                say(f"server {self._replica.index} can write no snapshot: {failure}")
+                self._recorder.record(
+                    {"event": "snapshot_failed", "at": time.monotonic(), "version": version, "text": failure}
+                )
+            self._failing = failure is not None
+
+        self._replica.snapshot(told, meanwhile=meanwhile)
 
 
 def _seen(fields: Fields) -> Seen:

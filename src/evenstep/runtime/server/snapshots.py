@@ -3,7 +3,7 @@
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
@@ -23,7 +23,7 @@ _FOLDER: Final = re.compile(r"version-(\d{12})")
 class Snapshots:
     """The snapshots of a run of `count` shards in one directory. One is complete when every shard has written its file.
 
-    A thread sees to it that what was written is on the disk before it takes its name.
+    A thread writes, one file at a time, so that nobody waits for the disk.
 
     Args:
         directory: Made where it does not exist, with the first snapshot.
@@ -35,37 +35,45 @@ class Snapshots:
         self._count = count
         self._last: threading.Thread | None = None
 
-    def write(self, version: int, shard: int, state: Mapping[str, Any]) -> None:
-        """Write one shard's file; a reader finds it whole or not at all, and soon.
+    def write(self, version: int, shard: int, state: Mapping[str, Any], told: Callable[[str | None], None]) -> None:
+        """Begin to write one shard's file, after the one before; a reader finds it whole or not at all.
 
-        Raises:
-            OSError: The disk is full, say; what was there before is untouched.
+        Nobody may change the state from now on. `told` is called by the thread that writes, when the file is on the
+        disk and has its name, or with the reason why it could not be written. What was there before is then untouched.
         """
         self.wait()
-        folder = self._directory / f"version-{version:012}"
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".shard-{shard}.partial"
-        try:
-            with partial.open("wb") as file:
-                torch.save(dict(state), file)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        # The disk may take long, and nobody need wait for it.
-        finishing = threading.Thread(target=self._finish, args=(partial, folder / f"shard-{shard}.pt"))
-        finishing.start()
-        self._last = finishing
+        arguments = (version, shard, state, told)
+        writing = threading.Thread(target=self._write, args=arguments, name="evenstep-snapshot")
+        writing.start()
+        self._last = writing
+
+    @property
+    def busy(self) -> bool:
+        """Whether a file is being written."""
+        return self._last is not None and self._last.is_alive()
 
     def wait(self) -> None:
-        """Until what was written last has its name."""
+        """Until nothing is being written."""
         if self._last is not None:
             self._last.join()
 
-    def _finish(self, partial: Path, path: Path) -> None:
-        sync(partial)
-        partial.replace(path)
-        sync(path.parent)
-        self._prune()
+    def _write(self, version: int, shard: int, state: Mapping[str, Any], told: Callable[[str | None], None]) -> None:
+        folder = self._directory / f"version-{version:012}"
+        partial = folder / f".shard-{shard}.partial"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                torch.save(dict(state), file)
+            sync(partial)
+            partial.replace(folder / f"shard-{shard}.pt")
+            sync(folder)
+        except Exception as error:  # torch has errors of its own where the disk is full.
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            told(str(error).partition("\n")[0])
+        else:
+            self._prune()
+            told(None)
 
     def latest(self) -> int | None:
         """The newest version of which every shard has written its part; None where there is none."""

@@ -1,0 +1,15 @@
+"""All that a server's head is told, it is told by a thread that holds the server's lock."""
+
+from support.lone_server import LoneServer
+
+
+def test_a_head_hears_of_its_worker_under_the_lock(tmp_path):
+    server = LoneServer(tmp_path / "snapshots")
+    server.begin()
+    pulse = {"op": "ping", "doing": "computing", "iteration": 0, "seconds": 0.0, "echo": True}
+    assert server.ask(pulse) == {"pong": True}
+    while not server.push()["over"]:
+        server.look(seconds=1.0)
+    server.ask({"op": "again", "seq": 3 + server.replica.version})
+    server.ask({"op": "stop", "seq": 4 + server.replica.version, "has": server.replica.version})
+    assert server.unlocked == 0

@@ -1,0 +1,117 @@
+"""A server of one shard and one worker, for which a test speaks."""
+
+import threading
+
+import numpy as np
+import torch
+
+from evenstep.core.values import UNLIMITED, Problem
+from evenstep.runtime.server.head import Head
+from evenstep.runtime.server.layout import Layout
+from evenstep.runtime.server.meeting import Meeting
+from evenstep.runtime.server.replica import Replica
+from evenstep.runtime.server.run_spec import RunSpec
+from evenstep.runtime.server.session import Session
+from evenstep.runtime.server.snapshots import Snapshots
+from evenstep.runtime.server.updates import describe, options_to_record
+from evenstep.schemes import parse_scheme
+from evenstep.transport.memory import connected_pair
+
+SECONDS = 30.0
+
+
+class Kept(list):
+    """A recorder whose events stay in memory."""
+
+    record = list.append
+
+    def close(self):
+        pass
+
+
+class LoneServer:
+    """Has one weight, which begins at 0 and which each push lowers by 1.
+
+    `unlocked` counts how often its head was told something by a thread that did not hold the lock.
+    """
+
+    def __init__(self, folder):
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        layout, spec = Layout.of(model.named_parameters(), [optimizer]), describe(optimizer)
+        self.nbytes, self.options = layout.shards(1)[0].nbytes, options_to_record(spec.options(optimizer))
+        ones = np.ones(1, dtype=np.int64)
+        described = RunSpec(
+            scheme=parse_scheme("asp"),
+            problem=Problem(global_batch_size=2, minimum=ones, maximum=ones * UNLIMITED),
+            length=8, drop_last=False, layout=layout, optimizers=(spec,),
+        ).encode()  # fmt: skip
+        self.folder, self.snapshots, self.now, self.events, self.said = folder, Snapshots(folder, 1), 0.0, Kept(), []
+        self.lock, self.unlocked = threading.RLock(), 0
+        self.replica = Replica(index=0, count=1, snapshots=self.snapshots)
+        self.head = Head(
+            replica=self.replica, workers=1, followers=[], snapshots=self.snapshots, resume=False,
+            snapshot_seconds=60.0, heartbeat_seconds=1e9, recorder=self.events, first_incarnation=0,
+            clock=self.clock, say=self.said.append, report=lambda event: None,
+        )  # fmt: skip
+        self.end, other = connected_pair()
+        self.session = Session(
+            other, replica=self.replica, head=self.head, meeting=Meeting(1), lock=self.lock, workers=1,
+            heartbeat_seconds=1.0,
+        )  # fmt: skip
+        self.unlocked = 0
+        self.ask(
+            {"op": "start", "rank": 0, "incarnation": -1, "seq": 0, "has": -1, "timeout": 60.0}, memoryview(described)
+        )
+
+    def clock(self):
+        """The head asks for the time whatever it is told."""
+        self.unlocked += not self.lock._is_owned()
+        return self.now
+
+    def ask(self, header, *payload):
+        self.end.send(header, *payload)
+        assert self.session.serve_one()
+        message = self.end.receive(SECONDS)
+        if message.payload_bytes:
+            self.end.receive_payload(memoryview(bytearray(message.payload_bytes)))
+        return message.header
+
+    def fill(self, value):
+        """Put the first weight, or a gradient, into the worker's place."""
+        message = torch.zeros(self.nbytes, dtype=torch.uint8)
+        message[:4].view(torch.float32).fill_(value)
+        self.replica.seats[0].gradients.copy_(message)
+
+    def begin(self):
+        begin = {"op": "begin", "number": 0, "epoch": 0, "ahead": 0, "has": -1}
+        assert self.ask({**begin, "seq": 1})["initialise"]
+        self.fill(0.0)
+        self.ask({"op": "initialise", "seq": 2})
+        self.claim = self.ask({**begin, "seq": 3})["claims"][0][0]
+
+    def push(self):
+        version = self.replica.version
+        header = {
+            "op": "push", "seq": 4 + version, "claim": self.claim, "weights": version, "samples": 2, "units": 2,
+            "row": [2, 1000, 1000, 0, 0, 0, UNLIMITED], "norm": 1.0, "options": self.options, "has": version,
+        }  # fmt: skip
+        self.fill(1.0)
+        answer = self.ask(header)
+        self.claim = answer["claims"][0][0] if answer["claims"] else None
+        return answer
+
+    def look(self, seconds):
+        self.now += seconds
+        with self.lock:
+            self.head.look()
+
+    def told(self):
+        return [(event["event"], event["version"]) for event in self.events if event["event"].startswith("snapshot")]
+
+    def saved(self, version):
+        return weight_in(self.snapshots.read(version, 0))
+
+
+def weight_in(state):
+    return float(state["shard"]["weights"][:4].view(torch.float32))
