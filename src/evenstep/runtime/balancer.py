@@ -16,7 +16,7 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.memory import limited
 from evenstep.core.samples import Ledger, MicroBatch, Share
-from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
+from evenstep.core.values import UNLIMITED, Basis, Factors, IntArray, Problem, Reports, State
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.device_memory import LearntLimit
 from evenstep.runtime.factors import FactorSampler
@@ -77,7 +77,10 @@ class Balancer:
         self._several_measurements = False
         self._entered: float | None = None
         self._sizes: IntArray | None = None
+        self._basis: Basis = "speed"
         self._number = 0
+        # Why the latest iterations had their sizes, the newest last; a measurement may be one iteration late.
+        self._bases: deque[Basis] = deque(maxlen=1 + stopwatch.late)
         # The factors known before the latest iterations, the newest last; a measurement may be one iteration late.
         self._factors = deque([Factors()] * (2 + stopwatch.late), maxlen=2 + stopwatch.late)
 
@@ -87,9 +90,9 @@ class Balancer:
         """Everybody's sizes for the next iteration, which is of this epoch; alike on every worker."""
         if self.problem.epoch != epoch:
             self.problem = replace(self.problem, epoch=epoch)
-        sizes = self.policy.allocate(self.problem).sizes
-        self.follow(sizes)
-        return sizes
+        allocation = self.policy.allocate(self.problem)
+        self.follow(allocation.sizes, allocation.basis)
+        return allocation.sizes
 
     def planned_sizes(self) -> IntArray:
         """Everybody's sizes as planned last."""
@@ -105,11 +108,13 @@ class Balancer:
             minimum=self.smallest_batch,
         )
 
-    def follow(self, sizes: IntArray) -> None:
-        """Everybody's sizes were decided elsewhere."""
-        if self._sizes is None or not np.array_equal(sizes, self._sizes):
-            self._recorder.record({"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist()})
-            self._sizes = sizes
+    def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
+        """Everybody's sizes from the next iteration on; on servers they are decided there."""
+        if self._sizes is None or basis != self._basis or not np.array_equal(sizes, self._sizes):
+            self._recorder.record(
+                {"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist(), "basis": basis}
+            )
+            self._sizes, self._basis = sizes, basis
 
     @property
     def smallest_batch(self) -> int:
@@ -164,6 +169,7 @@ class Balancer:
             passes=int(piece.first),
             entered=entered,
             input_seconds=now - entered,
+            basis=self._basis,
         )
         if goes_on and before is not None:
             self.iteration.go_on_from(before)
@@ -237,6 +243,7 @@ class Balancer:
     def _sample(self, now: Iteration) -> None:
         """What drives the speed of the next iteration, and what this one took of the memory."""
         self._factors.append(Factors() if self._sampler is None else self._sampler.sample())
+        self._bases.append(now.basis)
         if self._memory is not None:
             self._memory.observe(max(now.batch_sizes))
 
@@ -294,7 +301,8 @@ class Balancer:
             now.estimator_before = self.estimator.state_dict()
         now.observed = True
         now.factors = self._factors[0]
-        self.estimator.observe(samples, microseconds / 1e6, self._factors[0])
+        if self._bases[0] != "comparison":
+            self.estimator.observe(samples, microseconds / 1e6, self._factors[0])
 
     # A run.
 

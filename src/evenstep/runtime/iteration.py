@@ -7,7 +7,7 @@ from typing import final
 
 from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.samples import MicroBatch, Share
-from evenstep.core.values import Factors, IntArray, Reports, State
+from evenstep.core.values import Basis, Factors, IntArray, Reports, State
 from evenstep.runtime.workers import minority, name_workers
 
 
@@ -30,6 +30,8 @@ class Iteration:
     entered: float
     """When the script asked for the first of them."""
     input_seconds: float
+    basis: Basis = "speed"
+    """Why it has its sizes."""
     paused: float | None = None
     """When this worker had done its part of the (latest) synchronisation; None as long as there was none."""
     synchronised_seconds: float = 0.0
@@ -75,6 +77,7 @@ class Iteration:
             "epoch": self.epoch,
             "at": self.entered,
             "samples": self.samples,
+            "basis": self.basis,
             "iteration_seconds": ended - self.entered,
             "input_seconds": self.input_seconds,
             "compute_seconds": compute,

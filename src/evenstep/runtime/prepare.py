@@ -240,7 +240,7 @@ def _engine(
     scheme = agreement.scheme
     balancer = Balancer(
         workers=workers,
-        policy=scheme.load.policy(workers.count),
+        policy=scheme.policy(workers.count),
         estimator=scheme.load.estimator(),
         problem=agreement.problem,
         limits=agreement.limits,
