@@ -12,9 +12,7 @@ from typing import NoReturn
 from evenstep.cli.needs import require_torch
 from evenstep.cli.parser import Parser
 from evenstep.core.errors import ConfigError
-from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise
-from evenstep.report.verdict import verdict_of
 from evenstep.runtime.launch_settings import LaunchSettings
 
 _DESCRIPTION = """\
@@ -44,20 +42,9 @@ def run(arguments: list[str]) -> int:
             return failure.exit_code
         for notice in notices:
             print(f"evenstep: {notice}", file=sys.stderr)
-        if options.run_dir is not None:
-            _tell_verdict(Path(options.run_dir))
         if options.json:
             print(json.dumps(asdict(summarise(Path(options.run_dir)))))
     return 0
-
-
-def _tell_verdict(run_dir: Path) -> None:
-    """One line on how the run went; nothing where it has left no iteration (several nodes, or a script without one)."""
-    try:
-        verdict = verdict_of(read_run(run_dir))
-    except ConfigError:
-        return
-    print(f"evenstep: {verdict.text}", file=sys.stderr)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from evenstep.core.account import DONE
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,6 @@ class Happening:
     routine: bool
 
 
-DONE: Final = "is done"
-"""Why a worker leaves the servers that has finished."""
 _ROUTINE: Final = ("join", "snapshot", "checkpoint", "disturbance")
 
 

@@ -24,6 +24,7 @@ from evenstep.runtime.hold import Hold
 from evenstep.runtime.iteration import Iteration
 from evenstep.runtime.planned import PlannedShares
 from evenstep.runtime.stopwatch import Stopwatch
+from evenstep.runtime.summary import Summary
 from evenstep.runtime.workers import Workers
 from evenstep.telemetry import Recorder
 
@@ -58,6 +59,7 @@ class Balancer:
         factors: FactorSampler | None = None,
         memory: LearntLimit | None = None,
         activity: Activity | None = None,
+        summary: Summary | None = None,
     ) -> None:
         self.workers = workers
         self.activity = Activity() if activity is None else activity
@@ -70,6 +72,7 @@ class Balancer:
         self.skipped = 0
         self._sampler = factors
         self._memory = memory
+        self._summary = summary
         self._limits = limits
         self._stopwatch = stopwatch
         self._recorder = recorder
@@ -169,6 +172,7 @@ class Balancer:
             passes=int(piece.first),
             entered=entered,
             input_seconds=now - entered,
+            script_seconds=0.0 if before is None else before.script_seconds_after(),
             basis=self._basis,
         )
         if goes_on and before is not None:
@@ -247,13 +251,18 @@ class Balancer:
         if self._memory is not None:
             self._memory.observe(max(now.batch_sizes))
 
-    def learn(self, reports: Reports) -> None:
-        """The iteration is over, and this is what everybody told of it: the next sizes rest on it."""
+    def learn(self, reports: Reports, outside: IntArray) -> None:
+        """The iteration is over, and this is what everybody told of it: the next sizes rest on it.
+
+        `outside` is what everybody told of what is not compute: everybody's `Iteration.outside`, shape [workers, 2].
+        """
         self.policy.observe(reports)
         self.problem = limited(self.problem, np.minimum(self._limits, reports.largest_size))
         if self.iteration is not None and self.iteration.paused is not None:
             ended = self._clock() if self._entered is None else self._entered
             self._recorder.record(self.iteration.event(reports, self.workers.rank, ended))
+            if self._summary is not None:
+                self._summary.take(self.iteration, reports, outside, ended)
 
     def record_served(self, done: Iteration, row: list[int], held_seconds: float, more: Mapping[str, object]) -> None:
         """This iteration is over: write it down, with what the servers told of its push."""

@@ -30,6 +30,8 @@ class Iteration:
     entered: float
     """When the script asked for the first of them."""
     input_seconds: float
+    script_seconds: float = 0.0
+    """What the script did for itself since the workers last synchronised."""
     basis: Basis = "speed"
     """Why it has its sizes."""
     paused: float | None = None
@@ -49,6 +51,18 @@ class Iteration:
         self.passes += before.passes
         self.entered = before.entered
         self.input_seconds += before.input_seconds
+        self.script_seconds = before.script_seconds
+
+    @property
+    def outside(self) -> list[int]:
+        """Microseconds of waiting for input, and of the script's own, before its compute."""
+        return [round(self.input_seconds * 1e6), round(self.script_seconds * 1e6)]
+
+    def script_seconds_after(self) -> float:
+        """What the script did for itself between the synchronisation and asking for the next batch."""
+        if self.paused is None or self.ended is None:
+            return 0.0
+        return max(self.ended - self.paused - self.synchronised_seconds, 0.0)
 
     def fingerprint(self, *, weighed: bool, rates: Sequence[float] = ()) -> int:
         """63 bits of everything that must be the same on all workers in this iteration, learning rates too."""

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import DisagreementError, EvenstepError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares, ends_period
-from evenstep.core.values import Reports
+from evenstep.core.values import IntArray, Reports
 from evenstep.runtime.average import average, averaged_tensors, digest
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.exchange import Exchange
@@ -44,8 +45,9 @@ class LocalEngine:
         self._clock = clock
         self._wait = wait
         self._liveness = liveness
-        self._exchange = Exchange(self.workers, columns=3 + Reports.columns())
+        self._exchange = Exchange(self.workers, columns=5 + Reports.columns())
         self._reports: Reports | None = None
+        self._outside: IntArray = np.zeros((self.workers.count, 2), dtype=np.int64)
         self._units = 0
         self._count = 0
         self._weighed = False
@@ -76,7 +78,7 @@ class LocalEngine:
                 raise self.explained(error) from error
         self.balancer.enter_loader()
         if self._reports is not None:
-            self.balancer.learn(self._reports)
+            self.balancer.learn(self._reports, self._outside)
             self._reports = None
 
     def _finish(self, now: Iteration) -> None:
@@ -156,7 +158,8 @@ class LocalEngine:
         """Average the models, and exchange what everybody has measured."""
         now.paused = self._clock()
         named = averaged_tensors(self._models, self._optimizers)
-        row = [now.fingerprint(weighed=self._weighed), self._units, digest(named), *self.balancer.row(now)]
+        fingerprint = now.fingerprint(weighed=self._weighed)
+        row = [fingerprint, self._units, digest(named), *now.outside, *self.balancer.row(now)]
         self._exchange.start(row)
         table = self._exchange.finish()
         assert table is not None
@@ -172,4 +175,4 @@ class LocalEngine:
             average(list(named.values()), self._units / total, self.workers.device_group)
         now.synchronised_seconds = self._clock() - now.paused
         self._units, self._weighed = 0, False
-        self._reports = Reports.from_table(table[:, 3:])
+        self._reports, self._outside = Reports.from_table(table[:, 5:]), table[:, 3:5]

@@ -24,7 +24,7 @@ from evenstep.runtime.failure import record_failure
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
-from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.launch_settings import VARIABLE, LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.liveness import Liveness, explained
 from evenstep.runtime.loader import PreparedLoader
@@ -33,9 +33,11 @@ from evenstep.runtime.model import device_of, replicate
 from evenstep.runtime.out_of_memory import name_out_of_memory
 from evenstep.runtime.profiler import profiler_of, to_be_profiled
 from evenstep.runtime.request import Agreement, Request, agree, asked_scheme
+from evenstep.runtime.say import say
 from evenstep.runtime.serve import served_engine, served_optimizer
 from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
+from evenstep.runtime.summary import Summary
 from evenstep.runtime.workers import Workers, join_workers
 from evenstep.schemes import Scheme, Served
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
@@ -121,8 +123,9 @@ def prepare(
     if joined is not None:
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
-    recorder = _recorder(agreement, workers)
-    engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum)
+    summary = _summary(request, agreement, workers)
+    recorder = Logged(summary or _kept(agreement, workers), workers.rank)
+    engine = _engine(request, workers, agreement, liveness, recorder, link, group_sum, summary)
     device = agreement.workers[workers.rank]["device"]
     record_failure(engine.balancer, recorder, time.perf_counter)
     name_out_of_memory(engine.balancer, recorder, device, _advice(request, agreement))
@@ -208,12 +211,27 @@ def _served(request: Request) -> Served | None:
         return None
 
 
-def _recorder(agreement: Agreement, workers: Workers) -> Recorder:
-    """Where this worker's events go."""
-    kept: Recorder = Silent()
-    if agreement.run_dir is not None:
-        kept = JsonlRecorder(agreement.run_dir, workers.rank, last=lambda: {"event": "end", "at": time.perf_counter()})
-    return Logged(kept, workers.rank)
+def _kept(agreement: Agreement, workers: Workers) -> Recorder:
+    """Where this worker's events are kept."""
+    if agreement.run_dir is None:
+        return Silent()
+    return JsonlRecorder(agreement.run_dir, workers.rank, last=lambda: {"event": "end", "at": time.perf_counter()})
+
+
+def _summary(request: Request, agreement: Agreement, workers: Workers) -> Summary | None:
+    """What says at the end how the run went: on the first worker, and on servers the first of those."""
+    launched = VARIABLE in os.environ
+    if workers.rank or request.launched.profile is not None or agreement.scheme.served is not None:
+        return None
+    if workers.count == 1 and not launched:
+        return None
+    return Summary(
+        _kept(agreement, workers),
+        workers=workers.count,
+        global_batch_size=agreement.problem.global_batch_size,
+        scheme=agreement.scheme.name,
+        say=say,
+    )
 
 
 def _engine(
@@ -224,6 +242,7 @@ def _engine(
     recorder: Recorder,
     link: Link | None,
     group_sum: GroupSum | None,
+    summary: Summary | None,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
@@ -251,6 +270,7 @@ def _engine(
         # What this machine has to give says nothing of an emulated device.
         factors=None if hold is not None else factor_sampler(device, clock),
         memory=_learnt_limit(device, agreement),
+        summary=summary,
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
     if link is not None:

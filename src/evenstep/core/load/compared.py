@@ -15,6 +15,8 @@ BLOCK_ITERATIONS: Final = 3
 """Iterations of a later comparison."""
 COST_SHARE: Final = 200
 """Later comparisons take at most one part in so many of the run's compute time: 0.5 %."""
+FIRST_COST_SHARE: Final = 50
+"""As `COST_SHARE`, for the first of them: 2 % of what the run has taken by then."""
 
 _SETTLED: Final = 20
 _APART: Final = 100
@@ -30,7 +32,7 @@ class ComparedPolicy:
     the earliest after 100 iterations with decided sizes, or after 20 where a size has changed by more than a quarter
     since the last comparison. What they take longer than decided sizes, as measured in the reported compute times, is
     counted, and the next comparison waits until all later ones together, as far as is known, stay below 0.5 % of the
-    run's compute time.
+    run's compute time. The first may take 2 % of the time so far, since sizes settle only after the start.
 
     The other policy sees every report, and the workers' estimators learn nothing from a comparison, so the decided
     sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that
@@ -110,7 +112,8 @@ class ComparedPolicy:
         if self._usual.iterations < (_SETTLED if changed else _APART):
             return False
         expected = BLOCK_ITERATIONS * max(self._equal.mean - self._usual.mean, 0)
-        return (self._spent + expected) * COST_SHARE <= self._elapsed
+        share = COST_SHARE if self._compared else FIRST_COST_SHARE
+        return (self._spent + expected) * share <= self._elapsed
 
     def _compare(self, longest: int) -> None:
         """Count what one iteration of a comparison took longer than the usual one."""

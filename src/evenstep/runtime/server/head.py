@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
+from evenstep.core.account import ServedTotals, served_summary_lines
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError
 from evenstep.core.server import (
     Answer,
@@ -26,6 +27,8 @@ from evenstep.transport.base import Connection, ConnectionLostError, Header
 if TYPE_CHECKING:
     from evenstep.core.values import State
 
+_COMPUTE_MICROSECONDS: Final = 1
+"""Where a worker's row has them."""
 TALLY_SECONDS: Final = 1.0
 """How often the server writes down what it has done."""
 
@@ -95,6 +98,7 @@ class Head:
         self._begins: dict[int, tuple[int, int, int]] = {}
         self._saved = (clock(), -1)
         self._tally = _Tally(clock())
+        self._totals: ServedTotals | None = None
         self._farewells: list[Connection] = []
 
     @property
@@ -107,6 +111,12 @@ class Head:
         if self._coordinator is None:
             raise ProtocolError("a worker asked for something before it said what the run is")
         return self._coordinator
+
+    @property
+    def totals(self) -> ServedTotals:
+        """What the workers have done so far."""
+        assert self._totals is not None
+        return self._totals
 
     # Workers come and go.
 
@@ -129,6 +139,7 @@ class Head:
         now = self._clock()
         self._heartbeats.heard(worker, now)
         self._record("join", now, worker, incarnation=self._incarnation)
+        self.totals.joined(worker)
         return self._incarnation
 
     def _define(self, encoded: bytes) -> None:
@@ -156,6 +167,7 @@ class Head:
             coordinator.load_state_dict(cast("State", state["coordinator"]))
             self._record("restored", self._clock(), None, version=version)
         self._coordinator = coordinator
+        self._totals = ServedTotals(spec.problem.global_batch_size / self.workers)
         self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.replica.count))
         for worker in range(self.workers):
             self._heartbeats.heard(worker, self._clock())
@@ -178,6 +190,7 @@ class Head:
         self.replica.leave(worker, incarnation, announced)
         now = self._clock()
         self._record("leave", now, worker, why=why)
+        self.totals.left(worker, why)
         if self._initialiser == worker:
             self._initialiser = None
             self._ask_to_initialise()
@@ -262,6 +275,9 @@ class Head:
             "push", now, arrival.worker, claim=arrival.claim, pulled=arrival.version, samples=arrival.samples,
             units=arrival.units, report=arrival.row,
         )  # fmt: skip
+        self.totals.pushed(
+            arrival.worker, now, samples=arrival.samples, compute_seconds=arrival.row[_COMPUTE_MICROSECONDS] / 1e6
+        )
         self._carry_out(commands)
 
     def rest(self, worker: int) -> None:
@@ -357,6 +373,8 @@ class Head:
         }
         if answer.release is not None:
             header |= {"lead": answer.release.lead, "bound": answer.release.bound, "held": answer.release.held_seconds}
+        held, lead = (0.0, 0) if answer.release is None else (answer.release.held_seconds, answer.release.lead)
+        self.totals.answered(answer.worker, self._clock(), held=held, lead=lead, over=answer.over)
         commit = self._commits.pop(answer.worker, None)
         ahead: list[float] = []
         if commit is not None:
@@ -405,6 +423,9 @@ class Head:
         """The servers end: write down and save the last of it."""
         self._write_tally(self._clock())
         self.snapshot()
+        if self._totals is not None and self.replica.spec is not None:
+            for line in served_summary_lines(self._totals, self.replica.spec.scheme.name):
+                self._say(line)
 
     def snapshot(self) -> None:
         """Write a snapshot, on every shard."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Final, final
 
+from evenstep.core.account import DONE
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Arrival, PushKey
 from evenstep.core.values import Reports
@@ -377,7 +378,7 @@ class Session:
         with self._lock:
             seat = self._place()
             self._seat = None
-            self._head.lose(seat.worker, seat.incarnation, "is done")
+            self._head.lose(seat.worker, seat.incarnation, DONE)
 
     def _farewell(self, fields: Fields, message: Message) -> None:
         """Whoever started the servers wants to know when the workers are done with them."""
