@@ -213,8 +213,8 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
     overview = overview_of("run", recorded_run(events, [*came, *left]))
     assert (overview.verdict.worker, overview.verdict.cause) == (None, None)
     assert overview.verdict.text == (
-        "No worker is slow: workers were held 0% of their time. Worker 2 was lost after 5 iterations: it was silent for"
-        " too long."
+        "No worker is slow: workers were held 0% of their time. Worker 2 was lost after 5 iterations (was silent for"
+        " too long)."
     )
     # One that came back was not lost for good.
     back = [*left[:1], {"event": "join", "worker": 2, "at": 0.3, "version": 12}, *left[1:]]

@@ -32,19 +32,39 @@ def run(arguments: list[str]) -> int:
     from evenstep.runtime.run_failed import RunFailedError
 
     options = parse(arguments)
+    without_prepare = _without_prepare(options)
     with ExitStack() as stack:
         if options.json and options.run_dir is None:
             options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
+        marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-")))
         try:
-            notices = start(options)
+            notices = start(options, marks=marks)
         except RunFailedError as failure:
             print(f"evenstep: {failure}", file=sys.stderr)
             return failure.exit_code
         for notice in notices:
             print(f"evenstep: {notice}", file=sys.stderr)
+        prepared = any(marks.iterdir())
+        if not prepared:
+            print(f"evenstep: {without_prepare}", file=sys.stderr)
         if options.json:
-            print(json.dumps(asdict(summarise(Path(options.run_dir)))))
+            print(json.dumps(asdict(summarise(Path(options.run_dir))) if prepared else None))
     return 0
+
+
+def _without_prepare(options: argparse.Namespace) -> str:
+    """What to say at the end where no worker has called `prepare`."""
+    asked = {
+        "--scheme": options.scheme,
+        "--slow": options.slow,
+        "--emulate": options.emulate,
+        "--run-dir": options.run_dir and not options.resume,
+        "--resume": options.resume,
+    }
+    given = [name for name, value in asked.items() if value]
+    without = f"{options.training_script} never called evenstep.prepare, so it ran without evenstep"
+    *others, last = given or [""]
+    return f"{without}; {', '.join(others)}{' and ' if others else ''}{last} had no effect" if given else without
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -65,8 +85,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def start(options: argparse.Namespace) -> list[str]:
-    """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does."""
+def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str]:
+    """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does.
+
+    In the folder `marks` each worker that calls `prepare` leaves a file.
+    """
     from evenstep.runtime.launch import launch
 
     settings = LaunchSettings(
@@ -75,6 +98,7 @@ def start(options: argparse.Namespace) -> list[str]:
         emulate=None if options.emulate is None else str(Path(options.emulate).absolute()),
         run_dir=None if options.run_dir is None else str(Path(options.run_dir).absolute()),
         resume=options.resume is not None,
+        marks=None if marks is None else str(marks),
     )
     return launch(options, settings)
 

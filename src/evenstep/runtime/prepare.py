@@ -4,6 +4,8 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -91,6 +93,7 @@ def prepare(
         DisagreementError: The workers were started with different schemes, versions or data.
     """
     report_failure_to_launcher()
+    _leave_mark(LaunchSettings.from_environment(os.environ).marks)
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
     request = Request(
@@ -182,6 +185,13 @@ def prepare(
         }
     )
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
+
+
+def _leave_mark(marks: str | None) -> None:
+    """Tell the launcher that the script has called `prepare`."""
+    if marks is not None:
+        with suppress(OSError):  # Where a launcher is gone, so is its folder.
+            Path(marks, os.environ.get("RANK", "0")).touch()
 
 
 def _modules(model: object) -> tuple[torch.nn.Module, ...]:

@@ -60,7 +60,7 @@ def served_slowdowns(workers: Sequence[ServedWorker]) -> dict[int, float]:
 def served_verdict(everyone: Sequence[ServedWorker]) -> Verdict:
     """The verdict on these workers."""
     lost = "".join(
-        f" Worker {each.worker} was lost after {_iterations(each.iterations)}: it {each.lost}."
+        f" Worker {each.worker} was lost after {_iterations(each.iterations)} ({each.lost})."
         for each in everyone
         if each.lost is not None
     )
