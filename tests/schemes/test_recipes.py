@@ -54,7 +54,7 @@ PARAMETERS = {
         *({}, {"groups": 4}, {"groups": "4", "by": "speed"}, {"groups": "hosts"}, {"groups": "0-3/4+6/5+7"}),
         *({"inside": load} for load in LOADS),
         *({"across": across} for across in ("bsp", "ssp", "ssp:bound=0", "dssp:lower=2;upper=8", "dssp:bounded=false")),
-        *({"staleness": 4}, {"staleness": 2.5}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "push_to": "root"}),
+        *({"behind": 4}, {"behind": 2.5}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "push_to": "root"}),
         {"groups": 2, "inside": "lb-bsp:predictor=ema;minimum=4", "across": "ssp:bound=2", "servers": 3},
         {"groups": "hosts", "across": "ssp:bound=0", "push_to": "leader"},
     ],

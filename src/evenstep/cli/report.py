@@ -28,7 +28,7 @@ killed, is shown as far as it got."""
 
 
 def run_report(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     console = Console(stderr=True, highlight=False)
     if options.png is not None:

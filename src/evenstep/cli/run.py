@@ -24,7 +24,7 @@ _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epoc
 
 
 def run(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     if arguments[:1] in (["-h"], ["--help"]):
         _short_parser().print_help()
         return 0

@@ -12,7 +12,6 @@ from evenstep.core.load.compared import uneven
 _WARM_UP: Final = 1
 """Iterations at the beginning of a run that tell nothing of its speed."""
 _ENOUGH: Final = 3
-_FARTHEST: Final = 2.0
 
 
 @final
@@ -138,19 +137,6 @@ class Account:
             return {}
         return over_others(paces)
 
-    def possible_speed_up(self) -> float:
-        """How many times as fast the run could at most have been with constant sizes, 1 or more.
-
-        Each worker's compute is taken to be in proportion to its size, and no size is more than doubled or halved. What
-        is not compute, and what varies from iteration to iteration, stays as it is.
-        """
-        compute = self.own[0] / max(self.iterations, 1)
-        sizes = self.samples / max(self.iterations, 1)
-        if not (compute > 0).all() or not (sizes > 0).all():
-            return 1.0
-        now = self.seconds / self.iterations
-        return max(now / (_balanced(compute, sizes) + now - float(compute.max())), 1.0)
-
     @property
     def _all_time(self) -> float:
         return max(self.seconds * self.workers, 1e-12)
@@ -193,14 +179,3 @@ def over_others(values: FloatArray | Sequence[float]) -> dict[int, float]:
     each = np.asarray(values, dtype=np.float64)
     usual = [float(np.median(np.delete(each, index))) if len(each) > 1 else 0.0 for index in range(len(each))]
     return {index: float(each[index]) / other if other else 1.0 for index, other in enumerate(usual)}
-
-
-def _balanced(compute: FloatArray, sizes: FloatArray) -> float:
-    """How long the slowest worker computes where sizes make all as even as they may be; by bisection, in seconds."""
-    low, high = 0.0, float(compute.max())
-    for _ in range(50):
-        middle = (low + high) / 2
-        enough = middle * _FARTHEST >= compute.max()
-        enough = enough and (sizes * np.minimum(middle / compute, _FARTHEST)).sum() >= sizes.sum()
-        low, high = (low, middle) if enough else (middle, high)
-    return high

@@ -131,8 +131,8 @@ def _slow(account: Account, workers: Sequence[int], index: int, cost: float, wai
     worker = workers[index]
     if account.waiting_after is None:
         text = (
-            f"Worker {worker} {_computes(slow)}, and waiting for it takes {cost:.0%} of all workers' time"
-            f"{_possible(account)}."
+            f"Worker {worker} {_computes(slow)}, and waiting for it takes {cost:.0%} of all workers' time; lb-bsp would"
+            " give it smaller batches."
         )
     elif account.speed_up is None:
         text = (
@@ -154,13 +154,6 @@ def _smallest(account: Account) -> int:
 
 def _computes(slow: float | None) -> str:
     return "computes longest for a sample" if slow is None else f"computes {times(slow)} slower"
-
-
-def _possible(account: Account) -> str:
-    possible = account.possible_speed_up()
-    if possible < 1 + COSTLY:
-        return ""
-    return f"; sizes by speed (lb-bsp) could train at most {possible:.2f} times as fast"
 
 
 def _part(account: Account, index: int) -> str:

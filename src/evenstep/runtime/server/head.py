@@ -332,7 +332,7 @@ class Head:
     def _commit(self, update: Update) -> None:
         first = update.pushes[0][0]
         served = cast("Any", self.replica.spec).scheme.served
-        rate = partial(commit_step, share=update.share, staleness=update.behind, rule=served.rate)
+        rate = partial(commit_step, share=update.share, behind=update.behind, rule=served.rate)
         given = self._options[first]
         steps = [rate(each, commits=update.staleness) for each in given]
         self._latest = tuple(cast("Options", rate(each).options) for each in given)
