@@ -96,13 +96,15 @@ def compared_run(**more):
     return recorded_run(compared_events(**more))
 
 
-def compared_events(*, decided=40, input_seconds=0.0):
+def compared_events(*, decided=40, input_seconds=0.0, compared=False):
     for worker in range(3):
         yield {
             "event": "run", "worker": worker, "scheme": "lb-bsp", "engine": "collective", "global_batch_size": 36,
             "iterations_per_epoch": 100, "multiple": 1,
         }  # fmt: skip
         sizes = [("start", (12, 12, 12))] * 5 + [("speed", (16, 16, 4))] * decided
+        if compared:
+            sizes += [("comparison", (12, 12, 12))] * 3 + [("speed", (16, 16, 4))] * 10
         began = 0.0
         for number, (basis, size) in enumerate(sizes):
             compute = [0.001 * size[0], 0.001 * size[1], 0.008 + 0.004 * size[2]]
@@ -161,6 +163,15 @@ def test_plan_changes_have_a_reason():
     assert (move.iteration, move.before, move.after) == (6, sizes[0], sizes[6])
     assert move.seconds == pytest.approx(6 * 0.087)
     assert move.reason == "first speeds known: worker 2 needs 4.00 times worker 0's time"
+
+
+def test_a_comparison_is_a_change_with_its_reason_and_its_end_is_none():
+    moves = overview_of("run", compared_run(compared=True)).moves
+    assert [(each.iteration, each.before, each.after) for each in moves] == [
+        (5, (12, 12, 12), (16, 16, 4)),
+        (45, (16, 16, 4), (12, 12, 12)),
+    ]
+    assert moves[1].reason == "equal for a few iterations, to measure what other sizes gain"
 
 
 def test_of_two_workers_the_slow_one_is_compared_with_the_other():

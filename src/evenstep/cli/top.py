@@ -23,7 +23,7 @@ _LOOK_EVENTS: Final = 1000
 _ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
-time is waiting, input and communication, and whether it is still there; and what sizes gained, which worker is slow, why,
+time is waiting, input and communication, and whether it is still there; what sizes gained, which worker is slow, why,
 and what it costs. All figures are of each worker's latest 50 iterations, the gain of 500. Ctrl-C ends it.
 
 The run directory is what --run-dir of evenstep run names, or run_dir of prepare; it may still be empty."""

@@ -62,8 +62,11 @@ def test_sizes_further_than_a_factor_of_two_from_those_compared_gain_nothing():
     run.equal(times(2.0, 4))
     run.decided(times(1.0, 100))
     before = run.speed_up().estimate * run.seconds
-    run.decided(times(1.0, 90), sizes=(29.0, 3.0))
-    assert run.speed_up().estimate * run.seconds == pytest.approx(before + 90)
+    run.decided(times(1.0, 20), sizes=(29.0, 3.0))
+    assert run.speed_up().estimate * run.seconds == pytest.approx(before + 20)
+    # And more of them leave too little to say anything of the run.
+    run.decided(times(1.0, 20), sizes=(29.0, 3.0))
+    assert run.speed_up() is None
 
 
 def test_sizes_that_are_settled_soon_after_the_comparison_are_compared_by_themselves():
@@ -83,6 +86,15 @@ def test_sizes_that_settle_late_are_compared_with_the_next_equal_iterations():
     run.equal(times(2.0, 3))
     run.decided(times(1.0, 1), sizes=(29.0, 3.0))
     assert run.speed_up().estimate == pytest.approx(338 * 2 / (7 * 2 + 30 * 1.6 + 301))
+
+
+def test_short_last_slices_gain_what_whole_ones_do():
+    run = Kept()
+    run.equal(times(2.0, 4))
+    run.decided(times(1.0, 95))
+    run.comparisons.add_short((18.0, 6.0), [0.75])
+    run.seconds += 0.75
+    assert run.speed_up().estimate == pytest.approx((99 + 0.75) * 2 / (4 * 2 + 95.75))
 
 
 def test_too_few_iterations_say_nothing():

@@ -146,7 +146,7 @@ class Account:
         return tuple(round(size * scale) for size in sizes.tolist())
 
     def _take_stretch(self, meetings: Meetings, times: list[list[float]], stretch: slice) -> None:
-        """Add iterations that have the same sizes, for the same reason; a short last slice of an epoch tells little."""
+        """Add iterations that have the same sizes, for the same reason."""
         number = self.iterations + stretch.start
         sizes = meetings.samples[:, stretch.start]
         whole, basis = float(sizes.sum()), meetings.bases[stretch.start]
@@ -154,7 +154,11 @@ class Account:
             self._first_sizes = self._last_sizes = sizes
         self._whole = max(whole, self._whole)
         stretch = slice(stretch.start + max(_WARM_UP - number, 0), stretch.stop)
-        if whole < self._whole or stretch.start >= stretch.stop:
+        if stretch.start >= stretch.stop:
+            return
+        if whole < self._whole:  # The short last slice of an epoch.
+            if basis == "speed":
+                self.comparisons.add_short(tuple(sizes.tolist()), meetings.seconds[stretch].tolist())
             return
         even = not uneven(sizes.astype(np.int64), np.full(len(sizes), round(whole / len(sizes)), dtype=np.int64))
         time = np.array([meetings.wait[:, stretch].sum(), meetings.seconds[stretch].sum() * len(sizes)])

@@ -22,6 +22,7 @@ _SOON: Final = 20
 _GROUPS: Final = 8
 _BLOCKS: Final = 64
 _ENOUGH: Final = 4
+_COVERED: Final = 0.8
 _RESAMPLES: Final = 400
 _CONFIDENCE: Final = (2.5, 97.5)
 _SHORTEST: Final = 1e-9
@@ -110,6 +111,15 @@ class Comparisons:
         if group is not None:
             group.add(times)
 
+    def add_short(self, sizes: _Sizes, seconds: Sequence[float]) -> None:
+        """Iterations on the short last slice of an epoch: they gain as much as whole ones do, and measure nothing."""
+        self._decided += len(seconds)
+        latest = self._blocks[-1] if self._blocks else self._left
+        group = latest.group_of(sizes, soon=False) or self._left.group_of(sizes, soon=False)
+        if group is not None:
+            group.iterations += len(seconds)
+            group.seconds += sum(seconds)
+
     def paces(self) -> Iterator[tuple[int, _FloatArray]]:
         """For each block how many iterations it stands for, and every worker's seconds per sample at equal sizes."""
         for block in self._blocks:
@@ -121,7 +131,7 @@ class Comparisons:
         None where too few iterations had equal sizes, or where too few others can be compared with them.
         """
         covered = sum(group.iterations for block in self._blocks for group in block.groups)
-        if self.references < _ENOUGH or covered < _ENOUGH or 2 * covered < self._decided:
+        if self.references < _ENOUGH or covered < max(_ENOUGH, _COVERED * self._decided):
             return None
         saved = sum(block.saved() for block in self._blocks)
         generator = np.random.default_rng(0)

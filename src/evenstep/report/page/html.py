@@ -136,7 +136,7 @@ def _header(overviews: Sequence[RunOverview], title: str) -> str:
 
 def _conclusion(overviews: Sequence[RunOverview]) -> str:
     """Of several runs how they compare; that of a single run is its verdict, which follows."""
-    return f'<p class="verdict">{escape(compared(overviews))}</p>\n' if len(overviews) > 1 else ""
+    return f'<p class="conclusion">{escape(compared(overviews))}</p>\n' if len(overviews) > 1 else ""
 
 
 def _comparison(overviews: Sequence[RunOverview], plots: Iterable[Plot]) -> str:
