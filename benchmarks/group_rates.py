@@ -72,7 +72,7 @@ def _study(task, seeds):
 def _rule(name):
     return Rule(
         lambda given, share, batches, versions: commit_step(
-            given, share=share, staleness=batches, commits=versions, rule=name
+            given, share=share, behind=batches, commits=versions, rule=name
         ),
         lambda given, commits: look_ahead(given, commits, rule=name),
     )

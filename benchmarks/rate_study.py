@@ -59,7 +59,7 @@ class Rule(NamedTuple):
 
 
 OURS = Rule(
-    lambda given, share, batches, versions: commit_step(given, share=share, staleness=batches, commits=versions),
+    lambda given, share, batches, versions: commit_step(given, share=share, behind=batches, commits=versions),
     look_ahead,
 )
 
@@ -107,7 +107,7 @@ def _over(limit):
 _versions = _times(lambda m, _, versions: 1 / max(1, versions))
 RULES = {
     "ours": OURS,
-    "raw": Rule(lambda given, share, batches, _: commit_step(given, share=share, staleness=batches, rule="raw")),
+    "raw": Rule(lambda given, share, batches, _: commit_step(given, share=share, behind=batches, rule="raw")),
     "ours, without looking ahead": Rule(OURS.step),
     "ours, nothing made up for": _ours_but(compensation=0.0),
     "ours, neither": _ours_but(compensation=0.0, ahead=None),

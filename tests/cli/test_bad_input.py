@@ -25,7 +25,7 @@ def files(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        ("rnu train.py", "there is no verb 'rnu': did you mean 'run'?"),
+        ("rnu train.py", "there is no subcommand 'rnu': did you mean 'run'?"),
         ("run", "needs a training script"),
         ("run --workers 2", "needs a training script"),
         ("run --workers", "argument --workers: expected one argument"),

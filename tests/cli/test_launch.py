@@ -58,7 +58,8 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     options = ["--scheme", "bsp", "--slow", "1=4x", "--slow", "0=+1ms", "--emulate", "cluster.toml", "--run-dir", "out"]
     options += ["--max-restarts", "1"]
-    assert run("--workers", 2, *options, "--", SCRIPTS / "tells.py", tmp_path, "--workers", 7, "--json", "x") == 0
+    script = SCRIPTS / "tells.py"
+    assert run("--workers", 2, *options, "--", script, tmp_path, "--workers", 7, "--json", "x") == 0
     told = [json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(2)]
     for worker, each in enumerate(told):
         assert each["RANK"] == str(worker)
@@ -66,7 +67,9 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
         assert each["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
         assert each["TORCHELASTIC_USE_AGENT_STORE"] == "False"  # Which would hold what dead workers left.
         assert each["arguments"] == ["--workers", "7", "--json", "x"]
-        assert json.loads(each["EVENSTEP_LAUNCH"]) == {
+        settings = json.loads(each["EVENSTEP_LAUNCH"])
+        assert not Path(settings.pop("marks")).exists()
+        assert settings == {
             "scheme": "bsp",
             "slow": ["1=4x", "0=+1ms"],
             "emulate": str(tmp_path / "cluster.toml"),
@@ -77,7 +80,10 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
             "heartbeat_seconds": 20.0,
         }
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "29500"
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == (
+        f"evenstep: {script} never called evenstep.prepare, so it ran without evenstep; --scheme, --slow, --emulate and"
+        " --run-dir had no effect\n"
+    )
 
 
 def test_torchruns_names_keep_their_meaning(tmp_path):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from evenstep import __version__
-from evenstep.cli.main import VERBS, main
+from evenstep.cli.main import SUBCOMMANDS, main
 
 
 def python(code):
@@ -12,11 +12,11 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
 
 
-def test_help_lists_every_verb_with_one_line(capsys):
+def test_help_lists_every_subcommand_with_one_line(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name, verb in VERBS.items():
-        assert f"  {name:<8} {verb.summary}" in lines
+    for name, each in SUBCOMMANDS.items():
+        assert f"  {name:<8} {each.summary}" in lines
 
 
 def test_without_arguments_help_is_shown(capsys):
@@ -24,13 +24,13 @@ def test_without_arguments_help_is_shown(capsys):
     assert "usage: evenstep" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 @pytest.mark.parametrize("option", ["--help", "-h"])
-def test_the_help_of_each_verb_ends_with_an_example(verb, option, capsys):
-    assert main([verb, option]) == 0
+def test_the_help_of_each_subcommand_ends_with_an_example(subcommand, option, capsys):
+    assert main([subcommand, option]) == 0
     lines = capsys.readouterr().out.rstrip().splitlines()
     assert lines[-2] == "example:"
-    assert lines[-1].startswith(f"  evenstep {verb} ")
+    assert lines[-1].startswith(f"  evenstep {subcommand} ")
 
 
 def test_version(capsys):
@@ -41,8 +41,8 @@ def test_version(capsys):
 def test_help_needs_no_torch():
     done = python(
         "import sys\n"
-        "from evenstep.cli.main import VERBS, main\n"
-        "assert all(main(each) == 0 for each in (['--help'], *([verb, '--help'] for verb in VERBS)))\n"
+        "from evenstep.cli.main import SUBCOMMANDS, main\n"
+        "assert all(main(each) == 0 for each in (['--help'], *([each, '--help'] for each in SUBCOMMANDS)))\n"
         "assert 'torch' not in sys.modules\n"
     )
     assert done.returncode == 0, done.stderr

@@ -54,10 +54,12 @@ def test_its_numbers_are_those_of_the_log(page, desktop):
     for row, overview in zip(rows, overviews, strict=True):
         assert row[:2] == [overview.name, f"{overview.summary.samples_per_second:,.0f}"]
         assert row[3:6] == [
-            f"{overview.gain.speed_up:.2f}x", f"{overview.gain.of_ideal:.0%}", f"{overview.waiting_share:.0%}",
+            str(overview.gain.speed_up or ""), f"{overview.gain.of_ideal:.0%}", f"{overview.waiting_share:.0%}",
         ]  # fmt: skip
     faster = overviews[1].summary.samples_per_second / overviews[0].summary.samples_per_second
     assert rows[1][2] == f"{faster:.2f}x"
+    (conclusion,) = desktop.evaluate("[...document.querySelectorAll('.conclusion')].map(each => each.textContent)")
+    assert conclusion == f"b<a>lanced trained {faster:.2f} times as fast as equal."
     verdicts = desktop.evaluate("[...document.querySelectorAll('.verdict')].map(each => each.textContent)")
     assert verdicts == [overview.verdict.text for overview in overviews]
     parts, workers = tables[1][:2]

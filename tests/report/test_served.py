@@ -90,9 +90,9 @@ def test_staleness_lead_and_time_held_of_each_worker(run_dir):
         mean_behind=1.75,
         largest_behind=3.5,
         largest_lead=4,
-        held_seconds=pytest.approx(0.24),
+        total_wait_seconds=pytest.approx(0.24),
     )
-    assert (slow.worker, slow.largest_staleness, slow.largest_lead, slow.held_seconds) == (1, 3, 0, 0)
+    assert (slow.worker, slow.largest_staleness, slow.largest_lead, slow.total_wait_seconds) == (1, 3, 0, 0)
 
 
 def test_what_the_servers_did(run_dir):
@@ -181,11 +181,11 @@ def test_the_table_has_further_rows_where_a_run_had_servers(run_dir, events_of, 
     rows = {line[:27].strip(): line[27:].split() for line in lines if line.strip()}
     assert rows["average iteration"] == ["54", "ms", "42", "42", "ms"]
     assert rows["iterations per worker"] == ["12", "12", "12", "8", "4"]
-    assert rows["held per worker"] == ["0.2", "s", "0.0", "s"]
+    assert rows["waiting, seconds"] == ["0.2", "0.0"]
     assert rows["largest lead per worker"] == ["4", "0"]
     assert rows["average staleness"] == ["3.5", "1.5"]
     assert rows["largest staleness"] == ["7", "3"]
-    assert rows["in global batches"] == ["3.5", "1.5"]
+    assert rows["largest behind, batches"] == ["3.5", "1.5"]
     assert rows["commits/s"] == ["5"]
     assert rows["workers came / went"] == ["2", "/", "2"]
     assert "commits/s" not in text_of(comparison_table([without]))

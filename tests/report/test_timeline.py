@@ -28,7 +28,6 @@ def test_the_window_shows_the_same_full_iterations(runs):
     assert [window.seconds for window in windows] == pytest.approx([4 * 0.058, 4 * 0.026])
     for window, sizes in zip(windows, (EQUAL, BALANCED), strict=True):
         assert [{span.samples for span in spans} for spans in window.lanes.values()] == [{size} for size in sizes]
-        assert window.slowness() == pytest.approx({0: 1, 1: 1, 2: 4})
 
 
 def test_spans_follow_each_other(runs):
@@ -47,7 +46,7 @@ def test_no_window_where_there_are_too_few_iterations(runs):
 
 
 def test_the_picture_is_self_contained(picture):
-    assert not re.search(r"href|script|import|url\((?!#)|font-face", picture)
+    assert not re.search(r"href|<script|import|url\((?!#)|font-face", picture)
     assert picture.count("http") == 1  # the namespace
 
 

@@ -3,10 +3,9 @@
 import pytest
 from support.made_log import events_of
 
-from evenstep.report.gain import gain_of
-from evenstep.report.overview import overview_of
+from evenstep.core.account import Cause
+from evenstep.report.overview import overview_of, values_of
 from evenstep.report.recorded import recorded_run
-from evenstep.report.verdict import Cause, verdict_of
 
 FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
 STARVED = (0.061, 0.020, 0.001)
@@ -17,14 +16,20 @@ def run_of(*parts, **more):
     return recorded_run(events_of(parts, **more))
 
 
+def verdict_of(run):
+    return overview_of("run", run).verdict
+
+
 def test_a_worker_that_computes_longer_is_named_with_what_it_costs():
     verdict = verdict_of(run_of(FAST, FAST, SLOW))
     assert (verdict.worker, verdict.cause) == (2, Cause.COMPUTE)
     assert verdict.slowdown == pytest.approx(4)
     # Two of three workers wait 60 of 87 ms.
     assert verdict.cost == pytest.approx(2 / 3 * 60 / 87)
-    assert verdict.text.startswith("Worker 2 computes 4x slower, and waiting for it takes 46% of all workers' time")
-    assert "lb-bsp" in verdict.text
+    assert verdict.text == (
+        "Worker 2 computes 4x slower, and waiting for it takes 46% of all workers' time; lb-bsp would give it smaller"
+        " batches."
+    )
 
 
 def test_a_worker_that_waits_for_its_input_is_not_taken_for_one_that_computes_slowly():
@@ -54,23 +59,14 @@ def test_a_slow_computer_with_slow_input_is_called_by_what_delays_it_more():
 def test_equal_workers_are_told_so():
     verdict = verdict_of(run_of(FAST, FAST, FAST))
     assert (verdict.worker, verdict.cause) == (None, None)
-    assert verdict.text == "Nobody is slow: waiting takes 0% of all workers' time."
+    assert verdict.text == "No worker is slow: waiting takes 0% of all workers' time."
 
 
-def test_slowness_that_sizes_have_evened_out_is_still_named():
-    sizes = [(16, 16, 4)] * 12
-    run = run_of(FAST, FAST, FAST, scheme="lb-bsp", sizes=sizes, plans=[(0, (12, 12, 12)), (1, (16, 16, 4))])
-    verdict = verdict_of(run)
-    assert (verdict.worker, verdict.cause, verdict.cost) == (2, Cause.COMPUTE, pytest.approx(0))
-    assert verdict.slowdown == pytest.approx(4)
-    assert "from 12 to 4 samples" in verdict.text
-
-
-def test_transfer_that_takes_the_time_is_nobodys_fault():
+def test_communication_that_takes_the_time_is_no_worker_s_fault():
     tiny = (0.0001, 0.002, 0.0001)
     verdict = verdict_of(run_of(tiny, tiny))
-    assert (verdict.worker, verdict.cause) == (None, Cause.TRANSFER)
-    assert verdict.text.startswith("Transfer takes 69% of all workers' time")
+    assert (verdict.worker, verdict.cause) == (None, Cause.COMMUNICATION)
+    assert verdict.text.startswith("Communication takes 69% of all workers' time")
 
 
 def test_a_worker_on_its_own_waits_for_nobody():
@@ -79,19 +75,85 @@ def test_a_worker_on_its_own_waits_for_nobody():
     ).text == "One worker, which waits for its input 4% of its time: more data workers" + (" (num_workers) would help.")
 
 
-def test_the_gain_is_that_of_the_speeds_in_the_log():
-    sizes = [(16, 16, 4)] * 12
-    parts = ((0.0, 0.016, 0.0), (0.0, 0.016, 0.0), (0.0, 0.016, 0.0))
-    gain = gain_of(run_of(*parts, scheme="lb-bsp", sizes=sizes))
-    assert gain.measured == pytest.approx(36 / 0.021)
-    assert gain.equal == pytest.approx(36 / (12 * 0.004 + 0.005))
-    assert gain.ideal == pytest.approx(36 / 0.016)
-    assert gain.speed_up == pytest.approx(53 / 21)
-    assert gain.of_ideal == pytest.approx(16 / 21)
+def test_sizes_without_equal_ones_beside_them_claim_nothing():
+    run = run_of(
+        FAST, FAST, FAST, scheme="lb-bsp", sizes=[(16, 16, 4)] * 12, plans=[(0, (12, 12, 12)), (1, (16, 16, 4))]
+    )
+    overview = overview_of("run", run)
+    assert (overview.verdict.worker, overview.verdict.slowdown) == (2, None)
+    assert overview.verdict.text == (
+        "Worker 2 computes longest for a sample: it gets 4 of 36 samples, and waiting takes 0% of all workers' time."
+        " Too few iterations had equal sizes to tell what that gains."
+    )
+    assert overview.gain.speed_up is None
+    values = values_of(overview)
+    assert (values["speed_up_over_equal"], values["equal_samples_per_second"]) == (None, None)
+    assert values["ideal_samples_per_second"] == pytest.approx(36 / 0.020)
+
+
+def compared_run(**more):
+    """Three workers, of which the last is four times slower for a sample, but 8 of its 32 ms are a fixed part."""
+    return recorded_run(compared_events(**more))
+
+
+def compared_events(*, decided=40, input_seconds=0.0, compared=False):
+    for worker in range(3):
+        yield {
+            "event": "run", "worker": worker, "scheme": "lb-bsp", "engine": "collective", "global_batch_size": 36,
+            "iterations_per_epoch": 100, "multiple": 1,
+        }  # fmt: skip
+        sizes = [("start", (12, 12, 12))] * 5 + [("speed", (16, 16, 4))] * decided
+        if compared:
+            sizes += [("comparison", (12, 12, 12))] * 3 + [("speed", (16, 16, 4))] * 10
+        began = 0.0
+        for number, (basis, size) in enumerate(sizes):
+            compute = [0.001 * size[0], 0.001 * size[1], 0.008 + 0.004 * size[2]]
+            entered = input_seconds if basis == "start" else 0.0
+            if not number or basis != sizes[number - 1][0]:
+                yield {
+                    "event": "plan", "worker": worker, "iteration": number, "batch_sizes": list(size), "basis": basis,
+                }  # fmt: skip
+            yield {
+                "event": "iteration", "worker": worker, "iteration": number, "samples": size[worker], "basis": basis,
+                "at": began, "iteration_seconds": entered + max(compute) + 0.004, "input_seconds": entered,
+                "compute_seconds": compute[worker], "wait_seconds": max(compute) - compute[worker],
+                "comm_seconds": 0.004,
+            }  # fmt: skip
+            began += entered + max(compute) + 0.004
+
+
+def test_the_gain_is_measured_on_the_run_s_own_iterations_with_equal_sizes():
+    overview = overview_of("run", compared_run())
+    equal, decided = 0.056 + 0.004, 0.024 + 0.004
+    gained = 45 * equal / (5 * equal + 40 * decided)
+    assert overview.gain.speed_up.estimate == pytest.approx(gained)
+    assert overview.gain.speed_up.low == pytest.approx(gained)
+    assert overview.verdict.slowdown == pytest.approx(56 / 12)
+    assert overview.verdict.text == (
+        "Training is 1.90 times as fast as with equal sizes: worker 2 computes 4.7x slower"
+        " and gets 4 of 36 samples instead of 12; waiting fell from 49% to 19% of all workers' time."
+    )
+
+
+def test_the_numbers_of_one_run_agree():
+    values = values_of(overview_of("run", compared_run()))
+    speed_up = values["samples_per_second"] / values["equal_samples_per_second"]
+    assert values["speed_up_over_equal"] == pytest.approx(speed_up, rel=1e-12)
+    low, high = values["speed_up_interval"]
+    assert low <= speed_up <= high
+    assert values["of_ideal"] == pytest.approx(values["samples_per_second"] / values["ideal_samples_per_second"])
+
+
+def test_fetching_that_a_comparison_itself_causes_is_not_called_a_gain():
+    fetched = overview_of("run", compared_run(input_seconds=0.030)).gain.speed_up
+    equal, decided = 0.056 + 0.004, 0.024 + 0.004
+    assert fetched.estimate == pytest.approx(1 + 40 * (equal - decided) / (5 * (equal + 0.030) + 40 * decided))
 
 
 def test_equal_sizes_gain_nothing_over_themselves():
-    assert gain_of(run_of(FAST, FAST, SLOW)).speed_up == pytest.approx(1)
+    gain = overview_of("run", run_of(FAST, FAST, SLOW)).gain
+    assert str(gain.speed_up) == "1.00"
+    assert gain.equal == gain.measured
 
 
 def test_plan_changes_have_a_reason():
@@ -101,6 +163,15 @@ def test_plan_changes_have_a_reason():
     assert (move.iteration, move.before, move.after) == (6, sizes[0], sizes[6])
     assert move.seconds == pytest.approx(6 * 0.087)
     assert move.reason == "first speeds known: worker 2 needs 4.00 times worker 0's time"
+
+
+def test_a_comparison_is_a_change_with_its_reason_and_its_end_is_none():
+    moves = overview_of("run", compared_run(compared=True)).moves
+    assert [(each.iteration, each.before, each.after) for each in moves] == [
+        (5, (12, 12, 12), (16, 16, 4)),
+        (45, (16, 16, 4), (12, 12, 12)),
+    ]
+    assert moves[1].reason == "equal for a few iterations, to measure what other sizes gain"
 
 
 def test_of_two_workers_the_slow_one_is_compared_with_the_other():
@@ -130,8 +201,31 @@ def test_on_servers_the_slow_one_is_named_with_how_long_others_were_held():
     ]
     verdict = verdict_of(recorded_run(events))
     assert (verdict.worker, verdict.cause) == (2, Cause.COMPUTE)
+    assert verdict.slowdown == pytest.approx(4)
     assert verdict.cost == pytest.approx(60 / 126)
     assert verdict.text == (
         "Worker 2 computes 4x slower; the others were held for it 48% of all workers' time, and ran up to 3 iterations"
         " ahead."
     )
+
+
+def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
+    events = [
+        *served(0, compute=0.010, held=0.0, lead=3, count=40),
+        *served(1, compute=0.010, held=0.0, lead=3, count=40),
+        *served(2, compute=0.040, held=0.0, lead=0, count=5),
+    ]
+    came = [{"event": "join", "worker": worker, "at": 0.0, "version": 0} for worker in range(3)]
+    left = [
+        {"event": "leave", "worker": 2, "at": 0.2, "version": 9, "why": "was silent for too long"},
+        *({"event": "leave", "worker": worker, "at": 1.0, "version": 80, "why": "is done"} for worker in range(2)),
+    ]
+    overview = overview_of("run", recorded_run(events, [*came, *left]))
+    assert (overview.verdict.worker, overview.verdict.cause) == (None, None)
+    assert overview.verdict.text == (
+        "No worker is slow: workers were held 0% of their time. Worker 2 was lost after 5 iterations (was silent for"
+        " too long)."
+    )
+    # One that came back was not lost for good.
+    back = [*left[:1], {"event": "join", "worker": 2, "at": 0.3, "version": 12}, *left[1:]]
+    assert overview_of("run", recorded_run(events, [*came, *back])).verdict.worker == 2

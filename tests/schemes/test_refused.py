@@ -49,9 +49,9 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
         ("grouped:groups=3-1", "groups cannot name the ranks '3-1': write the first and the last, such as 0-3"),
         ("grouped:groups=0-99999999999", "groups cannot name the ranks '0-99999999999'"),
         ("grouped:by=speed", "by=speed says who is in a number of groups, and there is none"),
-        ("grouped:staleness=0", "up to a staleness of 0.0: both are positive"),
-        ("grouped:staleness=nan", "up to a staleness of nan: both are positive"),
-        ("grouped:groups=4,staleness=4", "staleness limits progressive groups, and others stay as many: leave it out"),
+        ("grouped:behind=0", "up to 0.0 global batches behind: both are positive"),
+        ("grouped:behind=nan", "up to nan global batches behind: both are positive"),
+        ("grouped:groups=4,behind=4", "behind limits progressive groups, and others stay as many: leave it out"),
         ("grouped:push_to=leader", "push_to=leader goes with groups that stay as they are, and with one server"),
         ("grouped:by=host", "by cannot be 'host': use rank or speed"),
         (

@@ -85,7 +85,7 @@ def test_progressive_groups_cost_no_more_than_the_straggler_itself():
 
 
 def test_a_straggler_whose_group_would_be_too_stale_stays_with_the_others():
-    _, log = run("grouped:staleness=3", cluster(4.0), iterations=40)
+    _, log = run("grouped:behind=3", cluster(4.0), iterations=40)
     assert groups_of(log) == [[list(range(16))]]
 
 

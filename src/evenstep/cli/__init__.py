@@ -1,1 +1,1 @@
-"""The command `evenstep`: one file per verb."""
+"""The command `evenstep`: one file per subcommand."""

@@ -41,7 +41,7 @@ _HONEST = (
 
 
 def demo(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     require_torch("demo", extra="demo")
     require_scikit_learn("demo")

@@ -24,7 +24,7 @@ metrics for Prometheus. They are read from the run directory, so training does n
 
 
 def run_export(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     run_dir: Path = options.run_dir
     if not run_dir.is_dir():

@@ -1,4 +1,4 @@
-"""The command line's front door: finds the verb, and turns every error of ours into one sentence."""
+"""The command line's front door: finds the subcommand, and turns every error of ours into one sentence."""
 
 import sys
 from collections.abc import Callable
@@ -15,14 +15,14 @@ INTERRUPTED = 130
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
-    """One command; `run` takes the arguments behind the verb and returns the exit code."""
+class Subcommand:
+    """`run` takes the arguments after its name and returns the exit code."""
 
     summary: str
     run: Callable[[list[str]], int]
 
 
-# A verb's module is imported when it is asked for: help needs neither torch nor the second that importing it takes.
+# A subcommand's module is imported when it is asked for: help needs neither torch nor the second that its import takes.
 
 
 def _demo(arguments: list[str]) -> int:
@@ -67,14 +67,18 @@ def _top(arguments: list[str]) -> int:
     return run_top(arguments)
 
 
-VERBS = {
-    "demo": Verb(summary="train on real data with a slow worker, and see what balancing gains", run=_demo),
-    "export": Verb(summary="give a run's events to Perfetto, TensorBoard or Prometheus", run=_export),
-    "profile": Verb(summary="measure a script's model on this device, as a table or a cluster file", run=_profile),
-    "report": Verb(summary="show what happened in runs, on one page that needs no network", run=_report),
-    "run": Verb(summary="start a training script on several workers, under any scheme", run=_run),
-    "simulate": Verb(summary="compare schemes on a cluster that you need not have, in virtual time", run=_simulate),
-    "top": Verb(summary="watch a run: who waits for whom, in this terminal", run=_top),
+SUBCOMMANDS = {
+    "demo": Subcommand(summary="train on real data with a slow worker, and see what balancing gains", run=_demo),
+    "export": Subcommand(summary="give a run's events to Perfetto, TensorBoard or Prometheus", run=_export),
+    "profile": Subcommand(
+        summary="measure a script's model on this device, as a table or a cluster file", run=_profile
+    ),
+    "report": Subcommand(summary="show what happened in runs, on one page that needs no network", run=_report),
+    "run": Subcommand(summary="start a training script on several workers, under any scheme", run=_run),
+    "simulate": Subcommand(
+        summary="compare schemes on a cluster that you need not have, in virtual time", run=_simulate
+    ),
+    "top": Subcommand(summary="watch a run: who waits for whom, in this terminal", run=_top),
 }
 
 
@@ -95,29 +99,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    verb = arguments[0] if arguments else "--help"
-    if verb in ("-h", "--help", "help"):
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "help"):
         print(_help())
         return 0
-    if verb in ("-V", "--version"):
+    if name in ("-V", "--version"):
         print(f"evenstep {__version__}")
         return 0
-    if verb not in VERBS:
-        raise ConfigError(f"there is no verb {verb!r}: {nearest(verb, VERBS)}")
+    if name not in SUBCOMMANDS:
+        raise ConfigError(f"there is no subcommand {name!r}: {nearest(name, SUBCOMMANDS)}")
     try:
-        return VERBS[verb].run(arguments[1:])
+        return SUBCOMMANDS[name].run(arguments[1:])
     except SystemExit as ended:  # argparse, after it has printed help
         return ended.code if isinstance(ended.code, int) else 0
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in VERBS.items())
+    known = "\n".join(f"  {name:<8} {each.summary}" for name, each in SUBCOMMANDS.items())
     return (
-        "usage: evenstep VERB ...\n\n"
+        "usage: evenstep SUBCOMMAND ...\n\n"
         "Distributed training that does not wait for its slowest worker.\n\n"
-        f"verbs:\n{verbs}\n\n"
+        f"subcommands:\n{known}\n\n"
         "options:\n  -h, --help\n  --version\n\n"
-        "evenstep VERB --help says more about each.\n\n"
+        "evenstep SUBCOMMAND --help says more about each.\n\n"
         "example:\n  evenstep demo"
     )
 

@@ -59,7 +59,7 @@ class Profile:
 
 
 def run_profile(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     require_torch("profile")
     _require(options)

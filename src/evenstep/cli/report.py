@@ -15,7 +15,7 @@ from evenstep import __version__
 from evenstep.cli.needs import require_plotly
 from evenstep.cli.parser import Parser
 from evenstep.core.errors import ConfigError
-from evenstep.report.overview import RunOverview, overview_of, values_of
+from evenstep.report.overview import RunOverview, compared, overview_of, values_of
 from evenstep.report.recorded import read_run
 from evenstep.telemetry import Role, event_files
 
@@ -28,7 +28,7 @@ killed, is shown as far as it got."""
 
 
 def run_report(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     console = Console(stderr=True, highlight=False)
     if options.png is not None:
@@ -43,6 +43,10 @@ def run_report(arguments: list[str]) -> int:
         _require_writable(output)
     folders = [found for each in options.run_dirs for found in _runs_in(each)]
     overviews = read_overviews(folders, console)
+    for each in overviews:
+        console.print(f"[bold]{escape(each.name)}[/bold]  {each.verdict.text}", soft_wrap=True)
+    if len(overviews) > 1:
+        console.print(compared(overviews), markup=False, soft_wrap=True)
     if options.json:
         print(json.dumps([values_of(each) for each in overviews]))
     if options.png is not None:
@@ -60,8 +64,6 @@ def run_report(arguments: list[str]) -> int:
         console.print(
             f"The report is in {output} ({len(page) / 1e6:.0f} MB): open it in a browser.", markup=False, soft_wrap=True
         )
-    for each in overviews:
-        console.print(f"[bold]{escape(each.name)}[/bold]  {each.verdict.text}", soft_wrap=True)
     return 0
 
 

@@ -12,9 +12,7 @@ from typing import NoReturn
 from evenstep.cli.needs import require_torch
 from evenstep.cli.parser import Parser
 from evenstep.core.errors import ConfigError
-from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise
-from evenstep.report.verdict import verdict_of
 from evenstep.runtime.launch_settings import HEARTBEAT_SECONDS, LaunchSettings
 
 _DESCRIPTION = """\
@@ -26,7 +24,7 @@ _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epoc
 
 
 def run(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     if arguments[:1] in (["-h"], ["--help"]):
         _short_parser().print_help()
         return 0
@@ -34,30 +32,39 @@ def run(arguments: list[str]) -> int:
     from evenstep.runtime.run_failed import RunFailedError
 
     options = parse(arguments)
+    without_prepare = _without_prepare(options)
     with ExitStack() as stack:
         if options.json and options.run_dir is None:
             options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
+        marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-")))
         try:
-            notices = start(options)
+            notices = start(options, marks=marks)
         except RunFailedError as failure:
             print(f"evenstep: {failure}", file=sys.stderr)
             return failure.exit_code
         for notice in notices:
             print(f"evenstep: {notice}", file=sys.stderr)
-        if options.run_dir is not None:
-            _tell_verdict(Path(options.run_dir))
+        prepared = any(marks.iterdir())
+        if not prepared:
+            print(f"evenstep: {without_prepare}", file=sys.stderr)
         if options.json:
-            print(json.dumps(asdict(summarise(Path(options.run_dir)))))
+            print(json.dumps(asdict(summarise(Path(options.run_dir))) if prepared else None))
     return 0
 
 
-def _tell_verdict(run_dir: Path) -> None:
-    """One line on how the run went; nothing where it has left no iteration (several nodes, or a script without one)."""
-    try:
-        verdict = verdict_of(read_run(run_dir))
-    except ConfigError:
-        return
-    print(f"evenstep: {verdict.text}", file=sys.stderr)
+def _without_prepare(options: argparse.Namespace) -> str:
+    """What to say at the end where no worker has called `prepare`."""
+    asked = {
+        "--scheme": options.scheme,
+        "--slow": options.slow,
+        "--emulate": options.emulate,
+        "--run-dir": options.run_dir and not options.resume,
+        "--resume": options.resume,
+    }
+    given = [name for name, value in asked.items() if value]
+    without = f"{options.training_script} never called evenstep.prepare, so it ran without evenstep"
+    *others, last = given or [""]
+    return f"{without}; {', '.join(others)}{' and ' if others else ''}{last} had no effect" if given else without
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -78,8 +85,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def start(options: argparse.Namespace) -> list[str]:
-    """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does."""
+def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str]:
+    """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does.
+
+    In the folder `marks` each worker that calls `prepare` leaves a file.
+    """
     from evenstep.runtime.launch import launch
 
     settings = LaunchSettings(
@@ -89,6 +99,7 @@ def start(options: argparse.Namespace) -> list[str]:
         run_dir=None if options.run_dir is None else str(Path(options.run_dir).absolute()),
         resume=options.resume is not None,
         heartbeat_seconds=options.heartbeat,
+        marks=None if marks is None else str(marks),
     )
     return launch(options, settings)
 

@@ -41,7 +41,7 @@ _EXAMPLE = "evenstep simulate examples/clusters/two-generations.toml --schemes b
 
 
 def run_simulate(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     cluster = read_cluster(options.cluster)
     schemes = _schemes(options.schemes, options.sweep, cluster)

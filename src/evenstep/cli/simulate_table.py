@@ -11,7 +11,7 @@ _COLUMNS: tuple[tuple[str, Callable[[SimulatedRun], str]], ...] = (
     ("samples/s", lambda run: f"{run.samples_per_second:,.0f}"),
     ("ideal", lambda run: f"{run.over_ideal:.0%}"),
     ("waiting", lambda run: f"{run.waiting_share:.0%}"),
-    ("comm.", lambda run: f"{run.communication_share:.0%}"),
+    ("communication", lambda run: f"{run.communication_share:.0%}"),
     ("staleness", lambda run: f"{run.mean_staleness:.1f}"),
     ("lead", lambda run: str(run.largest_lead)),
 )
@@ -25,7 +25,7 @@ def simulated_table(runs: Sequence[SimulatedRun]) -> Table:
         pad_edge=False,
         show_edge=False,
         collapse_padding=True,
-        caption="ideal: of the sum of the workers' speeds; waiting, comm.: of their time;\n"
+        caption="ideal: of the sum of the workers' speeds; waiting, communication: of their time;\n"
         "staleness: versions, on average; lead: iterations, the largest",
         caption_justify="left",
     )

@@ -23,14 +23,14 @@ _LOOK_EVENTS: Final = 1000
 _ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
-time it waits for others, for input and for transfer, and whether it is still there; and one line that says who is slow,
-why, what it costs and what was done about it. All figures are of each worker's latest 50 iterations. Ctrl-C ends it.
+time is waiting, input and communication, and whether it is still there; what sizes gained, which worker is slow, why,
+and what it costs. All figures are of each worker's latest 50 iterations, the gain of 500. Ctrl-C ends it.
 
 The run directory is what --run-dir of evenstep run names, or run_dir of prepare; it may still be empty."""
 
 
 def run_top(arguments: list[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     options = _parser().parse(arguments)
     run_dir: Path = options.run_dir
     console = Console(highlight=False)

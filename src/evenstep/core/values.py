@@ -5,7 +5,7 @@ so that no two processors round it differently.
 """
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Self, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ import numpy.typing as npt
 IntArray: TypeAlias = npt.NDArray[np.int64]
 State: TypeAlias = dict[str, object]
 """A checkpoint: plain numbers, strings, lists and dicts, so that JSON can hold it."""
+
+Basis: TypeAlias = Literal["speed", "start", "comparison"]
+"""Why sizes are what they are: decided (from speeds, or once for all); equal because no speeds are known yet; or equal
+for a few iterations, to compare the decided sizes with."""
 
 UNLIMITED = 2**31 - 1
 """The size limit of a worker whose memory is not known to limit it, in samples."""
@@ -113,6 +117,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Who computes how much: `sizes` has shape [workers], in samples, and sums to the global batch exactly."""
+    """Who computes how much: `sizes` has shape [workers], in samples, and sums to the global batch exactly.
+
+    No estimator learns from an iteration whose `basis` is `comparison`, so later sizes are what they would have been
+    without it.
+    """
 
     sizes: IntArray
+    basis: Basis = "speed"

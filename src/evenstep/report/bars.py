@@ -22,7 +22,7 @@ def iteration_bars(runs: Sequence[RunSummary], *, width: int = 54) -> Group:
         lines.append(heading)
         lines += [_bar(worker, longest / width) for worker in run.workers]
     legend = Text("  ")
-    for character, meaning in ((COMPUTE, "compute"), (WAIT, "waiting"), (REST, "communication and the rest")):
+    for character, meaning in ((COMPUTE, "compute"), (WAIT, "waiting"), (REST, "communication, input and the script")):
         legend.append(character * 2, style=_STYLES[character]).append(f" {meaning}   ")
     return Group(*lines, legend)
 

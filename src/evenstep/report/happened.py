@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from evenstep.core.supervision import Why
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,6 @@ class Happening:
     routine: bool
 
 
-DONE: Final = "is done"
-"""Why a worker leaves the servers that has finished."""
 _ROUTINE: Final = ("join", "snapshot", "checkpoint", "disturbance")
 
 
@@ -40,7 +40,7 @@ def happening_of(event: Mapping[str, Any], *, writer: int | None) -> Happening |
         worker=event.get("worker"),
         iteration=event.get("iteration"),
         writer=writer,
-        routine=event["event"] in _ROUTINE or (event["event"] == "leave" and event["why"] == DONE),
+        routine=event["event"] in _ROUTINE or (event["event"] == "leave" and event["why"] == Why.DONE),
     )
 
 

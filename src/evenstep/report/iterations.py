@@ -8,6 +8,7 @@ from typing import Any, Final, Self, TypeAlias, final, overload
 import numpy as np
 import numpy.typing as npt
 
+from evenstep.core.values import Basis
 from evenstep.report.served import PushRecord
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -15,6 +16,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _REPORT_PACE, _REPORT_FIXED = 2, 3
 """Where a row of the exchange has its predicted nanoseconds per sample and its fixed nanoseconds."""
 _UNKNOWN: Final = float("nan")
+BASES: Final[tuple[Basis, ...]] = ("speed", "start", "comparison")
+"""Why an iteration has its sizes, by the number that its column holds."""
 
 
 @final
@@ -42,13 +45,15 @@ class Iteration:
 class Iterations(Sequence[Iteration]):
     """One worker's iterations in order; each column has the shape [iterations], and NaN where nothing is known.
 
-    `began` is in seconds of the worker's clock. `pace` is the predicted seconds per sample and `fixed` the fixed
-    seconds that this worker told of itself after the iteration. `served`: of a run on parameter servers.
+    `began` is in seconds of the worker's clock, `basis` an index of `BASES`. `pace` is the predicted seconds per sample
+    and `fixed` the fixed seconds that this worker told of itself after the iteration. `served`: of a run on parameter
+    servers.
     """
 
     numbers: FloatArray
     began: FloatArray
     samples: FloatArray
+    basis: FloatArray
     iteration_seconds: FloatArray
     input_seconds: FloatArray
     compute_seconds: FloatArray
@@ -124,13 +129,14 @@ class IterationsBuilder:
 
         Raises:
             KeyError: It lacks what every version has written.
-            TypeError: Something in it is no number.
+            TypeError, ValueError: Something in it is no number, or no basis.
         """
         report = event.get("report") or (0, 0, 0, 0)
         row = (
             event["iteration"],
             event.get("at", _UNKNOWN),
             event["samples"],
+            BASES.index(event.get("basis", "speed")),
             event["iteration_seconds"],
             event["input_seconds"],
             event["compute_seconds"],

@@ -16,7 +16,7 @@ class Part(StrEnum):
     INPUT = "input"
     COMPUTE = "compute"
     WAIT = "waiting"
-    TRANSFER = "transfer"
+    COMMUNICATION = "communication"
     SCRIPT = "script"
 
 
@@ -26,7 +26,7 @@ def parts_of(done: Iterations) -> dict[Part, FloatArray]:
         Part.INPUT: done.input_seconds,
         Part.COMPUTE: done.compute_seconds,
         Part.WAIT: done.wait_seconds,
-        Part.TRANSFER: done.comm_seconds,
+        Part.COMMUNICATION: done.comm_seconds,
         Part.SCRIPT: done.rest_seconds,
     }
 

@@ -7,30 +7,16 @@ the others would count that as communication. With everybody's events side by si
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
-from typing import Final, final
 
 import numpy as np
 
 from evenstep.report.iterations import FloatArray, Iterations
 
 
-@final
-class Cause(StrEnum):
-    """Why a worker is late."""
-
-    COMPUTE = "compute"
-    INPUT = "input"
-    SCRIPT = "script"
-    TRANSFER = "transfer"
-
-
-OWN: Final = (Cause.COMPUTE, Cause.INPUT, Cause.SCRIPT)
-"""What a worker does for itself before a synchronisation, in the order of `own_parts`."""
-
-
 def own_parts(done: Iterations) -> FloatArray:
     """From the end of the synchronisation before to the beginning of this one; seconds, shape [parts, iterations].
+
+    The parts are those of `evenstep.core.account.OWN`.
 
     All leave a synchronisation together, so the one with the most of these is the one that the others wait for.
     """

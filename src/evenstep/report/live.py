@@ -3,20 +3,24 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import numpy as np
 
+from evenstep.core.account import Verdict, served_verdict, verdict_of
 from evenstep.core.errors import ConfigError
-from evenstep.report.happened import DONE, Happening
+from evenstep.core.supervision import Why
+from evenstep.report.accounts import account_of, served_workers
+from evenstep.report.happened import Happening
 from evenstep.report.iterations import Iterations
 from evenstep.report.recorded import RecordedRun, RunBuilder, wall_offset
-from evenstep.report.verdict import Verdict, verdict_of
 from evenstep.telemetry import Role
 
 _RECENT: Final = 50
 """The iterations of each worker that everything is worked out from: long enough to be calm, short enough to be new."""
+_KEPT: Final = 500
+"""Those that the gain is worked out from, since few iterations have equal sizes to compare with."""
 _OVER: Final = ("finished", "failed", "gone")
 _SILENT_SECONDS: Final = 5.0
 _SILENT_ITERATIONS: Final = 5
@@ -39,7 +43,7 @@ class LiveWorker:
     batch_size: int
     waiting_share: float
     input_share: float
-    transfer_share: float
+    communication_share: float
     iterations: int
     lead: int | None
     staleness: int | None
@@ -68,7 +72,7 @@ class LiveRun:
     """Takes events as they come, and says how the run is doing."""
 
     def __init__(self) -> None:
-        self._builder = RunBuilder(keep=_RECENT)
+        self._builder = RunBuilder(keep=_KEPT)
         self._heard: dict[int, float] = {}
         # What each worker has said itself is over, and what the servers say; files are read one after the other, so
         # neither is told before or after the other.
@@ -92,7 +96,7 @@ class LiveRun:
         elif role == "server":
             self._builder.take_server(event)
             if event["event"] == "leave":
-                self._left[event["worker"]] = "finished" if event["why"] == DONE else "gone"
+                self._left[event["worker"]] = "finished" if event["why"] == Why.DONE else "gone"
             elif event["event"] == "join":
                 self._left.pop(event["worker"], None)
         else:
@@ -133,7 +137,7 @@ class LiveRun:
             throughput=sum(each.throughput for each in there),
             waiting_share=float(np.mean([each.waiting_share for each in workers])),
             workers=workers,
-            verdict=verdict_of(run),
+            verdict=_verdict(run, recent),
             latest=_latest(run),
         )
 
@@ -149,7 +153,7 @@ class LiveRun:
             batch_size=int(np.median(done.samples)),
             waiting_share=float(done.wait_seconds.sum()) / seconds,
             input_share=float(done.input_seconds.sum()) / seconds,
-            transfer_share=float(done.comm_seconds.sum()) / seconds,
+            communication_share=float(done.comm_seconds.sum()) / seconds,
             iterations=self._builder.done[worker].count,
             lead=None if run.servers is None else int(np.nan_to_num(done.lead)[-1]),
             staleness=None if run.servers is None else int(np.nan_to_num(done.staleness)[-1]),
@@ -163,6 +167,15 @@ class LiveRun:
         if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
             return f"silent {_duration(silent)}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
+
+
+def _verdict(run: RecordedRun, recent: Mapping[int, Iterations]) -> Verdict:
+    """On the latest iterations; few have equal sizes, so what was gained is measured on more of them."""
+    if run.servers is not None:
+        return served_verdict(served_workers(replace(run, iterations=recent)))
+    together = {worker: done[: run.length][-_RECENT:] for worker, done in run.iterations.items()}
+    latest = replace(run, iterations=together)
+    return verdict_of(account_of(latest), run.workers, longer=account_of(run))
 
 
 def _latest(run: RecordedRun) -> tuple[str, ...]:

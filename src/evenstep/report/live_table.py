@@ -25,9 +25,9 @@ def live_table(view: LiveView, *, title: str, width: int, height: int) -> Render
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("worker", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("samples/s", "speed", "batch", "wait", *([""] * bars), "input", "send"):
+    for heading in ("samples/s", "speed", "batch", "waiting", *([""] * bars), "input", "communication"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("lead", "stale") if served else ():
+    for heading in ("lead", "staleness") if served else ():
         table.add_column(heading, justify="right", no_wrap=True)
     for worker in shown:
         table.add_row(*_cells(worker, bars=bars))
@@ -64,7 +64,7 @@ def _cells(worker: LiveWorker, *, bars: bool) -> list[Text]:
         Text(f"{worker.waiting_share:.0%}"),
         *([Text("#" * filled, style="yellow").append("." * (_BAR - filled), style="dim")] if bars else []),
         Text(f"{worker.input_share:.0%}"),
-        Text(f"{worker.transfer_share:.0%}"),
+        Text(f"{worker.communication_share:.0%}"),
     ]
     if worker.lead is not None:
         cells += [Text(str(worker.lead)), Text(str(worker.staleness))]

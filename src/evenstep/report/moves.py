@@ -1,6 +1,7 @@
 """The changes of the batch sizes, each with the reason that the workers' own predictions give for it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
@@ -24,14 +25,16 @@ class Move:
 
 
 def moves_of(run: RecordedRun, times: Times) -> list[Move]:
-    """Every change of the planned sizes, in order.
+    """Every change of the planned sizes, in order, but for those that end a comparison with equal sizes.
 
     The reason is the worker whose predicted seconds per sample have changed most since the sizes before were chosen.
     """
     teller = run.workers[0]
     began, numbers = times.began[teller], run.iterations[teller].numbers
     result = []
-    for before, after in zip(run.planned, run.planned[1:], strict=False):
+    for before, after in pairwise(run.planned):
+        if before.basis == "comparison" or before.batch_sizes == after.batch_sizes:
+            continue
         index = min(int(np.searchsorted(numbers, after.iteration)), len(began) - 1)
         result.append(
             Move(
@@ -46,6 +49,8 @@ def moves_of(run: RecordedRun, times: Times) -> list[Move]:
 
 
 def _reason(run: RecordedRun, before: Plan, after: Plan) -> str:
+    if after.basis == "comparison":
+        return "equal for a few iterations, to measure what other sizes gain"
     then, now = _paces(run, before.iteration), _paces(run, after.iteration)
     if not now:
         return "no worker had told of its speed yet"

@@ -1,19 +1,20 @@
 """All the numbers of a report on a run: what its page shows, and what `evenstep report --json` prints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
+from evenstep.core.account import Verdict, served_slowdowns, served_verdict, verdict_of
+from evenstep.report.accounts import account_of, served_workers
 from evenstep.report.clock import Times, times_of
 from evenstep.report.curves import Curve, curves_of
-from evenstep.report.gain import Gain, gain_of
+from evenstep.report.gain import Gain, gain_of, served_gain
 from evenstep.report.lanes import parts_of
 from evenstep.report.moves import Move, moves_of
 from evenstep.report.recorded import RecordedRun
 from evenstep.report.summary import RunSummary, summary_of
-from evenstep.report.verdict import Verdict, slowness, verdict_of
 
 
 @final
@@ -22,7 +23,7 @@ class WorkerOverview:
     """One worker over the whole run; `parts` are shares of its time, by `Part`, that sum to 1.
 
     `speed` is in samples per second of pure compute, `slowdown` its seconds per sample over the median of the
-    others' (both 0 for one that computed on nothing of its own). Lead and staleness are None without servers.
+    others' at equal sizes; None where that was not measured. Lead and staleness are None without servers.
     """
 
     worker: int
@@ -32,7 +33,7 @@ class WorkerOverview:
     first_batch_size: int
     last_batch_size: int
     speed: float
-    slowdown: float
+    slowdown: float | None
     parts: Mapping[str, float]
     largest_lead: int | None
     mean_staleness: float | None
@@ -47,7 +48,7 @@ class RunOverview:
     run: RecordedRun
     times: Times
     summary: RunSummary
-    gain: Gain | None
+    gain: Gain
     verdict: Verdict
     workers: tuple[WorkerOverview, ...]
     moves: tuple[Move, ...]
@@ -62,21 +63,37 @@ class RunOverview:
 
 def overview_of(name: str, run: RecordedRun) -> RunOverview:
     """The overview of a run."""
-    times, summary, slow = times_of(run), summary_of(run), slowness(run)
+    times, summary = times_of(run), summary_of(run)
+    if run.servers is None:
+        account = account_of(run)
+        gain, verdict = gain_of(summary, account), verdict_of(account, run.workers)
+        slow = {run.workers[index]: ratio for index, ratio in account.slowdowns().items()}
+    else:
+        workers = served_workers(run)
+        gain, verdict, slow = served_gain(summary, workers), served_verdict(workers), served_slowdowns(workers)
     return RunOverview(
         name=name,
         run=run,
         times=times,
         summary=summary,
-        gain=gain_of(run),
-        verdict=verdict_of(run),
-        workers=tuple(_worker(run, worker, slow.get(worker, 0.0)) for worker in run.workers),
+        gain=gain,
+        verdict=verdict,
+        workers=tuple(_worker(run, worker, slow.get(worker)) for worker in run.workers),
         moves=tuple(moves_of(run, times)),
         curves=tuple(curves_of(run, times)),
     )
 
 
-def _worker(run: RecordedRun, worker: int, slowdown: float) -> WorkerOverview:
+def compared(overviews: Sequence[RunOverview]) -> str:
+    """How fast several runs were beside the first of them, in one sentence."""
+    first, *others = overviews
+    ratios = [(each.name, each.gain.measured / first.gain.measured) for each in others]
+    (name, ratio), *more = ratios
+    text = f"{name} trained {ratio:.2f} times as fast as {first.name}"
+    return "".join([text, *(f", {name} {ratio:.2f} times" for name, ratio in more), "."])
+
+
+def _worker(run: RecordedRun, worker: int, slowdown: float | None) -> WorkerOverview:
     done = run.iterations[worker]
     seconds = {part.value: float(each.sum()) for part, each in parts_of(done).items()}
     whole = sum(seconds.values()) or 1.0
@@ -118,12 +135,13 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
         "global_batch_size": overview.run.global_batch_size,
         "iterations": overview.summary.iterations,
         "training_seconds": overview.summary.training_seconds,
-        "samples_per_second": overview.summary.samples_per_second,
+        "samples_per_second": gain.measured,
         "waiting_share": overview.waiting_share,
-        "equal_samples_per_second": None if gain is None else gain.equal,
-        "ideal_samples_per_second": None if gain is None else gain.ideal,
-        "speed_up_over_equal": None if gain is None else gain.speed_up,
-        "of_ideal": None if gain is None else gain.of_ideal,
+        "equal_samples_per_second": gain.equal,
+        "ideal_samples_per_second": gain.ideal,
+        "speed_up_over_equal": None if gain.speed_up is None else gain.speed_up.estimate,
+        "speed_up_interval": None if gain.speed_up is None else [gain.speed_up.low, gain.speed_up.high],
+        "of_ideal": gain.of_ideal,
         "verdict": {
             "worker": verdict.worker,
             "cause": None if verdict.cause is None else verdict.cause.value,

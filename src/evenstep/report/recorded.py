@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.values import Basis
 from evenstep.report.happened import Happening, happening_of
-from evenstep.report.iterations import Iterations, IterationsBuilder
+from evenstep.report.iterations import BASES, Iterations, IterationsBuilder
 from evenstep.report.lateness import true_waits
 from evenstep.report.served import DivergenceRecord, ServerRecord
 from evenstep.report.told import Told
@@ -20,16 +21,17 @@ SERVER: Final = "server"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everybody's batch sizes, from this iteration of the worker that wrote it down."""
+    """Everybody's batch sizes, from this iteration of the worker that wrote it down, and why they are what they are."""
 
     iteration: int
     batch_sizes: tuple[int, ...]
+    basis: Basis = "speed"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run: `iterations[worker]` in order; `plans` are everybody's batch sizes, each time that they changed.
+    """A run: `iterations[worker]` in order; `plans` are everybody's decided batch sizes, each time that they changed.
 
     `servers` is what parameter servers wrote down; None for a run without any. On servers, workers take different
     numbers of iterations, and may take their training to be `diverging`. `told` is what the script noted down,
@@ -161,12 +163,13 @@ class RunBuilder:
             raise ConfigError(f"an event 'run' has no {missing[0]!r}: it was written by another version of evenstep")
         # On servers the first worker may have died before it was told any.
         planned = tuple(next((self._plans[worker] for worker in sorted(iterations) if self._plans[worker]), []))
+        decided = [plan for plan in planned if plan.basis != "comparison"]
         return RecordedRun(
             scheme=newest["scheme"],
             global_batch_size=newest["global_batch_size"],
             iterations_per_epoch=newest["iterations_per_epoch"],
             iterations=iterations if served else true_waits(iterations),
-            plans=tuple(plan.batch_sizes for plan in planned),
+            plans=tuple(plan.batch_sizes for plan in decided),
             servers=ServerRecord.from_events(self._server_events) if served else None,
             diverging=tuple(self._diverging),
             planned=planned,
@@ -190,7 +193,9 @@ class RunBuilder:
 
     def _plan(self, worker: int, event: Mapping[str, Any]) -> None:
         plans = self._plans[worker]
-        plans.append(Plan(iteration=event.get("iteration", 0), batch_sizes=tuple(event["batch_sizes"])))
+        basis = BASES[BASES.index(event.get("basis", "speed"))]
+        plan = Plan(iteration=event.get("iteration", 0), batch_sizes=tuple(event["batch_sizes"]), basis=basis)
+        plans.append(plan)
         if self._keep is not None and len(plans) > 2 * self._keep:
             del plans[1 : -self._keep]
 

@@ -83,7 +83,7 @@ class PushSummary:
     mean_behind: float
     largest_behind: float
     largest_lead: int
-    held_seconds: float
+    total_wait_seconds: float
 
 
 @final
@@ -141,7 +141,7 @@ class ServedSummary:
         )
 
 
-def summary_of_pushes(worker: int, pushes: Sequence[PushRecord], held_seconds: float) -> PushSummary:
+def summary_of_pushes(worker: int, pushes: Sequence[PushRecord], total_wait_seconds: float) -> PushSummary:
     """One worker's pushes in a few numbers."""
     staleness = [each.staleness for each in pushes if each.staleness is not None]
     behind = [each.behind for each in pushes if each.behind is not None]
@@ -153,5 +153,5 @@ def summary_of_pushes(worker: int, pushes: Sequence[PushRecord], held_seconds: f
         mean_behind=mean(behind) if behind else 0.0,
         largest_behind=max(behind, default=0.0),
         largest_lead=max((each.lead for each in pushes if each.lead is not None), default=0),
-        held_seconds=held_seconds,
+        total_wait_seconds=total_wait_seconds,
     )

@@ -11,15 +11,15 @@ from evenstep.report.summary import RunSummary
 _ROWS: tuple[tuple[str, Callable[[RunSummary], str]], ...] = (
     ("samples/s", lambda run: f"{run.samples_per_second:,.0f}"),
     ("average iteration", lambda run: _average_iteration(run)),
-    ("waiting share per worker", lambda run: _each(f"{each.waiting_share:.0%}" for each in run.workers)),
+    ("waiting per worker", lambda run: _each(f"{each.waiting_share:.0%}" for each in run.workers)),
     ("final batch sizes", lambda run: _each(str(each.last_batch_size) for each in run.workers)),
 )
 _SERVED_ROWS: tuple[tuple[str, Callable[[ServedSummary], str]], ...] = (
-    ("held per worker", lambda run: _each(f"{each.held_seconds:.1f} s" for each in run.pushes)),
+    ("waiting, seconds", lambda run: _each(f"{each.total_wait_seconds:.1f}" for each in run.pushes)),
     ("largest lead per worker", lambda run: _each(str(each.largest_lead) for each in run.pushes)),
     ("average staleness", lambda run: _each(f"{each.mean_staleness:.1f}" for each in run.pushes)),
     ("largest staleness", lambda run: _each(str(each.largest_staleness) for each in run.pushes)),
-    ("  in global batches", lambda run: _each(f"{each.largest_behind:.1f}" for each in run.pushes)),
+    ("largest behind, batches", lambda run: _each(f"{each.largest_behind:.1f}" for each in run.pushes)),
     ("commits/s", lambda run: f"{run.commits_per_second:,.0f}"),
     ("gradients pushed", lambda run: f"{run.bytes_per_second / 1e6:,.1f} MB/s"),
     ("workers came / went", lambda run: f"{run.joins} / {len(run.leaves)}"),

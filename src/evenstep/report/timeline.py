@@ -1,11 +1,12 @@
 """A picture of the same iterations under several schemes, on one axis of time, as one self-contained SVG."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 from xml.sax.saxutils import escape
 
 from evenstep.core.errors import ConfigError
+from evenstep.report.accounts import slowdowns
 from evenstep.report.recorded import RecordedRun
 from evenstep.report.window import Window, same_window
 
@@ -14,7 +15,7 @@ _LEFT, _RIGHT = 172, 36
 _LANE, _LANE_GAP = 26, 7
 _TOP, _PANEL_HEAD, _PANEL_GAP, _FOOT = 96, 34, 30, 46
 _SLOW_FROM = 1.5
-"""A worker that needs this many times the median's seconds per sample is drawn as the slow one."""
+"""A worker that needs this many times the others' seconds per sample is drawn as the slow one."""
 
 _STYLE: Final = """
     svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
@@ -90,8 +91,11 @@ class _Drawing:
             _TOP + sum(self._panel_height(window) for window in self._windows) + _PANEL_GAP * (len(self._windows) - 1)
         )
         self._grid(bottom)
-        for panel, window in zip(self._panels, self._windows, strict=True):
-            self._panel(panel, window)
+        # Where a run does not tell, its workers are taken to be as slow as in another.
+        slow = [slowdowns(panel.run) for panel in self._panels]
+        known = next(filter(None, slow), {})
+        for panel, window, own in zip(self._panels, self._windows, slow, strict=True):
+            self._panel(panel, window, own or known)
             self._y += _PANEL_GAP
         height = bottom + _FOOT
         return "\n".join(
@@ -116,19 +120,19 @@ class _Drawing:
     def _x(self, seconds: float) -> float:
         return _LEFT + seconds * self._scale
 
-    def _panel(self, panel: Panel, window: Window) -> None:
+    def _panel(self, panel: Panel, window: Window, slow: Mapping[int, float]) -> None:
         self._text(24, self._y + 18, panel.run.scheme, "name")
         self._text(_LEFT, self._y + 18, panel.caption, "text")
         top = self._y + _PANEL_HEAD
-        slow = window.slowness()
         for lane, (worker, spans) in enumerate(window.lanes.items()):
             y = top + lane * (_LANE + _LANE_GAP)
             self._text(24, y + 17, f"worker {worker}", "label")
-            if slow[worker] >= _SLOW_FROM:
-                factor = f"{slow[worker]:.1f}x slower".replace(".0x", "x")
+            slowdown = slow.get(worker, 1.0)
+            if slowdown >= _SLOW_FROM:
+                factor = f"{slowdown:.1f}x slower".replace(".0x", "x")
                 self._text(_LEFT - 12, y + 17, factor, "small", anchor="end")
             for span in spans:
-                kind = "slow" if slow[worker] >= _SLOW_FROM else "fast"
+                kind = "slow" if slowdown >= _SLOW_FROM else "fast"
                 self._box(span.compute_began, span.compute_ended, y, kind, str(span.samples))
                 self._box(span.compute_ended, span.wait_ended, y, "wait")
                 self._box(span.wait_ended, span.ended, y + _LANE / 2 - 2, "rest", height=4)
@@ -170,7 +174,7 @@ class _Drawing:
             ("fast", "compute (its batch size inside)", 12),
             ("slow", "compute of the slow worker", 12),
             ("wait", "waiting for the others", 12),
-            ("rest", "communication and the rest", 4),
+            ("rest", "communication and the script", 4),
         )
         for kind, meaning, height in entries:
             top = y - 5 - height / 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
-from evenstep.report.iterations import Iteration
+from evenstep.report.iterations import BASES, Iteration
 from evenstep.report.recorded import RecordedRun
 
 
@@ -30,27 +30,18 @@ class Window:
     lanes: Mapping[int, tuple[Span, ...]]
     seconds: float
 
-    def slowness(self) -> dict[int, float]:
-        """Each worker's seconds per sample over those of the median worker."""
-        pace = {
-            worker: sum(span.compute_ended - span.compute_began for span in spans) / sum(span.samples for span in spans)
-            for worker, spans in self.lanes.items()
-        }
-        usual = median(pace.values())
-        return {worker: seconds / usual for worker, seconds in pace.items()}
-
 
 def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | None:
     """The same so many iterations of each run, None where they have none in common.
 
-    Only full iterations count, from the second half of the runs, where the sizes have settled; of all such stretches
-    the one whose durations come closest to each run's median.
+    Only full iterations with decided sizes count, from the second half of the runs, where the sizes have settled; of
+    all such stretches the one whose durations come closest to each run's median.
     """
     length = min(run.length for run in runs)
     starts = [
         start
         for start in range(length // 2, length - iterations + 1)
-        if all(_is_full(run, number) for run in runs for number in range(start, start + iterations))
+        if all(_is_usual(run, number) for run in runs for number in range(start, start + iterations))
     ]
     if not starts:
         return None
@@ -64,8 +55,10 @@ def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | 
     return [_window(run, start, iterations) for run in runs]
 
 
-def _is_full(run: RecordedRun, number: int) -> bool:
-    return sum(done[number].samples for done in run.iterations.values()) == run.global_batch_size
+def _is_usual(run: RecordedRun, number: int) -> bool:
+    done = run.iterations.values()
+    full = sum(each[number].samples for each in done) == run.global_batch_size
+    return full and not any(BASES[int(each.basis[number])] == "comparison" for each in done)
 
 
 def _duration(run: RecordedRun, start: int, iterations: int) -> float:

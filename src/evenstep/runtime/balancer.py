@@ -18,7 +18,7 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import Ledger, MicroBatch, Share
-from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, State
+from evenstep.core.values import UNLIMITED, Basis, Factors, IntArray, Problem, Reports, State
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.device_memory import LearntLimit
 from evenstep.runtime.factors import FactorSampler
@@ -26,6 +26,7 @@ from evenstep.runtime.hold import Hold
 from evenstep.runtime.iteration import Iteration
 from evenstep.runtime.planned import PlannedShares
 from evenstep.runtime.stopwatch import Stopwatch
+from evenstep.runtime.summary import Summary
 from evenstep.runtime.workers import Workers
 from evenstep.telemetry import Recorder
 
@@ -60,6 +61,7 @@ class Balancer:
         factors: FactorSampler | None = None,
         memory: LearntLimit | None = None,
         activity: Activity | None = None,
+        summary: Summary | None = None,
     ) -> None:
         self.workers = workers
         self.activity = Activity() if activity is None else activity
@@ -72,6 +74,7 @@ class Balancer:
         self.skipped = 0
         self._sampler = factors
         self._memory = memory
+        self._summary = summary
         self._limits = limits
         self._warned = False
         self._stopwatch = stopwatch
@@ -80,7 +83,10 @@ class Balancer:
         self._several_measurements = False
         self._entered: float | None = None
         self._sizes: IntArray | None = None
+        self._basis: Basis = "speed"
         self._number = 0
+        # Why the latest iterations had their sizes, the newest last; a measurement may be one iteration late.
+        self._bases: deque[Basis] = deque(maxlen=1 + stopwatch.late)
         # The factors known before the latest iterations, the newest last; a measurement may be one iteration late.
         self._factors = deque([Factors()] * (2 + stopwatch.late), maxlen=2 + stopwatch.late)
 
@@ -90,9 +96,9 @@ class Balancer:
         """Everybody's sizes for the next iteration, which is of this epoch; alike on every worker."""
         if self.problem.epoch != epoch:
             self.problem = replace(self.problem, epoch=epoch)
-        sizes = self.policy.allocate(self.problem).sizes
-        self.follow(sizes)
-        return sizes
+        allocation = self.policy.allocate(self.problem)
+        self.follow(allocation.sizes, allocation.basis)
+        return allocation.sizes
 
     def planned_sizes(self) -> IntArray:
         """Everybody's sizes as planned last."""
@@ -108,11 +114,13 @@ class Balancer:
             minimum=self.smallest_batch,
         )
 
-    def follow(self, sizes: IntArray) -> None:
-        """Everybody's sizes were decided elsewhere."""
-        if self._sizes is None or not np.array_equal(sizes, self._sizes):
-            self._recorder.record({"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist()})
-            self._sizes = sizes
+    def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
+        """Everybody's sizes from the next iteration on; on servers they are decided there."""
+        if self._sizes is None or basis != self._basis or not np.array_equal(sizes, self._sizes):
+            self._recorder.record(
+                {"event": "plan", "iteration": self._number, "batch_sizes": sizes.tolist(), "basis": basis}
+            )
+            self._sizes, self._basis = sizes, basis
 
     @property
     def smallest_batch(self) -> int:
@@ -167,6 +175,8 @@ class Balancer:
             passes=int(piece.first),
             entered=entered,
             input_seconds=now - entered,
+            script_seconds=0.0 if before is None else before.script_seconds_after(),
+            basis=self._basis,
         )
         if goes_on and before is not None:
             self.iteration.go_on_from(before)
@@ -267,11 +277,15 @@ class Balancer:
     def _sample(self, now: Iteration) -> None:
         """What drives the speed of the next iteration, and what this one took of the memory."""
         self._factors.append(Factors() if self._sampler is None else self._sampler.sample())
+        self._bases.append(now.basis)
         if self._memory is not None:
             self._memory.observe(max(now.batch_sizes))
 
-    def learn(self, reports: Reports) -> None:
-        """The iteration is over, and this is what everybody told of it: the next sizes rest on it."""
+    def learn(self, reports: Reports, outside: IntArray) -> None:
+        """The iteration is over, and this is what everybody told of it: the next sizes rest on it.
+
+        `outside` is what everybody told of what is not compute: everybody's `Iteration.outside`, shape [workers, 2].
+        """
         self.policy.observe(reports)
         if self._limits.report_all(reports.largest_size):
             self.problem = self._limits.stretched(self.problem)
@@ -279,6 +293,8 @@ class Balancer:
         if self.iteration is not None and self.iteration.paused is not None:
             ended = self._clock() if self._entered is None else self._entered
             self._recorder.record(self.iteration.event(reports, self.workers.rank, ended))
+            if self._summary is not None:
+                self._summary.take(self.iteration, reports, outside, ended)
 
     def _warn_of_too_little_room(self) -> None:
         """Together the workers always have the global batch, whatever their memory is known to hold."""
@@ -337,7 +353,8 @@ class Balancer:
             now.estimator_before = self.estimator.state_dict()
         now.observed = True
         now.factors = self._factors[0]
-        self.estimator.observe(samples, microseconds / 1e6, self._factors[0])
+        if self._bases[0] != "comparison":
+            self.estimator.observe(samples, microseconds / 1e6, self._factors[0])
 
     # A run.
 

@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.samples import WEIGHTINGS, Ledger, MicroBatch, Share, Shares, by_samples
-from evenstep.core.values import Reports
+from evenstep.core.values import IntArray, Reports
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.direct_sum import DirectSum, suits
@@ -48,6 +49,7 @@ class CollectiveEngine:
         self.balancer = balancer
         self.workers = balancer.workers
         self.reports: Reports | None = None
+        self._outside: IntArray = np.zeros((self.workers.count, 2), dtype=np.int64)
         self._on_host = all(parameter.device.type == "cpu" for model in models for parameter in model.parameters())
         # Weakly, since their hooks hold this engine, and with it the data workers.
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -61,7 +63,7 @@ class CollectiveEngine:
         self._clock = clock
         self._wait = wait
         self._liveness = liveness
-        self._exchange = Exchange(self.workers, columns=1 + Reports.columns())
+        self._exchange = Exchange(self.workers, columns=3 + Reports.columns())
         self._failure: Exception | None = None
         self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
         self._to_tell = False
@@ -80,7 +82,7 @@ class CollectiveEngine:
         self._tell_now()
         self._collect()
         if self.reports is not None:
-            self.balancer.learn(self.reports)
+            self.balancer.learn(self.reports, self._outside)
             self.reports = None
 
     def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
@@ -294,7 +296,8 @@ class CollectiveEngine:
         rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
         # One that is a tensor may be on a device, which would have to be waited for.
         rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
-        return [now.fingerprint(weighed=self._counted is not None, rates=rates), *self.balancer.row(now)]
+        fingerprint = now.fingerprint(weighed=self._counted is not None, rates=rates)
+        return [fingerprint, *now.outside, *self.balancer.row(now)]
 
     def _settle_weight(self) -> None:
         """Wait for the units that the other workers counted, where this iteration is weighted by them."""
@@ -349,7 +352,7 @@ class CollectiveEngine:
         if now is not None and now.paused is not None:
             now.synchronised_seconds = self._clock() - now.paused
         require_same_iteration(table[:, 0], now)
-        self.reports = Reports.from_table(table[:, 1:])
+        self.reports, self._outside = Reports.from_table(table[:, 3:]), table[:, 1:3]
 
     def _fail(self, cause: Exception) -> None:
         """Keep the first failure; a communication thread may be the one that meets it."""

@@ -7,7 +7,7 @@ from typing import final
 
 from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.samples import MicroBatch, Share
-from evenstep.core.values import Factors, IntArray, Reports, State
+from evenstep.core.values import Basis, Factors, IntArray, Reports, State
 from evenstep.runtime.workers import minority, name_workers
 
 
@@ -30,6 +30,10 @@ class Iteration:
     entered: float
     """When the script asked for the first of them."""
     input_seconds: float
+    script_seconds: float = 0.0
+    """What the script did for itself since the workers last synchronised."""
+    basis: Basis = "speed"
+    """Why it has its sizes."""
     paused: float | None = None
     """When this worker had done its part of the (latest) synchronisation; None as long as there was none."""
     synchronised_seconds: float = 0.0
@@ -50,6 +54,18 @@ class Iteration:
         self.passes += before.passes
         self.entered = before.entered
         self.input_seconds += before.input_seconds
+        self.script_seconds = before.script_seconds
+
+    @property
+    def outside(self) -> list[int]:
+        """Microseconds of waiting for input, and of the script's own, before its compute."""
+        return [round(self.input_seconds * 1e6), round(self.script_seconds * 1e6)]
+
+    def script_seconds_after(self) -> float:
+        """What the script did for itself between the synchronisation and asking for the next batch."""
+        if self.paused is None or self.ended is None:
+            return 0.0
+        return max(self.ended - self.paused - self.synchronised_seconds, 0.0)
 
     def fingerprint(self, *, weighed: bool, rates: Sequence[float] = ()) -> int:
         """63 bits of everything that must be the same on all workers in this iteration, learning rates too."""
@@ -82,6 +98,7 @@ class Iteration:
             "epoch": self.epoch,
             "at": self.entered,
             "samples": self.samples,
+            "basis": self.basis,
             "iteration_seconds": ended - self.entered,
             "input_seconds": self.input_seconds,
             "compute_seconds": compute,

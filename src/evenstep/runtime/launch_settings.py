@@ -21,7 +21,7 @@ class LaunchSettings:
     `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file; `resume` says that the run directory
     holds a run to be continued; `servers` has the addresses of shard 0, of shard 1, ... where the launcher started any;
     `profile` is the largest batch to try where this device is to be profiled; `heartbeat_seconds` is how long a worker
-    or a server may be silent.
+    or a server may be silent; in the folder `marks` each worker that calls `prepare` leaves a file.
     """
 
     scheme: str | None = None
@@ -32,6 +32,7 @@ class LaunchSettings:
     servers: tuple[tuple[str, ...], ...] = ()
     profile: int | None = None
     heartbeat_seconds: float = HEARTBEAT_SECONDS
+    marks: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import DisagreementError, EvenstepError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares, ends_period
-from evenstep.core.values import Reports
+from evenstep.core.values import IntArray, Reports
 from evenstep.runtime.average import (
     agree_on_step_counts,
     average,
@@ -51,8 +52,9 @@ class LocalEngine:
         self._clock = clock
         self._wait = wait
         self._liveness = liveness
-        self._exchange = Exchange(self.workers, columns=4 + Reports.columns())
+        self._exchange = Exchange(self.workers, columns=6 + Reports.columns())
         self._reports: Reports | None = None
+        self._outside: IntArray = np.zeros((self.workers.count, 2), dtype=np.int64)
         self._units = 0
         self._count = 0
         self._weighed = False
@@ -84,7 +86,7 @@ class LocalEngine:
                 raise self.explained(error) from error
         self.balancer.enter_loader()
         if self._reports is not None:
-            self.balancer.learn(self._reports)
+            self.balancer.learn(self._reports, self._outside)
             self._reports = None
 
     def _finish(self, now: Iteration) -> None:
@@ -168,7 +170,7 @@ class LocalEngine:
         counts = step_counts(self._optimizers)
         seen = now.fingerprint(weighed=self._weighed)
         kinds = digest({**named, "counts": counts})
-        row = [seen, self._units, kinds, digest_of_counts(counts), *self.balancer.row(now)]
+        row = [seen, self._units, kinds, digest_of_counts(counts), *now.outside, *self.balancer.row(now)]
         self._exchange.start(row)
         table = self._exchange.finish()
         assert table is not None
@@ -187,7 +189,7 @@ class LocalEngine:
         self.balancer.synchronised()
         now.synchronised_seconds = self._clock() - now.paused
         self._units, self._weighed = 0, False
-        self._reports = Reports.from_table(table[:, 4:])
+        self._reports, self._outside = Reports.from_table(table[:, 6:]), table[:, 4:6]
 
     def _average(self, tensors: Sequence[torch.Tensor], weight: float) -> None:
         if self.workers.device_group is not None:

@@ -4,7 +4,9 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -28,7 +30,7 @@ from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
 from evenstep.runtime.join_workers import join_workers
-from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.launch_settings import VARIABLE, LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.liveness import Liveness, explaining
 from evenstep.runtime.loader import PreparedLoader
@@ -36,9 +38,11 @@ from evenstep.runtime.local import LocalEngine
 from evenstep.runtime.model import device_of, replicate
 from evenstep.runtime.profiler import profiler_of, to_be_profiled
 from evenstep.runtime.request import Agreement, Request, agree, asked_scheme
+from evenstep.runtime.say import say
 from evenstep.runtime.serve import served_engine, served_optimizer
 from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
+from evenstep.runtime.summary import Summary
 from evenstep.runtime.workers import Workers
 from evenstep.schemes import Scheme, Served
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
@@ -92,6 +96,7 @@ def prepare(
         DisagreementError: The workers were started with different schemes, versions or data.
     """
     install_hook()
+    _leave_mark(LaunchSettings.from_environment(os.environ).marks)
     activity = Activity()
     if not (math.isfinite(timeout) and timeout > 0):
         raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
@@ -126,9 +131,10 @@ def prepare(
     if joined is not None:
         group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
-    recorder = _recorder(agreement, workers)
+    summary = _summary(request, agreement, workers)
+    recorder = Logged(summary or _kept(agreement, workers), workers.rank)
     with explaining(liveness):
-        engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum)
+        engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum, summary)
     device = agreement.workers[workers.rank]["device"]
     ends = partial(end_of_run, recorder=recorder, device=device, advice=_advice(request, agreement), liveness=liveness)
     when_failing(engine.balancer, ends)
@@ -189,6 +195,13 @@ def prepare(
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
 
 
+def _leave_mark(marks: str | None) -> None:
+    """Tell the launcher that the script has called `prepare`."""
+    if marks is not None:
+        with suppress(OSError):  # Where a launcher is gone, so is its folder.
+            Path(marks, os.environ.get("RANK", "0")).touch()
+
+
 def _modules(model: object) -> tuple[torch.nn.Module, ...]:
     models = model if isinstance(model, tuple) else (model,)
     for each in models:
@@ -207,12 +220,27 @@ def _served(request: Request) -> Served | None:
         return None
 
 
-def _recorder(agreement: Agreement, workers: Workers) -> Recorder:
-    """Where this worker's events go."""
-    kept: Recorder = Silent()
-    if agreement.run_dir is not None:
-        kept = JsonlRecorder(agreement.run_dir, workers.rank, last=lambda: {"event": "end", "at": time.perf_counter()})
-    return Logged(kept, workers.rank)
+def _kept(agreement: Agreement, workers: Workers) -> Recorder:
+    """Where this worker's events are kept."""
+    if agreement.run_dir is None:
+        return Silent()
+    return JsonlRecorder(agreement.run_dir, workers.rank, last=lambda: {"event": "end", "at": time.perf_counter()})
+
+
+def _summary(request: Request, agreement: Agreement, workers: Workers) -> Summary | None:
+    """What says at the end how the run went: on the first worker, and on servers the first of those."""
+    launched = VARIABLE in os.environ
+    if workers.rank or request.launched.profile is not None or agreement.scheme.served is not None:
+        return None
+    if workers.count == 1 and not launched:
+        return None
+    return Summary(
+        _kept(agreement, workers),
+        workers=workers.count,
+        global_batch_size=agreement.problem.global_batch_size,
+        scheme=agreement.scheme.name,
+        say=say,
+    )
 
 
 def _engine(
@@ -224,6 +252,7 @@ def _engine(
     recorder: Recorder,
     link: Link | None,
     group_sum: GroupSum | None,
+    summary: Summary | None,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
     hold = None
@@ -240,7 +269,7 @@ def _engine(
     scheme = agreement.scheme
     balancer = Balancer(
         workers=workers,
-        policy=scheme.load.policy(workers.count),
+        policy=scheme.policy(workers.count),
         estimator=scheme.load.estimator(),
         problem=agreement.problem,
         limits=SizeLimits(scheme.load, agreement.problem, agreement.limits),
@@ -252,6 +281,7 @@ def _engine(
         factors=None if hold is not None else factor_sampler(device, clock),
         memory=_learnt_limit(device, agreement),
         activity=activity,
+        summary=summary,
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
     if link is not None:

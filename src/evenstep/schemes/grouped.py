@@ -18,7 +18,7 @@ def grouped(
     *,
     groups: int | str = "progressive",
     by: Literal["rank", "speed"] = "rank",
-    staleness: float | None = None,
+    behind: float | None = None,
     inside: Scheme | str = "bsp",
     across: Scheme | str = "asp",
     rate: str = "share",
@@ -43,7 +43,7 @@ def grouped(
             `hosts`: the workers of each host. Or the ranks of each, such as `0-3/4+6/5+7`.
         by: Who is in a number of groups: neighbours by `rank`, or workers of similar `speed`, formed anew when speeds
             have moved.
-        staleness: Of `progressive`: no group may miss more global batches than this in one of its iterations (10).
+        behind: Of `progressive`: no group may miss more global batches than this in one of its iterations (10).
         inside: The scheme whose sizes a group's part of the global batch is shared out by: `bsp` (equal), `lb-bsp`,
             `dbs`, or one that a recipe made.
         across: The scheme by which groups wait for each other: `asp`, `ssp`, `dssp` or `bsp`. In a scheme string its
@@ -67,12 +67,12 @@ def grouped(
             "push_to=leader goes with groups that stay as they are, and with one server: give groups=hosts, a number or"
             " ranks, and leave out by and servers"
         )
-    who = {"groups": groups, "by": by, "staleness": staleness}
+    who = {"groups": groups, "by": by, "behind": behind}
     name = spelled("grouped", grouped, {**who, "inside": sizes, "across": between, **said})
     return Scheme(
         name=name,
         load=sizes.load,
-        sync=Grouped(grouping=_grouping(str(groups), by, staleness), across=between.sync),
+        sync=Grouped(grouping=_grouping(str(groups), by, behind), across=between.sync),
         served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, push_to=push_to),
     )
 
@@ -103,15 +103,15 @@ def _across(across: Scheme | str) -> Scheme:
     return scheme
 
 
-def _grouping(groups: str, by: str, staleness: float | None = None) -> Grouping:
-    if staleness is not None and groups != "progressive":
-        raise ConfigError("staleness limits progressive groups, and others stay as many: leave it out, or bound across")
+def _grouping(groups: str, by: str, behind: float | None = None) -> Grouping:
+    if behind is not None and groups != "progressive":
+        raise ConfigError("behind limits progressive groups, and others stay as many: leave it out, or bound across")
     if groups.isdecimal():
         return BySpeed(int(groups)) if by == "speed" else ByRank(int(groups))
     if by != "rank":
         raise ConfigError(f"by={by} says who is in a number of groups, and there is none: give groups=4, say")
     if groups == "progressive":
-        return Progressive() if staleness is None else Progressive(staleness=staleness)
+        return Progressive() if behind is None else Progressive(behind=behind)
     return ByHost() if groups == "hosts" else Given(_given(groups))
 
 

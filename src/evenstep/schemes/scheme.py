@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.base import Load
+from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.compared import ComparedPolicy
 from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.sync import Barrier, Sync
 from evenstep.core.sync.rate import RATES
@@ -69,6 +70,7 @@ class Scheme:
             or `blocking`, after it, when every worker's waiting is over.
         micro_batch: The fixed shape of what a worker computes on at once, in samples; its size is a number of these.
             None: its whole batch at once.
+        compare: Whether a few iterations have equal sizes, so that what other sizes gain is measured; without servers.
 
     Raises:
         ConfigError: The parts do not go together.
@@ -82,6 +84,7 @@ class Scheme:
     weighting: Literal["samples", "mean"] = "samples"
     exchange: Literal["overlapped", "blocking"] = "overlapped"
     micro_batch: int | None = None
+    compare: bool = False
 
     def __post_init__(self) -> None:
         one_of("weighting", self.weighting, WEIGHTINGS)
@@ -131,6 +134,11 @@ class Scheme:
                 "no server sees the whole of a sum of several workers' gradients: clip with one server, or without a"
                 " barrier"
             )
+
+    def policy(self, workers: int) -> LoadPolicy:
+        """A new policy that decides the sizes of so many workers, where they meet without servers."""
+        policy = self.load.policy(workers)
+        return ComparedPolicy(policy) if self.compare else policy
 
     def __str__(self) -> str:
         return self.name

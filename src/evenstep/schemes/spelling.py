@@ -29,7 +29,7 @@ def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
     from evenstep.schemes.parse import parse_scheme
 
     sizes = parse_scheme(load.replace(";", ",")) if isinstance(load, str) else load
-    if sizes != Scheme(name=sizes.name, load=sizes.load):
+    if sizes != Scheme(name=sizes.name, load=sizes.load, compare=sizes.compare):
         raise ConfigError(
             f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
             " exchange, micro_batch, period, servers)"

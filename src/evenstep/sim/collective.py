@@ -11,7 +11,7 @@ from evenstep.core.load.equal import Equal
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.static import Static
 from evenstep.core.samples import Share, ends_period, short_slice_sizes
-from evenstep.core.values import IntArray, Reports
+from evenstep.core.values import Basis, IntArray, Reports
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
@@ -45,7 +45,7 @@ class CollectiveRun:
             or not isinstance(scheme.load, Equal | Static)
             or any(worker.learns_its_limit for worker in self._workers)
         )
-        self._policy = scheme.load.policy(count)
+        self._policy = scheme.policy(count)
         self._problem = scenario.problem
         self._limits = SizeLimits(scheme.load, scenario.problem)
         self._minimum = int(self._problem.minimum[0])
@@ -54,6 +54,7 @@ class CollectiveRun:
         self._number = 0
         self._epoch = 0
         self._planned: IntArray = np.zeros(0, dtype=np.int64)
+        self._basis: Basis = "speed"
         # Since the workers have met: what each computed on, how long, and in how many iterations.
         self._batches = np.zeros(count, dtype=np.int64)
         self._spent: _Seconds = np.zeros(count)
@@ -103,11 +104,12 @@ class CollectiveRun:
         """Everybody's sizes for the next iteration."""
         if self._problem.epoch != self._epoch:
             self._problem = replace(self._problem, epoch=self._epoch)
-        sizes = self._policy.allocate(self._problem).sizes
-        if self._log is not None and not np.array_equal(sizes, self._planned):
+        allocation = self._policy.allocate(self._problem)
+        sizes, basis = allocation.sizes, allocation.basis
+        if self._log is not None and (basis != self._basis or not np.array_equal(sizes, self._planned)):
             for worker in range(len(self._workers)):
-                self._log.plan(worker, self._number, sizes.tolist())
-        self._planned = sizes
+                self._log.plan(worker, self._number, sizes.tolist(), basis)
+        self._planned, self._basis = sizes, basis
         return sizes
 
     def _compute_on(self, sizes: IntArray) -> None:
@@ -158,7 +160,7 @@ class CollectiveRun:
     def _tell(self) -> Reports:
         passes = self._passes
         table = [
-            worker.row(round(batches / passes), spent / passes, largest)
+            worker.row(round(batches / passes), spent / passes, largest, learns=self._basis != "comparison")
             for worker, batches, spent, largest in zip(
                 self._workers, self._batches.tolist(), self._spent.tolist(), self._largest, strict=True
             )
@@ -178,6 +180,7 @@ class CollectiveRun:
                 "epoch": self._epoch,
                 "at": self._now,
                 "samples": samples,
+                "basis": self._basis,
                 "iteration_seconds": slowest + self._comm_seconds,
                 "input_seconds": 0.0,
                 "compute_seconds": compute,

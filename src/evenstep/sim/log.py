@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass
 from typing import Final, final
 
 from evenstep.core.disturb import Slowness
-from evenstep.core.values import Factors
+from evenstep.core.values import Basis, Factors
 from evenstep.sim.scenario import Scenario
 from evenstep.telemetry import SCHEMA, Recorder
 
@@ -43,9 +43,11 @@ class Log:
             }
         )
 
-    def plan(self, worker: int, iteration: int, batch_sizes: Sequence[int]) -> None:
+    def plan(self, worker: int, iteration: int, batch_sizes: Sequence[int], basis: Basis = "speed") -> None:
         """A worker has heard of other sizes."""
-        self.workers[worker].record({"event": "plan", "iteration": iteration, "batch_sizes": list(batch_sizes)})
+        self.workers[worker].record(
+            {"event": "plan", "iteration": iteration, "batch_sizes": list(batch_sizes), "basis": basis}
+        )
 
     def disturbance(self, worker: int, iteration: int, at: float, slowness: Slowness) -> None:
         """A worker is made slower or faster from this iteration on, which begins now."""

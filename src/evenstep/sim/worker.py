@@ -98,11 +98,11 @@ class VirtualWorker:
             )
         self._size, self._natural = batch_size, self._curve.seconds(batch_size)
 
-    def row(self, samples: int, compute_seconds: float, largest_pass: int) -> tuple[int, ...]:
+    def row(self, samples: int, compute_seconds: float, largest_pass: int, *, learns: bool = True) -> tuple[int, ...]:
         """What this worker tells the others of an iteration of so many samples and seconds: a row of `Reports`.
 
         `largest_pass` is the largest batch that it computed on at once. The estimator is fed with what is reported and
-        no more digits.
+        no more digits; it is left as it is unless it `learns` from this iteration.
         """
         microseconds = round(compute_seconds * 1e6)
         largest = UNLIMITED
@@ -111,7 +111,8 @@ class VirtualWorker:
             largest = self._memory_model.largest_size()
         if self._estimator is None:
             return (samples, microseconds, 0, 0, 0, 0, largest)
-        self._estimator.observe(samples, microseconds / 1e6, _FACTORS)
+        if learns:
+            self._estimator.observe(samples, microseconds / 1e6, _FACTORS)
         return (samples, microseconds, *self._estimator.estimate(_FACTORS), largest)
 
     @property

@@ -55,7 +55,8 @@ class Run:
 class IterationDone:
     """A worker's iteration is over: its parts in seconds, in their order, and what was told of it.
 
-    `report` is the worker's row of the exchange, `factors` what was known of its machine before. On servers a push is
+    `basis` is that of its sizes, `report` the worker's row of the exchange, `factors` what was known of its machine
+    before. On servers a push is
     *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches) and `share`, and
     *released* at a `lead` under a `bound` (iterations); None where nothing of it was.
     """
@@ -69,6 +70,7 @@ class IterationDone:
     wait_seconds: float
     comm_seconds: float
     epoch: int = 0
+    basis: str = "speed"
     at: float | None = None
     report: Sequence[int] = ()
     factors: Sequence[float] = ()
@@ -82,11 +84,16 @@ class IterationDone:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A worker has heard of other sizes, which hold from its iteration on."""
+    """A worker has heard of other sizes, which hold from its iteration on, or of another `basis` of the same sizes.
+
+    `speed`: they were decided; `start`: they are equal because no speeds are known yet; `comparison`: they are equal
+    for a few iterations.
+    """
 
     kind: ClassVar[str] = "plan"
     batch_sizes: Sequence[int]
     iteration: int = 0
+    basis: str = "speed"
 
 
 @final

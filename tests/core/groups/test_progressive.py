@@ -37,7 +37,7 @@ def test_groups_follow_the_stragglers_for_a_reason(groups, seconds, then, reason
 
 @pytest.mark.parametrize("staleness", [1.0, 3.4, 3.6, 20.0])
 def test_no_group_is_formed_that_would_fall_further_behind_than_it_may(staleness):
-    reformed = Progressive(staleness=staleness).reform(ONE, slow(4.0))
+    reformed = Progressive(behind=staleness).reform(ONE, slow(4.0))
     assert (reformed is not None) == (staleness > 3.5 == behind(APART, slow(4.0)))
 
 

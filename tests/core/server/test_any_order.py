@@ -457,7 +457,7 @@ bounds = st.one_of(
 groupings = st.one_of(
     st.builds(ByRank, st.integers(1, 5)),
     st.builds(BySpeed, st.integers(1, 5)),
-    st.builds(Progressive, worth=st.floats(0.01, 0.5), staleness=st.floats(0.1, 10.0), most=st.integers(1, 5)),
+    st.builds(Progressive, worth=st.floats(0.01, 0.5), behind=st.floats(0.1, 10.0), most=st.integers(1, 5)),
     st.just(Restless()),
 )
 

@@ -10,7 +10,7 @@ SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 1e-4, "nest
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False}
 
 
-def displacement(make, options, *, share, commits, staleness=0.0):
+def displacement(make, options, *, share, commits, behind=0.0):
     """How far a scalar moves in the last global batch of `commits` on a constant gradient."""
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = make([weight], **options)
@@ -18,7 +18,7 @@ def displacement(make, options, *, share, commits, staleness=0.0):
     for number in range(commits):
         if number == commits - per_batch:
             before = weight.item()
-        step = commit_step(options, share=share, staleness=staleness)
+        step = commit_step(options, share=share, behind=behind)
         weight.grad = torch.full_like(weight, step.gradient_factor)
         optimizer.param_groups[0].update(step.options)
         optimizer.step()
@@ -26,7 +26,7 @@ def displacement(make, options, *, share, commits, staleness=0.0):
 
 
 @pytest.mark.parametrize(
-    ("options", "share", "staleness", "rate"),
+    ("options", "share", "behind", "rate"),
     [
         ({"lr": 0.1}, 0.25, 0.0, 0.025),
         ({"lr": 0.1}, 0.25, 4.0, 0.025),
@@ -35,15 +35,15 @@ def displacement(make, options, *, share, commits, staleness=0.0):
         ({"lr": 0.01, "alpha": 0.99, "momentum": 0.5}, 0.5, 1.0, 0.01 * 0.5 / 1.3),
     ],
 )
-def test_the_rate_follows_share_and_staleness_and_nothing_else_changes(options, share, staleness, rate):
-    new, *more = commit_step(options, share=share, staleness=staleness)
+def test_the_rate_follows_share_and_staleness_and_nothing_else_changes(options, share, behind, rate):
+    new, *more = commit_step(options, share=share, behind=behind)
     assert new["lr"] == pytest.approx(rate, rel=1e-12)
     assert new | {"lr": options["lr"]} == options
     assert more == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("options", "share", "staleness", "expected"),
+    ("options", "share", "behind", "expected"),
     [
         (SGD, 0.25, 0.0, 0.25),
         (SGD, 0.25, 0.5, 0.25 / 2.35),
@@ -53,10 +53,10 @@ def test_the_rate_follows_share_and_staleness_and_nothing_else_changes(options, 
         (SGD | {"dampening": 0.95}, 0.25, 1.0, 0.25),
     ],
 )
-def test_with_sgds_momentum_gradient_and_weight_decay_follow_instead(options, share, staleness, expected):
-    new, factor, compensation = commit_step(options, share=share, staleness=staleness)
+def test_with_sgds_momentum_gradient_and_weight_decay_follow_instead(options, share, behind, expected):
+    new, factor, compensation = commit_step(options, share=share, behind=behind)
     assert factor == pytest.approx(expected, rel=1e-12)
-    assert (compensation > 0.0) == (staleness > 0.0)
+    assert (compensation > 0.0) == (behind > 0.0)
     assert new["weight_decay"] == pytest.approx(expected * options["weight_decay"], rel=1e-12)
     assert new | {"weight_decay": options["weight_decay"]} == options
 
@@ -69,7 +69,7 @@ def test_unequal_parts_of_one_gradient_move_as_far_as_the_whole_however_they_are
         weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
         for share in [*shares, *[0.0] * 80]:
-            factor = commit_step({"lr": 0.1, "momentum": 0.5, "dampening": 0.0}, share=share or 1.0, staleness=0.0)[1]
+            factor = commit_step({"lr": 0.1, "momentum": 0.5, "dampening": 0.0}, share=share or 1.0, behind=0.0)[1]
             weight.grad = torch.full_like(weight, factor if share else 0.0)
             optimizer.step()
         moved.append(weight.item())
@@ -79,28 +79,28 @@ def test_unequal_parts_of_one_gradient_move_as_far_as_the_whole_however_they_are
 @pytest.mark.parametrize("options", [SGD, ADAM, {"lr": 1 / 3}])
 @pytest.mark.parametrize("rule", RATES)
 def test_a_whole_global_batch_that_is_not_stale_keeps_the_options_exactly(options, rule):
-    step = commit_step(options, share=1.0, staleness=0.0, rule=rule)
+    step = commit_step(options, share=1.0, behind=0.0, rule=rule)
     assert step == (options, 1.0, 0.0)
     assert step.options is not options
 
 
 def test_who_climbs_is_made_up_for_the_other_way_round():
-    step = commit_step(SGD | {"maximize": True}, share=0.5, staleness=1.0)
-    assert step.compensation == -commit_step(SGD, share=0.5, staleness=1.0).compensation < 0.0
+    step = commit_step(SGD | {"maximize": True}, share=0.5, behind=1.0)
+    assert step.compensation == -commit_step(SGD, share=0.5, behind=1.0).compensation < 0.0
 
 
 def test_one_worker_that_overlaps_its_exchange_is_stale_by_its_whole_batch():
-    assert commit_step(SGD, share=1.0, staleness=1.0).gradient_factor == pytest.approx(1 / 3.7)
+    assert commit_step(SGD, share=1.0, behind=1.0).gradient_factor == pytest.approx(1 / 3.7)
 
 
 @given(st.floats(0.001, 2.0), st.floats(0.0, 100.0))
-def test_raw_keeps_the_options_at_any_share_and_staleness(share, staleness):
-    assert commit_step(SGD, share=share, staleness=staleness, rule="raw") == (SGD, 1.0, 0.0)
+def test_raw_keeps_the_options_at_any_share_and_staleness(share, behind):
+    assert commit_step(SGD, share=share, behind=behind, rule="raw") == (SGD, 1.0, 0.0)
 
 
 def test_the_options_that_were_given_stay_as_they_were():
     given_options = dict(SGD)
-    commit_step(given_options, share=0.5, staleness=1.0)
+    commit_step(given_options, share=0.5, behind=1.0)
     assert given_options == SGD
 
 
@@ -110,7 +110,7 @@ def test_the_options_that_were_given_stay_as_they_were():
 def test_more_staleness_never_makes_a_commit_count_more_nor_does_any_exceed_its_share(momentum, share, one, other):
     less, more = sorted((one, other))
     options = SGD | {"momentum": momentum}
-    steps = [commit_step(options, share=share, staleness=staleness) for staleness in (0.0, less, more)]
+    steps = [commit_step(options, share=share, behind=behind) for behind in (0.0, less, more)]
     counts = [step.options["lr"] * step.gradient_factor for step in steps]
     assert 0.1 * share == pytest.approx(counts[0])
     assert counts[0] >= counts[1] >= counts[2] > 0.0
@@ -118,8 +118,8 @@ def test_more_staleness_never_makes_a_commit_count_more_nor_does_any_exceed_its_
 
 def test_a_momentum_that_forgets_nothing_comes_to_rest_under_staleness():
     options = SGD | {"momentum": 1.0}
-    assert commit_step(options, share=0.5, staleness=0.0).gradient_factor == 0.5
-    assert commit_step(options, share=0.5, staleness=1.0).gradient_factor == pytest.approx(0.0, abs=1e-9)
+    assert commit_step(options, share=0.5, behind=0.0).gradient_factor == 0.5
+    assert commit_step(options, share=0.5, behind=1.0).gradient_factor == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("share", [1 / 4, 1 / 16])
@@ -143,7 +143,7 @@ def test_without_staleness_a_global_batch_in_parts_moves_as_far_as_in_one(make, 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_staleness_of_one_global_batch_takes_part_of_what_momentum_gains(nesterov):
     options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": nesterov}
-    assert displacement(torch.optim.SGD, options, share=1 / 16, commits=256, staleness=1.0) == pytest.approx(1 / 3.7)
+    assert displacement(torch.optim.SGD, options, share=1 / 16, commits=256, behind=1.0) == pytest.approx(1 / 3.7)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_nothing_looks_ahead_without_staleness_or_momentum_or_under_another_rule
 
 def test_an_unknown_rule_is_refused_with_the_rules_there_are():
     with pytest.raises(ConfigError, match="there is no rate 'fast': use one of share, linear, staleness, power, raw"):
-        commit_step(SGD, share=0.5, staleness=0.0, rule="fast")
+        commit_step(SGD, share=0.5, behind=0.0, rule="fast")
 
 
 @pytest.mark.parametrize(
-    ("options", "rule", "staleness", "changed"),
+    ("options", "rule", "behind", "changed"),
     [
         (SGD, "linear", 7.0, {"lr": 0.025}),
         (SGD, "staleness", 0.5, {"lr": 0.025}),
@@ -202,13 +202,13 @@ def test_an_unknown_rule_is_refused_with_the_rules_there_are():
         ({"lr": 0.1}, "power", 7.0, {"lr": 0.025}),
     ],
 )
-def test_the_other_rules_change_the_rate_or_the_momentum_and_make_up_for_nothing(options, rule, staleness, changed):
-    step = commit_step(options, share=0.25, staleness=staleness, rule=rule)
+def test_the_other_rules_change_the_rate_or_the_momentum_and_make_up_for_nothing(options, rule, behind, changed):
+    step = commit_step(options, share=0.25, behind=behind, rule=rule)
     assert step == (options | changed, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("share", "staleness", "commits", "power"),
+    ("share", "behind", "commits", "power"),
     [
         (1 / 16, 15 / 4, 4, 1 / 15),  # One slow worker, past which a group of 15 has pushed four times.
         (15 / 16, 1 / 16, 1, 1.0),  # That group, past which the slow worker has.
@@ -216,15 +216,15 @@ def test_the_other_rules_change_the_rate_or_the_momentum_and_make_up_for_nothing
         (1 / 4, 0.0, 0, 1.0),
     ],
 )
-def test_a_commit_moves_momentum_on_by_its_part_of_those_that_it_missed(share, staleness, commits, power):
-    about = {"share": share, "staleness": staleness, "commits": commits}
+def test_a_commit_moves_momentum_on_by_its_part_of_those_that_it_missed(share, behind, commits, power):
+    about = {"share": share, "behind": behind, "commits": commits}
     new = commit_step(ADAM, **about).options
     assert new["betas"] == pytest.approx((0.9**power, 0.999**power), rel=1e-12)
     assert new["lr"] == pytest.approx(0.01 * share)
     step = commit_step(SGD, **about)
     assert step.options["momentum"] == pytest.approx(0.9**power, rel=1e-12)
     assert step.options["lr"] == pytest.approx(0.1 * (1 - 0.9**power) / 0.1, rel=1e-12)
-    assert step.gradient_factor == commit_step(SGD, share=share, staleness=staleness).gradient_factor
+    assert step.gradient_factor == commit_step(SGD, share=share, behind=behind).gradient_factor
     assert commit_step(SGD | {"momentum": 1.0}, **about).options["lr"] == pytest.approx(0.1 * power)
 
 
@@ -237,7 +237,7 @@ def test_small_commits_between_large_ones_change_little_of_what_the_large_ones_m
         optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
         for number in range(400):
             large = number % (small + 1) == 0
-            about = {"share": 1.0, "staleness": 0.0} if large else {"share": 0.01, "staleness": 1.0, "commits": 1}
+            about = {"share": 1.0, "behind": 0.0} if large else {"share": 0.01, "behind": 1.0, "commits": 1}
             step = commit_step(options, **about)
             weight.grad = torch.full_like(weight, 1.0 if number == 0 else 0.0)
             optimizer.param_groups[0].update(step.options)
@@ -249,7 +249,7 @@ def test_small_commits_between_large_ones_change_little_of_what_the_large_ones_m
 def test_equal_workers_that_are_stale_by_one_update_of_each_other_have_the_staleness_aware_rate():
     """Four of a quarter: n updates of staleness divide the whole rate by n."""
     for updates in (4, 8, 12):
-        step = commit_step(SGD, share=0.25, staleness=0.25 * updates, rule="staleness")
+        step = commit_step(SGD, share=0.25, behind=0.25 * updates, rule="staleness")
         assert step.options["lr"] == pytest.approx(SGD["lr"] / updates)
 
 

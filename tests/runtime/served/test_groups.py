@@ -40,7 +40,7 @@ def test_a_groups_push_is_one_step_with_the_mean_of_its_members_gradients(tmp_pa
             for total, gradient in zip(gradients, gradient_of(worker, number), strict=True):
                 total += weight * gradient
         options = {name: value for name, value in optimizer_of(model).param_groups[0].items() if name != "params"}
-        step = commit_step(options, share=update.share, staleness=update.behind, commits=update.staleness)
+        step = commit_step(options, share=update.share, behind=update.behind, commits=update.staleness)
         stale = pushes[0][0].pushed[pushes[0][1]][2]
         for parameter, gradient, before in zip(model.parameters(), gradients, stale, strict=True):
             moved = step.compensation * gradient.abs() * (parameter.detach() - before)

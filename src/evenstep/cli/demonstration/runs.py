@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from evenstep.cli import run as run_verb
+from evenstep.cli import run as run_subcommand
 from evenstep.cli.demonstration.setting import BATCH_SIZE, CLUSTER, EPOCHS, SEED, WORKERS, folder_of, write_digits
 from evenstep.core.errors import ConfigError
 from evenstep.report.accuracy import Evaluation, evaluations_of
@@ -45,7 +45,7 @@ def train(folder: Path, schemes: Sequence[str], watch: AbstractContextManager[No
     except OSError as error:
         raise ConfigError(f"the run directory {folder} cannot be written ({error.strerror}): give another") from error
     with watch:
-        run_verb.start(run_verb.parse(_arguments(schemes, folder, cluster, data)))
+        run_subcommand.start(run_subcommand.parse(_arguments(schemes, folder, cluster, data)))
     runs = []
     for scheme in schemes:
         recorded = read_run(folder / folder_of(scheme))

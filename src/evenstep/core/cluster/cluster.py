@@ -1,4 +1,4 @@
-"""The cluster file: one description of workers, devices, hosts, links and disturbances for every verb that needs one.
+"""The cluster file: one description of workers, devices, hosts, links and disturbances for all that need one.
 
 A parser and the value that it makes. It reads no file and knows nothing of who runs the cluster, for real or in virtual
 time.

@@ -104,24 +104,24 @@ class Progressive:
 
     Basu et al. (HiPC 2018) raise the number of groups as a delay grows, up to what accuracy allows, and do not say
     how; we take a further group where the predicted work grows by `worth` of what it is, with groups of similar speed,
-    as long as no group is predicted to fall behind by more than `staleness` global batches in one of its iterations,
+    as long as no group is predicted to fall behind by more than `behind` global batches in one of its iterations,
     and give it up as soon as it does not add half of that any more, or a group falls behind by a tenth more than that.
 
     Args:
         worth: part of the present work that a further group must add; more than 0.
-        staleness: global batches that all others may do in one iteration of any group; more than 0.
+        behind: global batches that all others may do in one iteration of any group; more than 0.
         most: groups; 1 or more.
     """
 
     worth: float = _WORTH_IT
-    staleness: float = 10.0
+    behind: float = 10.0
     most: int = 8
 
     def __post_init__(self) -> None:
         _require_count(self.most)
-        if not (self.worth > 0 and self.staleness > 0):
+        if not (self.worth > 0 and self.behind > 0):
             raise ConfigError(
-                f"groups cannot be added for {self.worth} more work up to a staleness of {self.staleness}: both are"
+                f"groups cannot be added for {self.worth} more work up to {self.behind} global batches behind: both are"
                 " positive"
             )
 
@@ -131,9 +131,9 @@ class Progressive:
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
         best, missed = self._up_to_worth(seconds), behind(groups, seconds)
         gain = rate_of(best, seconds) / rate_of(groups, seconds)
-        if missed > self.staleness * _BEYOND:
+        if missed > self.behind * _BEYOND:
             return Reformed(
-                best, f"a group misses {missed:.1f} global batches in an iteration, more than {self.staleness:g}"
+                best, f"a group misses {missed:.1f} global batches in an iteration, more than {self.behind:g}"
             )
         if gain > 1 + self.worth:
             slowest, fastest = (which(range(len(seconds)), key=lambda worker: seconds[worker]) for which in (max, min))
@@ -149,7 +149,7 @@ class Progressive:
         best, *others = each_by_speed(seconds, self.most)
         for further in others:
             enough = rate_of(further, seconds) > rate_of(best, seconds) * (1 + self.worth)
-            if not enough or behind(further, seconds) > self.staleness:
+            if not enough or behind(further, seconds) > self.behind:
                 break
             best = further
         return best

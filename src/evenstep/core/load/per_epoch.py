@@ -61,7 +61,7 @@ class PerEpochPolicy:
             upper=problem.maximum,
             multiple=problem.multiple,
         )
-        return Allocation(sizes=sizes)
+        return Allocation(sizes=sizes, basis="speed" if self._last.all() else "start")
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "present": self._present.tolist(), "last": self._last.tolist()}

@@ -12,7 +12,7 @@ RATES: Final = ("share", "linear", "staleness", "power", "raw")
 """The rules: ours, which is the default; what else is done to the rate (`_alone`); and nothing, as papers have it."""
 
 _DAMPED_PART: Final = 0.3
-"""How much of momentum's gain a staleness of one global batch takes back."""
+"""How much of momentum's gain being one global batch behind takes back."""
 _COMPENSATION: Final = 3.0
 """Per unit of a weight."""
 
@@ -30,13 +30,13 @@ class Step(NamedTuple):
 
 
 def commit_step(
-    options: Mapping[str, object], *, share: float, staleness: float, commits: int = 0, rule: str = "share"
+    options: Mapping[str, object], *, share: float, behind: float, commits: int = 0, rule: str = "share"
 ) -> Step:
     """What an optimizer is to use for one commit, in place of one param group's options, as torch names them.
 
     Source: ours. The papers of ASP, SSP and DSSP leave the rate as it was and do not say how BSP's carries over; with
-    N workers that is N times the displacement per global batch. With share s, staleness sigma and momentum mu
-    (dampening d) a commit counts
+    N workers that is N times the displacement per global batch. With share s, sigma global batches behind and with
+    momentum mu (dampening d) a commit counts
 
         f = s / (1 + 0.3 sigma (gain - 1)),   gain = max(1, (1 - d) / (1 - mu))
 
@@ -68,9 +68,9 @@ def commit_step(
     Args:
         options: `lr`, and of `momentum`, `dampening`, `betas`, `weight_decay` ... what the optimizer has.
         share: The part of the global batch that the commit stands for, above 0. At 1, and
-            without staleness, the options stay exactly as given.
-        staleness: Global batches that were committed between its pull and its push, 0 or more.
-        commits: How many commits those were.
+            0 behind, the options stay exactly as given.
+        behind: Global batches that were committed between its pull and its push, 0 or more.
+        commits: How many commits those were, which is its staleness.
         rule: One of `RATES`. `linear`, `staleness` and `power` scale the learning rate, as `_alone` says; `raw` keeps
             the options.
 
@@ -80,12 +80,12 @@ def commit_step(
     if rule not in RATES:
         raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
     new = dict(options)
-    if rule == "raw" or (share, staleness) == (1.0, 0.0):
+    if rule == "raw" or (share, behind) == (1.0, 0.0):
         return Step(new)
     if rule != "share":
-        return Step(new | _alone(options, share, staleness, rule))
-    factor = share / (1.0 + staleness * _DAMPED_PART * (_gain(options) - 1.0))
-    part = min(1.0, share * commits / staleness) if commits and staleness else 1.0
+        return Step(new | _alone(options, share, behind, rule))
+    factor = share / (1.0 + behind * _DAMPED_PART * (_gain(options) - 1.0))
+    part = min(1.0, share * commits / behind) if commits and behind else 1.0
     if _keeps_gradients(options):
         new["weight_decay"] = _number(options, "weight_decay") * factor
         if part < 1.0:
@@ -93,7 +93,7 @@ def commit_step(
             new["momentum"] = momentum**part
             new["lr"] = _number(options, "lr") * ((1 - momentum**part) / (1 - momentum) if momentum < 1.0 else part)
         uphill = -1.0 if options.get("maximize") else 1.0
-        return Step(new, factor, uphill * _COMPENSATION if staleness else 0.0)
+        return Step(new, factor, uphill * _COMPENSATION if behind else 0.0)
     new["lr"] = _number(options, "lr") * factor
     if "betas" in options and part < 1.0:
         new["betas"] = _powers(options, part)
@@ -132,10 +132,10 @@ def clip_factor(norm: float, most: float) -> float:
     return min(1.0, most / norm) if norm > 0 else 1.0
 
 
-def _alone(options: Mapping[str, object], share: float, staleness: float, rule: str) -> dict[str, object]:
+def _alone(options: Mapping[str, object], share: float, behind: float, rule: str) -> dict[str, object]:
     """The options that the rules change that know of the rate, and of nothing else.
 
-    With share s and staleness sigma in global batches the learning rate is taken times
+    With share s and sigma global batches behind the learning rate is taken times
 
     * `linear`: s, the linear scaling of rates with batches (Goyal et al., 2017);
     * `staleness`: s / max(1, sigma). Zhang, Gupta, Lian and Liu, "Staleness-Aware Async-SGD", IJCAI 2016, divide by the
@@ -144,7 +144,7 @@ def _alone(options: Mapping[str, object], share: float, staleness: float, rule: 
     """
     rate = _number(options, "lr") * share
     if rule == "staleness":
-        return {"lr": rate / max(1.0, staleness)}
+        return {"lr": rate / max(1.0, behind)}
     if rule == "linear":
         return {"lr": rate}
     if "betas" in options:

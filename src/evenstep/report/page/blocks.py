@@ -48,7 +48,7 @@ class Plot:
 PART_COLOURS: Final[Mapping[Part, str]] = {
     Part.COMPUTE: "#3d85c6",
     Part.INPUT: "#a560c8",
-    Part.TRANSFER: "#3f9d8f",
+    Part.COMMUNICATION: "#3f9d8f",
     Part.SCRIPT: "#8c959f",
     Part.WAIT: "#dd9b13",
 }

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Final
 
 from evenstep.core.errors import ConfigError
-from evenstep.report.overview import RunOverview
+from evenstep.report.overview import RunOverview, compared
 from evenstep.report.page.bar_plots import close_up_plot, side_by_side_plot
 from evenstep.report.page.blocks import Plot, Table
 from evenstep.report.page.count_plots import leads_plot, staleness_plot
@@ -127,10 +127,16 @@ def _header(overviews: Sequence[RunOverview], title: str) -> str:
     if simulated:
         about += ", simulated" if simulated == len(overviews) else f", {simulated} of them simulated"
     return (
-        f'<a class="skip" href="#main">Skip to the report</a>\n<header>\n<h1>{escape(title)}</h1>\n<p>{about}.</p>\n'
+        f'<a class="skip" href="#main">Skip to the report</a>\n<header>\n<h1>{escape(title)}</h1>\n'
+        f"{_conclusion(overviews)}<p>{about}.</p>\n"
         f'<nav aria-label="Runs"><ul>{links}</ul></nav>\n<p class="keys">By keyboard: Tab goes to a plot,'
         " <kbd>+</kbd> and <kbd>-</kbd> zoom, arrows move, <kbd>0</kbd> shows all.</p>\n</header>"
     )
+
+
+def _conclusion(overviews: Sequence[RunOverview]) -> str:
+    """Of several runs how they compare; that of a single run is its verdict, which follows."""
+    return f'<p class="conclusion">{escape(compared(overviews))}</p>\n' if len(overviews) > 1 else ""
 
 
 def _comparison(overviews: Sequence[RunOverview], plots: Iterable[Plot]) -> str:
@@ -172,12 +178,10 @@ def _figures(overview: RunOverview) -> str:
         (f"{summary.samples_per_second:,.0f}", "samples/s"),
         (f"{overview.waiting_share:.0%}", "of the workers' time is waiting"),
     ]
-    if gain is not None:
-        figures += [
-            (f"{gain.speed_up:.2f}x", "speed-up over equal sizes, at these speeds"),
-            (f"{gain.of_ideal:.0%}", "of the ideal: nobody waits, nothing is sent"),
-        ]
+    if gain.speed_up is not None and gain.speed_up.low < gain.speed_up.high:
+        figures.append((f"{gain.speed_up}", "times as fast as with equal sizes"))
     figures += [
+        (f"{gain.of_ideal:.0%}", "of the ideal: no worker waits, nothing is sent"),
         (f"{summary.iterations:,}", f"iterations in {_seconds(summary.training_seconds)}"),
         (f"{len(overview.workers)}", f"workers, global batch {overview.run.global_batch_size:,}"),
     ]

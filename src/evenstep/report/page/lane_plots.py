@@ -39,7 +39,7 @@ def lanes_plot(overview: RunOverview) -> Plot:
         key=f"lanes-{overview.name}",
         title="Where the time went",
         summary=f"One lane per worker over {overview.times.seconds:.4g} seconds: the part of each moment that went on"
-        f" compute, input, transfer, the script and waiting. Worker {worst.worker} waited most,"
+        f" input, compute, waiting, communication and the script. Worker {worst.worker} waited most,"
         f" {worst.parts[Part.WAIT.value]:.0%} of its time.",
         traces=traces,
         layout=layout(

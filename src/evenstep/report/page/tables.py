@@ -21,8 +21,8 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
                 each.name,
                 f"{each.summary.samples_per_second:,.0f}",
                 f"{each.summary.samples_per_second / first:.2f}x",
-                "" if gain is None else f"{gain.speed_up:.2f}x",
-                "" if gain is None else f"{gain.of_ideal:.0%}",
+                "" if gain.speed_up is None else f"{gain.speed_up}",
+                f"{gain.of_ideal:.0%}",
                 f"{each.waiting_share:.0%}",
                 f"{1000 * each.summary.iteration_seconds:,.1f} ms",
                 f"{each.summary.training_seconds:,.1f} s",
@@ -30,8 +30,8 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
             )
         )
     return Table(
-        caption=f"All runs; speed-ups over {overviews[0].name} as measured, over equal sizes as worked out from each"
-        " run's own speeds",
+        caption=f"All runs; times as fast as {overviews[0].name}, and as the same run with equal sizes, with the 95 %"
+        " interval, measured on its own iterations with equal sizes",
         headings=(
             "run",
             "samples/s",
@@ -57,7 +57,7 @@ def workers_table(overview: RunOverview) -> Table:
         row = [
             str(each.worker),
             f"{each.speed:,.1f}",
-            f"{each.slowdown:.2f}x",
+            "" if each.slowdown is None else f"{each.slowdown:.2f}x",
             f"{each.first_batch_size} to {each.last_batch_size}",
             f"{each.samples:,}",
             f"{each.iterations:,}",
@@ -72,7 +72,7 @@ def workers_table(overview: RunOverview) -> Table:
     if placed:
         headings.append("where")
     return Table(
-        caption="Workers; time per sample is that over the median of the others'",
+        caption="Workers; time per sample is that over the median of the others', at equal sizes",
         headings=headings,
         rows=rows,
         words=int(placed),

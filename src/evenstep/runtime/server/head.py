@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
+from evenstep.core.account import ServedTotals, served_summary_lines
 from evenstep.core.activity import Doing, Seen
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, ProtocolError
 from evenstep.core.server import (
@@ -31,6 +32,8 @@ from evenstep.transport.base import Connection, ConnectionLostError, Header
 if TYPE_CHECKING:
     from evenstep.core.values import State
 
+_COMPUTE_MICROSECONDS: Final = 1
+"""Where a worker's row has them."""
 TALLY_SECONDS: Final = 1.0
 """How often the server writes down what it has done."""
 
@@ -115,6 +118,7 @@ class Head:
         self._written: deque[tuple[int, str | None]] = deque()
         """Of snapshots that have been written: the version, and why it failed, if it did."""
         self._tally = _Tally(clock())
+        self._totals: ServedTotals | None = None
         self._farewells: list[Connection] = []
 
     @property
@@ -127,6 +131,12 @@ class Head:
         if self._coordinator is None:
             raise ProtocolError("a worker asked for something before it said what the run is")
         return self._coordinator
+
+    @property
+    def totals(self) -> ServedTotals:
+        """What the workers have done so far."""
+        assert self._totals is not None
+        return self._totals
 
     # Workers come and go.
 
@@ -155,6 +165,7 @@ class Head:
         self._done.pop(worker, None)
         self._record("join", now, worker, incarnation=self._incarnation)
         self._report({"event": "join", "worker": worker, "limit_seconds": limit_seconds})
+        self.totals.joined(worker)
         return self._incarnation
 
     def _define(self, encoded: bytes) -> None:
@@ -182,6 +193,7 @@ class Head:
             coordinator.load_state_dict(cast("State", state["coordinator"]))
             self._record("restored", self._clock(), None, version=version)
         self._coordinator = coordinator
+        self._totals = ServedTotals(spec.problem.global_batch_size / self.workers)
         self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.replica.count))
         for worker in range(self.workers):
             self._heartbeats.heard(worker, self._clock())
@@ -217,6 +229,7 @@ class Head:
         self.replica.leave(worker, incarnation, announced)
         now = self._clock()
         self._record("leave", now, worker, why=why)
+        self.totals.left(worker, why)
         if self._initialiser == worker:
             self._initialiser = None
             self._ask_to_initialise()
@@ -349,6 +362,9 @@ class Head:
             "push", now, arrival.worker, claim=arrival.claim, pulled=arrival.version, samples=arrival.samples,
             units=arrival.units, report=arrival.row,
         )  # fmt: skip
+        self.totals.pushed(
+            arrival.worker, now, samples=arrival.samples, compute_seconds=arrival.row[_COMPUTE_MICROSECONDS] / 1e6
+        )
         self._carry_out(commands)
 
     def rest(self, worker: int) -> None:
@@ -404,7 +420,7 @@ class Head:
     def _commit(self, update: Update) -> None:
         first = update.pushes[0][0]
         served = cast("Any", self.replica.spec).scheme.served
-        rate = partial(commit_step, share=update.share, staleness=update.behind, rule=served.rate)
+        rate = partial(commit_step, share=update.share, behind=update.behind, rule=served.rate)
         given = self._options[first]
         steps = [rate(each, commits=update.staleness) for each in given]
         self._latest = tuple(cast("Options", rate(each).options) for each in given)
@@ -444,6 +460,8 @@ class Head:
         }
         if answer.release is not None:
             header |= {"lead": answer.release.lead, "bound": answer.release.bound, "held": answer.release.held_seconds}
+        held, lead = (0.0, 0) if answer.release is None else (answer.release.held_seconds, answer.release.lead)
+        self.totals.answered(answer.worker, self._clock(), held=held, lead=lead, over=answer.over)
         commit = self._commits.pop(answer.worker, None)
         ahead: list[float] = []
         if commit is not None:
@@ -492,6 +510,9 @@ class Head:
         """The servers end: write down and save the last of it."""
         self._write_tally(self._clock())
         self._snapshot()
+        if self._totals is not None and self.replica.spec is not None:
+            for line in served_summary_lines(self._totals, self.replica.spec.scheme.name):
+                self._say(line)
 
     def _snapshot(self, *, meanwhile: bool = False) -> None:
         """Have a snapshot written on every shard, unless this version has one.

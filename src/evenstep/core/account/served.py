@@ -1,0 +1,119 @@
+"""The verdict on a run on parameter servers, where workers do not meet: which is slow, why, and who waits for it.
+
+A worker that was lost is told as lost and never called slow: what it did before does not say what held others up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from evenstep.core.account.account import over_others
+from evenstep.core.account.cause import Cause
+from evenstep.core.account.verdict import COSTLY, SLOW, SPREAD, WHY, Verdict, spread, times
+
+_OUTSIDE: Final = "spends time outside of compute (input, script or communication; a run directory tells which)"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedWorker:
+    """One worker over a run; seconds are sums over its `iterations`, and `seconds` all of its time.
+
+    Attributes:
+        worker: Its rank.
+        iterations: The iterations that it finished; 1 or more.
+        seconds: From its first iteration to its last.
+        compute: In compute.
+        wait: Held for others.
+        rest: The rest by cause, where that is known; as `SCRIPT` alone where it is not.
+        lead: Its largest lead, in iterations.
+        pace: Its seconds per sample at sizes that all workers had; None where they had none in common.
+        lost: Why it left before the end; None where it did not.
+    """
+
+    worker: int
+    iterations: int
+    seconds: float
+    compute: float
+    wait: float
+    rest: Mapping[Cause, float]
+    lead: int
+    pace: float | None
+    lost: str | None = None
+
+    def means(self) -> dict[Cause, float]:
+        """Its own seconds of an average iteration, by cause."""
+        parts = {Cause.COMPUTE: self.compute, **self.rest}
+        return {cause: seconds / self.iterations for cause, seconds in parts.items()}
+
+
+def served_slowdowns(workers: Sequence[ServedWorker]) -> dict[int, float]:
+    """Each worker's seconds per sample over the median of the others'; empty where they had no sizes in common."""
+    paces = [each.pace for each in workers if each.pace]
+    if len(paces) < len(workers):
+        return {}
+    return {workers[index].worker: ratio for index, ratio in over_others(paces).items()}
+
+
+def served_verdict(everyone: Sequence[ServedWorker]) -> Verdict:
+    """The verdict on these workers."""
+    lost = "".join(
+        f" Worker {each.worker} was lost after {_iterations(each.iterations)} ({each.lost})."
+        for each in everyone
+        if each.lost is not None
+    )
+    stayed = [each for each in everyone if each.lost is None]
+    verdict = _verdict(stayed or everyone)
+    return Verdict(
+        worker=verdict.worker,
+        cause=verdict.cause,
+        slowdown=verdict.slowdown,
+        cost=verdict.cost,
+        text=f"{verdict.text}{lost}" if len(stayed) > 1 or not lost else lost.strip(),
+    )
+
+
+def _verdict(workers: Sequence[ServedWorker]) -> Verdict:
+    cost = sum(each.wait for each in workers) / max(sum(each.seconds for each in workers), 1e-12)
+    means = {each.worker: each.means() for each in workers}
+    own = {worker: sum(parts.values()) for worker, parts in means.items()}
+    ratios = dict(zip(own, over_others(list(own.values())).values(), strict=True))
+    pace = served_slowdowns(workers)
+    worker = max(own, key=lambda each: own[each])
+    slowest = max(pace, key=lambda each: pace[each], default=worker)
+    if ratios[worker] < SLOW and pace.get(slowest, 1.0) < SLOW:
+        if cost >= SPREAD:
+            return spread(cost, pace.get(slowest))
+        text = f"No worker is slow: workers were held {cost:.0%} of their time."
+        return Verdict(worker=None, cause=None, slowdown=None, cost=cost, text=text)
+    cause = max(means[worker], key=lambda each: means[worker][each] - _median(means, each))
+    if ratios[worker] < SLOW:  # Sizes have evened out what it needs for a sample.
+        worker, cause = slowest, Cause.COMPUTE
+    slow = pace.get(worker) if cause is Cause.COMPUTE else ratios[worker]
+    lead = max(each.lead for each in workers)
+    text = f"Worker {worker} {_why(cause, slow, means[worker])}; {_others(cost, lead)}."
+    return Verdict(worker=worker, cause=cause, slowdown=slow, cost=cost, text=text)
+
+
+def _why(cause: Cause, slow: float | None, parts: Mapping[Cause, float]) -> str:
+    if cause is Cause.COMPUTE:
+        return "computes longest" if slow is None else f"computes {times(slow)} slower"
+    return WHY[cause] if len(parts) > 2 else _OUTSIDE
+
+
+def _others(cost: float, lead: int) -> str:
+    """What the slow worker meant for the others."""
+    ahead = f"ran up to {_iterations(lead)} ahead" if lead else ""
+    if cost < COSTLY:
+        return f"the others do not wait for it, and {ahead}" if ahead else "no worker waits for it"
+    return f"the others were held for it {cost:.0%} of all workers' time" + (f", and {ahead}" if ahead else "")
+
+
+def _median(means: Mapping[int, Mapping[Cause, float]], cause: Cause) -> float:
+    return float(np.median([parts[cause] for parts in means.values()]))
+
+
+def _iterations(count: int) -> str:
+    return f"{count:,} iteration" + ("" if count == 1 else "s")

@@ -1,0 +1,102 @@
+"""The account of a recorded run: from every worker's columns to what the core sums up."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.account import (
+    Account,
+    Cause,
+    Meetings,
+    ServedWorker,
+    served_slowdowns,
+)
+from evenstep.core.supervision import Why
+from evenstep.report.iterations import BASES, FloatArray, Iterations
+from evenstep.report.lateness import own_parts
+from evenstep.report.recorded import RecordedRun
+
+_FEWEST: Final = 3
+
+
+def account_of(run: RecordedRun) -> Account:
+    """The account of a run behind a barrier, over the iterations that every worker has finished."""
+    done = [run.iterations[worker][: run.length] for worker in run.workers]
+    account = Account(len(done), run.global_batch_size)
+    account.take(
+        Meetings(
+            samples=np.array([each.samples for each in done]),
+            own=np.stack([own_parts(each) for each in done], axis=1),
+            wait=np.array([each.wait_seconds for each in done]),
+            comm=np.array([each.comm_seconds for each in done]),
+            seconds=np.max([each.iteration_seconds for each in done], axis=0),
+            bases=tuple(BASES[int(code)] for code in done[0].basis),
+        )
+    )
+    return account
+
+
+def slowdowns(run: RecordedRun) -> dict[int, float]:
+    """Each worker's seconds per sample over the median of the others', at equal sizes; empty where that is unknown."""
+    if run.servers is not None:
+        return served_slowdowns(served_workers(run))
+    return {run.workers[index]: ratio for index, ratio in account_of(run).slowdowns().items()}
+
+
+def served_workers(run: RecordedRun) -> list[ServedWorker]:
+    """Every worker of a run on servers, over all of its iterations."""
+    done = {worker: run.iterations[worker] for worker in run.workers}
+    paces = _common_paces(run, done)
+    lost = _lost(run)
+    return [
+        ServedWorker(
+            worker=worker,
+            iterations=len(each),
+            seconds=float(each.iteration_seconds.sum()),
+            compute=float(each.compute_seconds.sum()),
+            wait=float(each.wait_seconds.sum()),
+            rest={
+                Cause.INPUT: float(each.input_seconds.sum()),
+                Cause.SCRIPT: float(each.rest_seconds.sum()),
+                Cause.COMMUNICATION: float(each.comm_seconds.sum()),
+            },
+            lead=int(np.nan_to_num(each.lead).max()),
+            pace=paces.get(worker),
+            lost=lost.get(worker),
+        )
+        for worker, each in done.items()
+    ]
+
+
+def _common_paces(run: RecordedRun, done: Mapping[int, Iterations]) -> dict[int, float]:
+    """Seconds per sample in iterations of an equal share, or over all where the workers' usual sizes are alike."""
+    share = run.global_batch_size / len(done)
+    paces = {worker: _pace(each, _about(each.samples, share)) for worker, each in done.items()}
+    if None in paces.values():
+        usual = np.array([np.median(each.samples) for each in done.values()])
+        if _about(usual, float(usual.mean())).all():
+            paces = {worker: _pace(each, each.samples > 0) for worker, each in done.items()}
+    return {worker: pace for worker, pace in paces.items() if pace is not None}
+
+
+def _about(sizes: FloatArray, share: float) -> npt.NDArray[np.bool_]:
+    return np.abs(sizes - share) * 8 <= share
+
+
+def _pace(done: Iterations, counts: npt.NDArray[np.bool_]) -> float | None:
+    if counts.sum() < _FEWEST:
+        return None
+    return float(done.compute_seconds[counts].sum() / done.samples[counts].sum())
+
+
+def _lost(run: RecordedRun) -> dict[int, str]:
+    """Why workers left for good before the end."""
+    lost: dict[int, str] = {}
+    for each in run.servers.attendance if run.servers is not None else ():
+        if each.why is None or each.why == Why.DONE:
+            lost.pop(each.worker, None)
+        else:
+            lost[each.worker] = each.why
+    return lost

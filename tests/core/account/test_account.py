@@ -1,0 +1,93 @@
+"""An account is the same however the iterations come, and says what is so in a made-up run."""
+
+import numpy as np
+import pytest
+
+from evenstep.core.account import Account, Meetings, summary_lines, verdict_of
+
+COMM = 0.002
+
+
+def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.0, noise=None):
+    samples = np.array(sizes, dtype=np.float64).T
+    compute = fixed + samples * np.array(seconds_per_sample)[:, np.newaxis]
+    if noise is not None:
+        compute *= noise.lognormal(0.0, 0.05, compute.shape)
+    wait = compute.max(axis=0) - compute
+    return Meetings(
+        samples=samples,
+        own=np.stack([compute, np.zeros_like(compute), np.zeros_like(compute)]),
+        wait=wait,
+        comm=np.full_like(wait, COMM),
+        seconds=compute.max(axis=0) + COMM,
+        bases=tuple(bases),
+    )
+
+
+def some(taken, stretch):
+    return Meetings(
+        samples=taken.samples[:, stretch],
+        own=taken.own[:, :, stretch],
+        wait=taken.wait[:, stretch],
+        comm=taken.comm[:, stretch],
+        seconds=taken.seconds[stretch],
+        bases=taken.bases[stretch],
+    )
+
+
+def a_run(noise=None):
+    sizes = [(12, 12, 12)] * 5 + [(16, 16, 4)] * 60 + [(8, 8, 2)] + [(12, 12, 12)] * 3 + [(16, 16, 4)] * 60
+    bases = ["start"] * 5 + ["speed"] * 61 + ["comparison"] * 3 + ["speed"] * 60
+    return meetings(sizes, bases, noise=noise)
+
+
+@pytest.mark.parametrize("step", [1, 7, 64])
+def test_iterations_may_come_some_at_a_time(step):
+    run = a_run(np.random.default_rng(0))
+    at_once, in_pieces = Account(3, 36), Account(3, 36)
+    at_once.take(run)
+    for start in range(0, len(run.seconds), step):
+        in_pieces.take(some(run, slice(start, start + step)))
+    one, other = (verdict_of(account, range(3)) for account in (at_once, in_pieces))
+    assert one.text == other.text
+    assert one.cost == pytest.approx(other.cost)
+    assert str(at_once.speed_up) == str(in_pieces.speed_up)
+    assert summary_lines(at_once, "lb-bsp") == summary_lines(in_pieces, "lb-bsp")
+
+
+def test_a_run_in_three_lines():
+    account = Account(3, 36)
+    account.take(a_run())
+    assert summary_lines(account, "lb-bsp") == [
+        "lb-bsp trained 1,800 samples/s for 2.6 s on 3 workers; batch sizes 12 12 12 at first, 16 16 4 at the end.",
+        "Training is 2.50 times as fast as with equal sizes: worker 2 computes 4x slower and"
+        " gets 4 of 36 samples instead of 12; waiting fell from 48% to 0% of all workers' time.",
+    ]
+
+
+def test_equal_workers_are_told_so():
+    account = Account(3, 36)
+    account.take(meetings([(12, 12, 12)] * 20, ["start"] * 5 + ["speed"] * 15, seconds_per_sample=(0.001,) * 3))
+    assert str(account.speed_up) == "1.00"
+    assert summary_lines(account, "lb-bsp")[1:] == ["No worker is slow: waiting takes 0% of all workers' time."]
+
+
+def test_what_slower_sizes_cost_is_said():
+    # Sizes that make it worse: the slow worker has more.
+    account = Account(3, 36)
+    account.take(meetings([(12, 12, 12)] * 5 + [(8, 8, 20)] * 40, ["start"] * 5 + ["speed"] * 40))
+    assert verdict_of(account, range(3)).text.startswith("Training is slower than with equal sizes, 0.64 times as fast")
+
+
+def test_the_slowness_of_a_worker_is_measured_at_equal_sizes():
+    account = Account(3, 36)
+    sizes = [(12, 12, 12)] * 5 + [(17, 17, 2)] * 40
+    account.take(meetings(sizes, ["start"] * 5 + ["speed"] * 40, fixed=0.030))
+    # For a sample of the decided sizes it is (30 + 8) / 2 ms against (30 + 17) / 17 ms: 6.9 times.
+    assert account.slowdowns()[2] == pytest.approx((30 + 48) / (30 + 12))
+
+
+def test_sums_over_several_iterations_between_two_meetings_are_shown_as_batch_sizes():
+    account = Account(3, 36)
+    account.take(meetings([(48, 48, 48)] * 5 + [(64, 64, 16)] * 20, ["start"] * 5 + ["speed"] * 20))
+    assert (account.first_sizes, account.last_sizes) == ((12, 12, 12), (16, 16, 4))
