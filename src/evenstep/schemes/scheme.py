@@ -2,13 +2,16 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
 from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.sync import Barrier, Sync
 from evenstep.core.sync.rate import RATES
+
+MOST_SERVERS: Final = 128
+"""Of one run; they are processes of one host."""
 
 
 @final
@@ -41,8 +44,8 @@ class Served:
     push_to: Literal["root", "group", "leader"] = "root"
 
     def __post_init__(self) -> None:
-        if self.servers < 1:
-            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 or more")
+        if not 1 <= self.servers <= MOST_SERVERS:
+            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 to {MOST_SERVERS}")
         one_of("rate", self.rate, RATES)
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))
