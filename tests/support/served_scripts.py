@@ -35,6 +35,14 @@ def train_with_nans(run, victim, iterations):
     }
 
 
+def one_prepares_wrongly(run, worker, mistake):
+    """One worker makes a mistake in its arguments."""
+    if int(os.environ["RANK"]) == worker:
+        for name, value in mistake.items():
+            setattr(run, name, value)
+    served_training.prepared(run)
+
+
 def train_apart(run):
     """At a learning rate at which the weights leave what a float can hold."""
     model, optimizer, loader, _ = served_training.prepared(run)

@@ -402,6 +402,36 @@ def start_differently(run, worker, change):
     prepared(run)
 
 
+class NoLength(Dataset):
+    """A map-style dataset that does not say how long it is."""
+
+    def __getitem__(self, index):
+        return torch.zeros(1)
+
+
+def prepare_wrongly(run, worker, mistakes):
+    """The sentence with which `prepare` fails for each mistake that one worker makes in its arguments."""
+    told = []
+    for mistake in mistakes:
+        model = model_of(run)
+        arguments = {
+            "model": model,
+            "optimizer": optimizer_of(run, model),
+            "loader": DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size),
+        }
+        if dist.get_rank() == worker:
+            arguments |= mistake
+            if mistake.get("loader") == "a dataset without a length":
+                arguments["loader"] = DataLoader(NoLength(), batch_size=1, sampler=[0])
+        try:
+            evenstep.prepare(**arguments)
+        except evenstep.ConfigError as error:
+            told.append(str(error))
+        except TypeError as error:
+            told.append(f"TypeError: {error}")
+    return told
+
+
 def nothing_for_nan(run):
     """The idle worker of the last slice sees NaN in the copy that it computes on, and must not spread it."""
     model, optimizer, loader = prepared(run)

@@ -1,14 +1,19 @@
 """One iteration as one worker sees it: what it computes on, when, and what is written down of it."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
-from typing import final
+from typing import Any, Final, final
 
 from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.samples import MicroBatch, Share
+from evenstep.core.shown import shown
 from evenstep.core.values import Factors, IntArray, Reports, State
 from evenstep.runtime.workers import minority, name_workers
+
+_MOST_UNITS: Final = 2**53
+"""Of a batch; a float holds each whole number up to it."""
 
 
 @final
@@ -100,7 +105,7 @@ def require_same_iteration(fingerprints: IntArray, now: Iteration | None) -> Non
         )
 
 
-def units_of(now: Iteration | None, count: int) -> int:
+def units_of(now: Iteration | None, count: Any) -> int:
     """The units that a script counted in this worker's batch, 0 where the batch is a copy of somebody else's sample.
 
     Raises:
@@ -108,6 +113,10 @@ def units_of(now: Iteration | None, count: int) -> int:
     """
     if now is None:
         raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
-    if count < 0 or count != int(count):
-        raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {count!r}")
+    try:
+        units = math.nan if isinstance(count, str) else float(count)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last by a tensor of several elements.
+        units = math.nan
+    if not (0 <= units <= _MOST_UNITS and units == int(units)):
+        raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {shown(count)}")
     return int(count) if now.share.samples else 0

@@ -1,6 +1,5 @@
 """The one line of a user's script: puts the parts together for this worker."""
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from evenstep.core.cluster import Cluster
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
+from evenstep.runtime.arguments import read_arguments
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.collective import CollectiveEngine, CommHook
 from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLimit
@@ -89,21 +89,19 @@ def prepare(
         DisagreementError: The workers were started with different schemes, versions or data.
     """
     report_failure_to_launcher()
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
-    request = Request(
-        models=_modules(model),
-        optimizers=optimizer if isinstance(optimizer, tuple) else (optimizer,),
-        loader=loader,
+    request = _request(
+        loader,
+        model=model,
+        optimizer=optimizer,
         scheme=scheme,
         global_batch_size=global_batch_size,
         batch_sizes=batch_sizes,
         seed=seed,
+        timeout=timeout,
         run_dir=run_dir,
         comm_hook=comm_hook,
         emulate=emulate,
-        schedulers=tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,) if schedulers else (),
-        launched=LaunchSettings.from_environment(os.environ),
+        schedulers=schedulers,
     )
     if request.launched.profile is not None:
         request = to_be_profiled(request)
@@ -111,10 +109,10 @@ def prepare(
     group_sum: GroupSum | None = None
     served = _served(request)
     if served is not None:
-        joined = join_servers(request.launched, served.servers, timeout, request.events_dir)
+        joined = join_servers(request.launched, served.servers, request.timeout, request.events_dir)
         workers = joined.workers
     else:
-        workers = join_workers(device_of(request.models[0]), timeout)
+        workers = join_workers(device_of(request.models[0]) if request.models else torch.device("cpu"), request.timeout)
     # The pulse begins before the workers first wait for each other.
     liveness = Liveness(workers) if joined is None and workers.count > 1 else None
     agreement = _agreed(request, workers, liveness)
@@ -170,7 +168,7 @@ def prepare(
             "minimum": agreement.problem.minimum.tolist(),
             "maximum": agreement.problem.maximum.tolist(),
             "multiple": agreement.problem.multiple,
-            "seed": seed,
+            "seed": request.seed,
             "emulated": agreement.emulation.device,
             **{
                 key: agreement.workers[workers.rank][key]
@@ -181,12 +179,12 @@ def prepare(
     return (prepared if isinstance(model, tuple) else prepared[0]), optimizer, prepared_loader
 
 
-def _modules(model: object) -> tuple[torch.nn.Module, ...]:
-    models = model if isinstance(model, tuple) else (model,)
-    for each in models:
-        if not isinstance(each, torch.nn.Module):
-            raise ConfigError(f"the model must be a torch.nn.Module, or a tuple of them, not {type(each).__name__}")
-    return models
+def _request(loader: DataLoader[Any], **given: object) -> Request:
+    """The arguments of `prepare`, each of its type."""
+    values, mistake = read_arguments(given)
+    models, optimizers = values.pop("model"), values.pop("optimizer")
+    launched = LaunchSettings.from_environment(os.environ)
+    return Request(models=models, optimizers=optimizers, loader=loader, launched=launched, mistake=mistake, **values)
 
 
 def _agreed(request: Request, workers: Workers, liveness: Liveness | None) -> Agreement:
@@ -203,9 +201,8 @@ def _served(request: Request) -> Served | None:
     try:
         return asked_scheme(request).served
     except ConfigError:
-        if request.launched.servers:
-            raise  # The others do not wait for this worker in a process group.
-        return None
+        # The others do not wait for this worker in a process group.
+        return Served(servers=len(request.launched.servers)) if request.launched.servers else None
 
 
 def _recorder(agreement: Agreement, workers: Workers) -> Recorder:

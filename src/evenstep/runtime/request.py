@@ -1,7 +1,7 @@
 """What a script asks for, checked here and agreed on with the other workers before anything is built."""
 
-import os
 import platform
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,10 @@ from evenstep.schemes import DEFAULT, Scheme, parse_scheme, placed, static
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The arguments of `prepare`, with the launcher's options behind them."""
+    """The arguments of `prepare`, with the launcher's options behind them.
+
+    `mistake` is a sentence on the first wrong one of them, in whose place the default stands; None where none is.
+    """
 
     models: tuple[torch.nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -43,11 +46,13 @@ class Request:
     global_batch_size: int | None
     batch_sizes: Sequence[int] | Mapping[Any, int] | None
     seed: int
-    run_dir: str | os.PathLike[str] | None
+    timeout: float
+    run_dir: str | None
     comm_hook: CommHook | None
-    emulate: Cluster | str | os.PathLike[str] | None
+    emulate: Cluster | str | None
     schedulers: tuple[LRScheduler, ...]
     launched: LaunchSettings
+    mistake: str | None = None
 
     @property
     def events_dir(self) -> Path | None:
@@ -105,12 +110,12 @@ def agree(request: Request, workers: Workers) -> Agreement:
         DisagreementError: The workers were given different things.
     """
     mine: _Checked | None = None
-    failure: ConfigError | None = None
+    failure: Exception | None = None
     try:
         mine = _check(request, workers)
-    except ConfigError as error:
+    except Exception as error:  # Whatever it is, the others must not wait for this worker.
         failure = error
-    records = gather(workers, {"error": str(failure)} if mine is None else mine.record)
+    records = gather(workers, {"error": _sentence(failure)} if mine is None else mine.record)
     if failure is not None:
         raise failure
     assert mine is not None
@@ -125,6 +130,13 @@ def agree(request: Request, workers: Workers) -> Agreement:
     # Refuse what cannot be shared out or grouped, on every worker alike.
     scheme.load.policy(workers.count).allocate(problem)
     scheme.sync.policy(workers.count)
+    # With drop_last it is an error, which the loader raises.
+    if global_batch_size > mine.order.length and not request.loader.drop_last:
+        warnings.warn(
+            f"the global batch size {global_batch_size} is more than the {mine.order.length} samples of an epoch, which"
+            " is then a single iteration: lower the batch size or start fewer workers",
+            stacklevel=4,
+        )
     return Agreement(
         scheme=scheme,
         problem=problem,
@@ -136,6 +148,11 @@ def agree(request: Request, workers: Workers) -> Agreement:
         limits=_limits(scheme, records),
         workers=records,
     )
+
+
+def _sentence(failure: Exception | None) -> str:
+    """What the other workers are told; the error of a dataset or a sampler of the user's own says less by itself."""
+    return str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +168,8 @@ class _Checked:
 
 def _check(request: Request, workers: Workers) -> _Checked:
     """Everything that one worker can check alone."""
+    if request.mistake is not None:
+        raise ConfigError(request.mistake)
     for model in request.models:
         models.require_preparable(model, workers)
     loader = loaders.require_preparable(request.loader)
@@ -173,7 +192,7 @@ def _check(request: Request, workers: Workers) -> _Checked:
         record={
             "version": evenstep.__version__,
             "scheme": scheme.name,
-            "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else _listed(sizes),
+            "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
             "batch_size": loader.batch_size,
             "global_batch_size": request.global_batch_size,
             "order": [order.length, order.shuffle, order.seed, order.sampler is not None],
@@ -196,15 +215,9 @@ def _check(request: Request, workers: Workers) -> _Checked:
     )
 
 
-def _listed(sizes: Sequence[int] | None) -> list[int] | None:
-    return None if sizes is None else list(sizes)
-
-
 def _require_optimizes(request: Request, workers: Workers) -> None:
     trained = {id(parameter) for model in request.models for parameter in model.parameters()}
     for optimizer in request.optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
         if isinstance(optimizer, torch.optim.LBFGS) and workers.count > 1:
