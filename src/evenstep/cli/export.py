@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.console import Console
 
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.errors import ConfigError
 from evenstep.telemetry import Recorder, RunTail
 from evenstep.telemetry.sinks.chrome_trace import ChromeTrace
@@ -57,9 +57,9 @@ def _parser() -> Parser:
     parser = Parser(
         prog="evenstep export", description=_DESCRIPTION, example="evenstep export runs/a --trace trace.json"
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
-    parser.add_argument("--tensorboard", type=Path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
+    parser.add_argument("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("--trace", type=as_path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
+    parser.add_argument("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
     parser.add_argument(
         "--prometheus",
         metavar="[HOST:]PORT",

@@ -1,10 +1,22 @@
 """argparse, with errors of one sentence instead of a page of usage."""
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
+
+
+def as_path(text: str) -> Path:
+    """The type of an argument that is a path; an empty one would be the folder that one is in.
+
+    Raises:
+        ArgumentTypeError: It is empty.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("needs a path, not an empty text")
+    return Path(text)
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 from rich.console import Console
 
 from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.cluster import parse_cluster
 from evenstep.core.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
@@ -97,11 +97,13 @@ def _write(path: Path, text: str) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="evenstep profile", description=_DESCRIPTION, example=_EXAMPLE)
     parser.add_argument("--largest", type=int, default=4096, metavar="B", help="the largest batch to try (4096)")
-    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="write the device as a cluster file")
+    parser.add_argument("--cluster", type=as_path, metavar="FILE.toml", help="write the device as a cluster file")
     parser.add_argument("--name", default="profiled", help="of the device in the cluster file (profiled)")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="workers in the cluster file (1)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a picture")
-    parser.add_argument("--emulate", type=Path, metavar="FILE.toml", help="profile the emulated device of one worker")
+    parser.add_argument("--plot", type=as_path, metavar="FILE.svg", help="write a picture")
+    parser.add_argument(
+        "--emulate", type=as_path, metavar="FILE.toml", help="profile the emulated device of one worker"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("script", help="the training script, or a function in it: train.py:main")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise
@@ -132,10 +132,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="make a worker slower: 3=4x, 3=+50ms or 3=4x+50ms; repeatable",
     )
-    parser.add_argument("--emulate", metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file")
-    parser.add_argument("--run-dir", metavar="DIR", help="where the workers write their events, as JSON lines")
+    parser.add_argument(
+        "--emulate", type=as_path, metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file"
+    )
+    parser.add_argument(
+        "--run-dir", type=as_path, metavar="DIR", help="where the workers write their events, as JSON lines"
+    )
     parser.add_argument(
         "--resume",
+        type=as_path,
         metavar="RUN_DIR",
         help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp, grouped)",
     )

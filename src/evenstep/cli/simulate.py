@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.cli.simulate_schemes import split_schemes, swept
 from evenstep.cli.simulate_table import simulated_table
 from evenstep.core.cluster import Cluster
@@ -66,7 +66,7 @@ def run_simulate(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep simulate", description=_DESCRIPTION, example=_EXAMPLE)
-    parser.add_argument("cluster", type=Path, metavar="CLUSTER.toml", help="the cluster file")
+    parser.add_argument("cluster", type=as_path, metavar="CLUSTER.toml", help="the cluster file")
     parser.add_argument(
         "--schemes",
         nargs="+",
@@ -92,7 +92,9 @@ def _parser() -> Parser:
     parser.add_argument("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
     parser.add_argument("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
     parser.add_argument("--smallest-batch", type=int, default=1, metavar="N", help="of a worker; 2 with BatchNorm (1)")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write all events here, a folder for each scheme")
+    parser.add_argument(
+        "--run-dir", type=as_path, metavar="DIR", help="write all events here, a folder for each scheme"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     return parser
 

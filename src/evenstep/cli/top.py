@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.errors import ConfigError
 from evenstep.report.live import LiveRun
 from evenstep.report.live_table import live_table
@@ -47,7 +47,7 @@ def run_top(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep top", description=_DESCRIPTION, example="evenstep top runs/a")
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
         "--replay", type=_speed, metavar="10x", help="show a run once more from its beginning, 10 times as fast"
     )

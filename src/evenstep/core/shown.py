@@ -11,9 +11,11 @@ _FEW: Final = 3
 def shown(value: object) -> str:
     """A text, a number, a truth value or None as Python writes it, cut where it is long; of the rest only the type.
 
-    >>> shown("lbsp"), shown(2.5), shown([1, "asp"]), shown({1}), shown(10**100)
-    ("'lbsp'", '2.5', "[1, 'asp']", 'set', 'a number of more than 70 digits')
+    >>> shown("lbsp"), shown(2.5), shown([1, "asp"]), shown({1: 2}), shown(print), shown(10**100)
+    ("'lbsp'", '2.5', "[1, 'asp']", '{...}', 'builtin_function_or_method', 'a number of more than 70 digits')
     """
+    if isinstance(value, dict):
+        return "{...}" if value else "{}"
     if isinstance(value, list) and len(value) <= _FEW:
         return f"[{', '.join(type(each).__name__ if isinstance(each, list) else shown(each) for each in value)}]"
     if not isinstance(value, str | int | float | None):
