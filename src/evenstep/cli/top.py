@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -58,7 +59,7 @@ def _parser() -> Parser:
 
 def _speed(text: str) -> float:
     speed = float(text.removesuffix("x"))
-    if speed <= 0:
+    if not 0 < speed < math.inf:
         raise ValueError(text)
     return speed
 
@@ -161,11 +162,14 @@ def _timed(run_dir: Path) -> list[Iterator[tuple[float, Role, dict[str, Any]]]]:
         for event in Tail(path).new():
             if event["event"] == "iteration" and "at" not in event:
                 raise ConfigError(f"the events in {run_dir} have no times: they are of a version that wrote none")
-            if event["event"] == "run":
-                shift = _shift(event)
-                last = 0.0 if last is None else last  # The time of a simulation begins with it.
-            if "at" in event:
-                last = max(last or 0.0, event["at"] + shift + event.get("iteration_seconds", 0.0))
+            try:
+                if event["event"] == "run":
+                    shift = _shift(event)
+                    last = 0.0 if last is None else last  # The time of a simulation begins with it.
+                if "at" in event:
+                    last = max(last or 0.0, event["at"] + shift + event.get("iteration_seconds", 0.0))
+            except TypeError:
+                continue  # A damaged event, which `evenstep report` names.
             if last is not None:
                 yield last, role, event
 
