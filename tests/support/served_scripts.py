@@ -205,6 +205,15 @@ def describe_other_models(run, odd):
     return training.prepared(run, model=model) is None
 
 
+def step_at_another_rate(run, odd):
+    """One worker's optimizer begins at another learning rate."""
+    model = training.model_of(run)
+    optimizer = training.optimizer_of(run, model)
+    optimizer.param_groups[0]["lr"] *= 1 + (int(os.environ["RANK"]) == odd)
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
+    evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
+
+
 def misuse(run, mistake):
     """A mistake that one worker alone can make; the sentence it is answered with."""
     model, optimizer, loader, _ = served_training.prepared(run)

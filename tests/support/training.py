@@ -4,7 +4,7 @@ import copy
 import os
 import pickle
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -391,15 +391,33 @@ def skip_a_batch(run, worker, iteration):
         step(model, optimizer, inputs, targets)
 
 
-def start_differently(run, worker, change):
-    """One worker is started with another scheme, version, batch size or data."""
-    if dist.get_rank() == worker:
-        for name, value in change.items():
-            if name == "version":
-                evenstep.__version__ = value
-            else:
-                setattr(run, name, value)
-    prepared(run)
+def skip_a_batch_and_stay_away(run, worker, iteration):
+    """As before, and it stops before it looks at what the others told of the iteration after that."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        if dist.get_rank() == worker and loader.iteration == iteration:
+            continue
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        if dist.get_rank() == worker and loader.iteration > iteration:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        optimizer.step()
+
+
+def start_differently(run, worker, changes):
+    """One worker is started with another scheme, version, batch size or data, once for each change; what is said."""
+    told = []
+    version = evenstep.__version__
+    for change in changes:
+        mine = dict(change) if dist.get_rank() == worker else {}
+        evenstep.__version__ = mine.pop("version", version)
+        model = torch.nn.Linear(FEATURES, mine.pop("outputs", 1)).to(run.dtype)
+        try:
+            prepared(replace(run, **mine), model=model)
+        except evenstep.EvenstepError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told
 
 
 class NoLength(Dataset):

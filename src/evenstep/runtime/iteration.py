@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final, final
 
-from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.errors import ConfigError
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.shown import shown
-from evenstep.core.values import Factors, IntArray, Reports, State
-from evenstep.runtime.workers import minority, name_workers
+from evenstep.core.values import Factors, Reports, State
 
 _MOST_UNITS: Final = 2**53
 """Of a batch; a float holds each whole number up to it."""
@@ -59,6 +58,17 @@ class Iteration:
         digest = hashlib.blake2b(plan + self.share.sizes.tobytes(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
 
+    def plan(self, *, weighed: bool, rates: Sequence[float] = ()) -> dict[str, Any]:
+        """What the fingerprint is of, as JSON holds it."""
+        return {
+            "epoch": self.epoch,
+            "iteration": self.number,
+            "slice": self.share.iteration,
+            "weighed": "units" if weighed else "samples",
+            "sizes": self.share.sizes.tolist(),
+            "rates": [float(rate) for rate in rates],
+        }
+
     def event(self, reports: Reports, worker: int, ended: float) -> dict[str, object]:
         """What is recorded of an iteration that synchronised: its parts in seconds, and this worker's report."""
         compute = int(reports.compute_microseconds[worker]) * self.passes / 1e6
@@ -88,21 +98,6 @@ class Iteration:
             "report": row,
             "factors": list(astuple(self.factors)),
         }
-
-
-def require_same_iteration(fingerprints: IntArray, now: Iteration | None) -> None:
-    """Check that all workers did the same iteration; `fingerprints` has shape [workers].
-
-    Raises:
-        DisagreementError: Some did not; it names them.
-    """
-    odd = minority([str(fingerprint) for fingerprint in fingerprints.tolist()])
-    if odd:
-        raise DisagreementError(
-            f"{name_workers(odd)} did not do the same iteration {now.number if now else '?'} as the others:"
-            " every worker must take every batch of the loader and run backward on it, call weigh_by alike, and have"
-            " the same learning rate (one that follows a metric must follow loader.mean_over_workers)"
-        )
 
 
 def units_of(now: Iteration | None, count: Any) -> int:

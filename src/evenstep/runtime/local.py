@@ -1,6 +1,7 @@
 """The local engine: each worker trains alone for some iterations, then all average their models (local SGD)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -11,8 +12,9 @@ from evenstep.core.samples import Ledger, MicroBatch, Share, Shares, ends_period
 from evenstep.core.values import Reports
 from evenstep.runtime.average import average, averaged_tensors, digest
 from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.disagreement import require_same_plan
 from evenstep.runtime.exchange import Exchange
-from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
+from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.liveness import Liveness, explained
 from evenstep.runtime.workers import minority, name_workers
 
@@ -160,7 +162,7 @@ class LocalEngine:
         self._exchange.start(row)
         table = self._exchange.finish()
         assert table is not None
-        require_same_iteration(table[:, 0], now)
+        require_same_plan(self.workers, partial(now.plan, weighed=self._weighed), table[:, 0])
         odd = minority([str(value) for value in table[:, 2].tolist()])
         if odd:
             raise DisagreementError(

@@ -24,10 +24,11 @@ from evenstep.runtime import model as models
 from evenstep.runtime.accumulate import require_schedulers_given
 from evenstep.runtime.batch_sizes import sizes_by_rank
 from evenstep.runtime.collective import CommHook
+from evenstep.runtime.disagreement import Field, require_agreement
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.order import EpochOrder, order_of
 from evenstep.runtime.out_of_memory import Failure, read_failure
-from evenstep.runtime.workers import Workers, gather, require_agreement
+from evenstep.runtime.workers import Workers, gather
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme, placed, static
 
 
@@ -91,14 +92,20 @@ class Agreement:
 
 
 _MUST_AGREE = {
-    "version": "of evenstep",
-    "scheme": "as the scheme",
-    "batch_sizes": "as batch_sizes",
-    "batch_size": "as the loader's batch_size (sizes by worker are what batch_sizes= is for)",
-    "global_batch_size": "as global_batch_size",
-    "order": "as the dataset's length and order",
-    "drop_last": "as drop_last",
-    "parameters": "parameters in the model",
+    "version": Field(phrase="version {} of evenstep"),
+    "scheme": Field(phrase="the scheme {}"),
+    "batch_sizes": Field(phrase="batch_sizes of {}", none="no batch_sizes"),
+    "batch_size": Field(
+        phrase="a loader with a batch size of {}",
+        then="start every worker with the same (sizes by worker are what batch_sizes= is for)",
+    ),
+    "global_batch_size": Field(phrase="a global_batch_size of {}", none="no global_batch_size"),
+    "length": Field(phrase="a dataset of {} samples"),
+    "sampler": Field(phrase="a sampler {}", none="no sampler of its own"),
+    "shuffle": Field(phrase="shuffle={}"),
+    "seed": Field(phrase="a seed of {} for the order of samples"),
+    "drop_last": Field(phrase="drop_last={}"),
+    "parameters": Field(phrase="a model of {} parameters"),
 }
 
 
@@ -122,8 +129,7 @@ def agree(request: Request, workers: Workers) -> Agreement:
     for rank, record in enumerate(records):
         if "error" in record:
             raise ConfigError(f"worker {rank}: {record['error']}")
-    for key, what in _MUST_AGREE.items():
-        require_agreement(records, key, what)
+    require_agreement(records, _MUST_AGREE)
     scheme, global_batch_size = _settle_sizes(request, mine.scheme, records)
     scheme = placed(scheme, [record["host"] for record in records])
     problem = _problem(scheme, global_batch_size, records)
@@ -195,7 +201,10 @@ def _check(request: Request, workers: Workers) -> _Checked:
             "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
             "batch_size": loader.batch_size,
             "global_batch_size": request.global_batch_size,
-            "order": [order.length, order.shuffle, order.seed, order.sampler is not None],
+            "length": order.length,
+            "sampler": None if order.sampler is None else type(order.sampler).__name__,
+            "shuffle": order.shuffle,
+            "seed": order.seed,
             "drop_last": loader.drop_last,
             "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
             "rank": str(workers.rank),

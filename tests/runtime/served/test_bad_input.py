@@ -78,4 +78,13 @@ def test_workers_with_other_models(tmp_path):
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     assert errors
     for error in errors:
-        assert error.startswith("DisagreementError")
+        assert error.startswith("DisagreementError: this worker's parameter '0.weight' is float64 of shape [8, ")
+        assert "where the others have float64 of shape [8, " in error
+
+
+def test_workers_with_other_learning_rates(tmp_path):
+    outcomes = run_served(served_scripts.step_at_another_rate, 2, Run(scheme="asp"), 1, run_dir=tmp_path)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert errors
+    for error in errors:
+        assert error.startswith("DisagreementError: this worker's learning rate in param group 0 is 0.")
