@@ -19,7 +19,7 @@ from evenstep.cli.parser import Parser, as_path
 from evenstep.core.cluster import parse_cluster
 from evenstep.core.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
-from evenstep.core.profile import ProfiledMemory, ProfilePoint, knee, memory_of
+from evenstep.core.profile import ProfiledMemory, ProfilePoint, doubt, knee, memory_of
 from evenstep.report.profile import profile_svg, profile_table
 from evenstep.runtime.keeper import how_it_ended
 from evenstep.runtime.launch_settings import LaunchSettings
@@ -50,12 +50,16 @@ _EXAMPLE = "evenstep profile --cluster this.toml --count 4 train.py --epochs 10"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What came of it: the points in rising order of size, and the memory where it grew with the batch."""
+    """What came of it: the points in rising order of size, and the memory where it grew with the batch.
+
+    `doubt` is why the times may be off; None where nothing says so.
+    """
 
     script: str
     points: tuple[ProfilePoint, ...]
     knee: int
     memory: ProfiledMemory | None
+    doubt: str | None
 
 
 def run_profile(arguments: list[str]) -> int:
@@ -69,6 +73,8 @@ def run_profile(arguments: list[str]) -> int:
         print(json.dumps(asdict(profile)), flush=True)
     else:
         Console(highlight=False).print(profile_table(profile.points, knee=profile.knee, memory=profile.memory))
+    if profile.doubt is not None:
+        print(f"evenstep: {profile.doubt}", file=sys.stderr)
     heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
     if options.plot is not None:
         _write(options.plot, profile_svg(profile.points, knee=profile.knee, title=heading))
@@ -79,7 +85,7 @@ def run_profile(arguments: list[str]) -> int:
             profile.memory,
             fit_from=min(profile.knee, profile.points[-_FEWEST_POINTS].samples),
             count=options.count,
-            heading=heading,
+            heading=heading if profile.doubt is None else f"{heading}; {profile.doubt}",
         )
         parse_cluster(text, name="the profile")  # Which refuses times that fall with the size, by noise.
         _write(options.cluster, text)
@@ -137,7 +143,7 @@ def _measured(options: argparse.Namespace) -> Profile:
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
         events, exit_code = _run_script(options, Path(folder))
     points = tuple(
-        ProfilePoint(samples=event["samples"], seconds=event["seconds"], peak_bytes=event["peak_bytes"])
+        ProfilePoint(**{name: event[name] for name in ("samples", "seconds", "peak_bytes", "spread")})
         for event in events
         if event["event"] == "profiled"
     )
@@ -159,6 +165,7 @@ def _measured(options: argparse.Namespace) -> Profile:
         points=points,
         knee=knee(points),
         memory=None if capacity is None else memory_of(points, capacity),
+        doubt=doubt(points),
     )
 
 
