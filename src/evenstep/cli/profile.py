@@ -15,7 +15,7 @@ from typing import Any, Final, final
 from rich.console import Console
 
 from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser, as_path
+from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
 from evenstep.core.cluster import parse_cluster
 from evenstep.core.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
@@ -67,6 +67,7 @@ def run_profile(arguments: list[str]) -> int:
     options = _parser().parse(arguments)
     require_torch("profile")
     _require(options)
+    warn_of_misplaced(_parser(), arguments, options.arguments, _script_and_function(options)[0])
     profile = _measured(options)
     # First of all, so that what took minutes is not lost with a file that cannot be written.
     if options.json:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser, as_path
+from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise
@@ -34,6 +34,7 @@ def run(arguments: list[str]) -> int:
     from evenstep.runtime.run_failed import RunFailedError
 
     options = parse(arguments)
+    warn_of_misplaced(_own_parser(), arguments, options.training_script_args, options.training_script)
     with ExitStack() as stack:
         if options.json and options.run_dir is None:
             options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
@@ -104,9 +105,14 @@ class _FullParser(Parser):
         return _short_parser().format_help()
 
 
-def _short_parser() -> Parser:
+def _own_parser() -> Parser:
     parser = Parser(prog="evenstep run", description=_DESCRIPTION, example=_EXAMPLE)
     _add_options(parser)
+    return parser
+
+
+def _short_parser() -> Parser:
+    parser = _own_parser()
     parser.add_argument("script", help="the training script (or a module with torchrun's -m)")
     parser.add_argument("arguments", nargs="*", help="the script's own arguments")
     return parser
