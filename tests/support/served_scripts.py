@@ -2,6 +2,7 @@
 
 import math
 import os
+import tempfile
 import warnings
 
 import torch
@@ -9,6 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import EvenstepError
+from evenstep.runtime.join_servers import join_servers
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.workers import gather
 from support import served_training, training
 from support.training import step, weights
 
@@ -203,6 +207,15 @@ def describe_other_models(run, odd):
         model.append(torch.nn.Linear(8, 1)).append(torch.nn.Linear(7, 1)).double()
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in training.model_of(run).parameters())
     return training.prepared(run, model=model) is None
+
+
+def meet_under_torchrun(temporary):
+    """Joins as under plain torchrun, without a launcher of ours; what this worker has learnt, when all have."""
+    tempfile.tempdir = temporary
+    joined = join_servers(LaunchSettings(), 1, 30.0, None)
+    values = gather(joined.workers, {"rank": joined.workers.rank})
+    joined.link.close()
+    return {"secret": joined.secret, "addresses": joined.addresses, "met": [each["rank"] for each in values]}
 
 
 def step_at_another_rate(run, odd):
