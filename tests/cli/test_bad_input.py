@@ -19,6 +19,7 @@ def files(tmp_path):
     (tmp_path / "used" / "worker-0.jsonl").write_text("")
     (tmp_path / "demo" / "bsp").mkdir(parents=True)
     (tmp_path / "file").write_text("")
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000 + "]" * 100_000)
     return tmp_path
 
 
@@ -35,7 +36,26 @@ def files(tmp_path):
         ("run --slwo 3=4x SCRIPT", "no argument '--slwo': did you mean '--slow'?"),
         ("run --workers many SCRIPT", "--workers must be a number"),
         ("run --workers 0 SCRIPT", "--workers must be at least 1, not 0"),
-        ("run --nnodes some SCRIPT", "--nnodes must be a number or MINIMUM:MAXIMUM, not 'some'"),
+        ("run --workers 99999999999 SCRIPT", "--workers must be at most 1024 on one host, not 99999999999"),
+        ("run --workers 99999999999 --scheme grouped:groups=2 SCRIPT", "--workers must be at most 1024 on one host"),
+        (
+            "run --nnodes some SCRIPT",
+            "--nnodes must be a number or MINIMUM:MAXIMUM, of at most 99999 nodes, not 'some'",
+        ),
+        ("run --nnodes 99999999999 SCRIPT", "of at most 99999 nodes, not '99999999999'"),
+        ("run --workers 2 --scheme grouped:groups=9 SCRIPT", "2 workers cannot be in 9 groups: use 2 or fewer"),
+        ("run --scheme asp:servers=1000000 SCRIPT", "1000000 servers cannot hold the parameters: use 1 to 128"),
+        ("run --scheme ssp,bound=3 SCRIPT", "did you mean 'ssp:bound=3'?"),
+        ("run --run-dir= SCRIPT", "argument --run-dir: needs a path, not an empty text"),
+        ("run --resume= --scheme asp SCRIPT", "argument --resume: needs a path, not an empty text"),
+        ("run --emulate= SCRIPT", "argument --emulate: needs a path, not an empty text"),
+        ("run HERE/used", "is a folder without a __main__.py: name the script in it"),
+        ("run --emulate HERE/deep.toml SCRIPT", "deep.toml: this is nested too deeply for a cluster file"),
+        ("run --emulate /dev/zero SCRIPT", "the cluster file /dev/zero is larger than 16 MB"),
+        ("simulate HERE/deep.toml", "deep.toml: this is nested too deeply for a cluster file"),
+        (f"run {'x' * 5000}", "xxx cannot be used (File name too long): give another"),
+        ("demo --run-dir=", "argument --run-dir: needs a path"),
+        ("export --trace= HERE/used", "argument --trace: needs a path"),
         ("run --nnodes 2:1 SCRIPT", "min_nodes"),
         ("run --scheme lbbsp SCRIPT", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
         (

@@ -86,6 +86,21 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     )
 
 
+def test_options_of_ours_after_the_script_are_warned_of_and_are_the_scripts(tmp_path, capfd):
+    takes = tmp_path / "takes.py"
+    takes.write_text("import sys\nprint(sys.argv[1:])  # takes --json\n")
+    assert run(takes, "--workers", 2, "--scheme=bsp", "--json", "--epochs", 3, "--worker") == 0
+    said = capfd.readouterr()
+    assert said.out == "['--workers', '2', '--scheme=bsp', '--json', '--epochs', '3', '--worker']\n"
+    assert said.err == "".join(
+        f"evenstep: {name} stands after {takes}, which gets it: put it before {takes} if it is meant for evenstep run\n"
+        for name in ("--workers", "--scheme")
+    )
+    assert run("--", takes, "--workers", 2) == 0
+    assert run("--workers", 1, takes, "--", "--workers", 2) == 0
+    assert capfd.readouterr().err == ""
+
+
 def test_torchruns_names_keep_their_meaning(tmp_path):
     assert run("--nproc-per-node", 2, "--standalone", SCRIPTS / "tells.py", tmp_path) == 0
     assert run("--nproc_per_node=1", "--master-port", 0, "-m", "json.tool", "--help") == 0

@@ -1,7 +1,9 @@
+import os
 import subprocess
 import sys
 
 import pytest
+from support.made_log import write_log
 
 from evenstep import __version__
 from evenstep.cli.main import SUBCOMMANDS, main
@@ -31,6 +33,45 @@ def test_the_help_of_each_subcommand_ends_with_an_example(subcommand, option, ca
     lines = capsys.readouterr().out.rstrip().splitlines()
     assert lines[-2] == "example:"
     assert lines[-1].startswith(f"  evenstep {subcommand} ")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "command", ["--help", "simulate CLUSTER --iterations 5", "simulate CLUSTER --iterations 5 --json", "top RUN --json"]
+)
+def test_a_reader_that_has_read_enough_is_no_error(command, unbuffered, tmp_path):
+    (tmp_path / "cluster.toml").write_text('[devices.d]\nper_sample = "1 ms"\n[[workers]]\ndevice = "d"\ncount = 2\n')
+    write_log(tmp_path, ((0.001, 0.020, 0.001),) * 2)
+    words = command.replace("CLUSTER", str(tmp_path / "cluster.toml")).replace("RUN", str(tmp_path)).split()
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "evenstep.cli.main", *words],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    os.close(write)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.multiprocess
+def test_output_that_cannot_be_written_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "evenstep.cli.main", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "evenstep: the output cannot be used (No space left on device): give another\n"
+    assert done.returncode == 2
 
 
 def test_version(capsys):

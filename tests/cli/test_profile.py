@@ -65,6 +65,20 @@ def test_a_function_that_is_over_too_soon_and_nothing_that_it_keeps(tmp_path, ca
     assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
 
 
+@pytest.mark.multiprocess
+def test_iterations_that_take_unlike_times_are_doubted(tmp_path, capfd):
+    cluster = tmp_path / "cluster.toml"
+    options = ["--largest", "4", "--cluster", str(cluster), "--json"]
+    assert main(["profile", *options, str(SCRIPTS / "stumbles.py")]) == 0
+    said = capfd.readouterr()
+    profile = json.loads(said.out)
+    assert all(point["spread"] > 0.4 for point in profile["points"])
+    assert profile["doubt"].endswith("something else ran on this machine, so profile again when it is idle")
+    assert f"evenstep: {profile['doubt']}\n" in said.err
+    assert profile["doubt"] in cluster.read_text()
+    parse_cluster(cluster.read_text())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

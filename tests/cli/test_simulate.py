@@ -76,6 +76,26 @@ def test_a_sweep_runs_the_schemes_that_have_the_parameter(cluster, capsys):
     assert [run["largest_lead"] for run in told["runs"]][1:3] == [1, 6]
 
 
+def test_the_rows_of_a_sweep_are_named_alike_whichever_value_is_the_default(cluster, tmp_path, capsys):
+    folder = tmp_path / "events"
+    told = values(
+        capsys,
+        *(cluster, "--schemes", "bsp", "ssp", "dssp", "--sweep", "bound=2:4", "--sweep", "upper=15/20"),
+        *("--iterations", "5", "--run-dir", str(folder)),
+    )
+    assert [run["scheme"] for run in told["runs"]] == [
+        "bsp", "ssp:bound=2", "ssp:bound=3", "ssp:bound=4", "dssp:upper=15", "dssp:upper=20",
+    ]  # fmt: skip
+    assert sorted(each.name for each in folder.glob("ssp*")) == ["ssp-bound-2", "ssp-bound-3", "ssp-bound-4"]
+    assert {parse_scheme(run["scheme"]).name for run in told["runs"]} >= {"ssp", "dssp"}
+
+
+def test_the_cluster_file_may_stand_behind_the_schemes(cluster, capsys):
+    for order in (["--schemes", "bsp", "asp", cluster, "--iterations", "5"], ["--schemes", "bsp", "asp", cluster]):
+        assert [run["scheme"] for run in values(capsys, *order)["runs"]] == ["bsp", "asp"]
+    assert len(values(capsys, "--iterations", "5", "--schemes", "bsp,asp", cluster)["runs"]) == 2
+
+
 def test_batches_epochs_and_communication_can_be_told(cluster, capsys):
     told = values(
         capsys,

@@ -1,11 +1,13 @@
 """Each mistake gets one sentence that says what to change."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 from support import training
-from support.processes import run_workers
+from support.processes import results, run_workers
 from support.training import Run
 from torch.utils.data import (
     BatchSampler,
@@ -65,15 +67,34 @@ def refusal(model=None, optimizer=None, loader=None, **options):
         ({"scheme": "lb-bsp:multiple"}, "has no value"),
         ({"scheme": "lb-bsp:multiple=3"}, "multiple"),
         ({"scheme": "bsp:multiple=3"}, "no parameter 'multiple': choose one of 'micro_batch'"),
-        ({"global_batch_size": 0}, "less than 1 worker"),
+        ({"scheme": 3}, "scheme must be a scheme string such as 'lb-bsp', or what a recipe such as"),
+        ({"scheme": ["asp"]}, "evenstep.lb_bsp() returns, not ['asp']"),
+        ({"scheme": evenstep.ssp}, "returns, not function"),
+        ({"global_batch_size": 0}, "global_batch_size must be a whole number of samples from 1 to 2147483647, not 0"),
+        ({"global_batch_size": True}, "whole number of samples from 1 to 2147483647, not True"),
+        ({"global_batch_size": 2.5}, "whole number of samples from 1 to 2147483647, not 2.5"),
+        ({"global_batch_size": 10**30}, "whole number of samples from 1 to 2147483647, not 1000"),
+        ({"batch_sizes": "44"}, "batch_sizes must be a list of batch sizes, one per worker, or a mapping"),
+        ({"batch_sizes": 4}, "batch_sizes must be a list of batch sizes, one per worker, or a mapping"),
+        ({"batch_sizes": ["4"]}, "batch size of worker 0 must be a whole number from 1 to 2147483647, not '4'"),
         ({"batch_sizes": [4, 4]}, "2 sizes but there are 1 workers"),
         ({"batch_sizes": [4], "global_batch_size": 5}, "adds up to 4, not to the global batch size 5"),
         ({"batch_sizes": {"rank:1": 4}}, "'rank:1', which matches no worker: did you mean 'rank:0'?"),
         ({"batch_sizes": {"node:a": 4}}, "write rank:NUMBER, host:NAME or gpu:NAME"),
-        ({"batch_sizes": {"rank:0": 0}}, "at least 1, not 0"),
+        ({"batch_sizes": {"rank:0": 0}}, "the batch size of rank:0 must be a whole number from 1 to 2147483647, not 0"),
         ({"batch_sizes": {}}, "says nothing of worker 0"),
         ({"batch_sizes": [4], "scheme": "lb-bsp"}, "give one of them"),
-        ({"timeout": 0}, "positive number of seconds"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds, at most 1e+09, not 0"),
+        ({"timeout": "5"}, "positive number of seconds, at most 1e+09, not '5'"),
+        ({"timeout": float("nan")}, "positive number of seconds, at most 1e+09, not nan"),
+        ({"timeout": 1e300}, "positive number of seconds, at most 1e+09, not 1e+300"),
+        ({"run_dir": 7}, "run_dir must be the path of a folder, not 7"),
+        ({"run_dir": ""}, "run_dir must be the path of a folder, not ''"),
+        ({"seed": "abc"}, "seed must be a whole number of at most 64 bits, not 'abc'"),
+        ({"seed": 2**70}, "seed must be a whole number of at most 64 bits, not 1180591620717411303424"),
+        ({"comm_hook": "x"}, "comm_hook must be a tuple of a state and a function, not 'x'"),
+        ({"schedulers": [1]}, "schedulers must be a scheduler of torch.optim.lr_scheduler, or a list of them, not [1]"),
+        ({"emulate": 5}, "emulate must be a Cluster, or the path of a cluster file, not 5"),
     ],
 )
 def test_options(options, fragment):
@@ -101,10 +122,25 @@ def test_models():
     assert "nothing to train" in refusal(model=frozen, optimizer=parts()[1])
     assert "one process per device" in refusal(model=torch.nn.DataParallel(torch.nn.Linear(2, 1)))
     assert "build it from model.parameters()" in refusal(optimizer=torch.optim.SGD([torch.zeros(1)], lr=1))
-    assert "must be a torch.optim.Optimizer" in refusal(optimizer=object())
+    assert "must be a torch.optim.Optimizer, or a tuple of them, not object" in refusal(optimizer=object())
+    assert "must be a torch.optim.Optimizer, or a tuple of them, not tuple" in refusal(optimizer=())
     usual = parts()
-    with pytest.raises(ConfigError, match=r"must be a torch.nn.Module, or a tuple of them, not list"):
-        evenstep.prepare([usual[0]], usual[1], usual[2])
+    for models in ([usual[0]], (), "model"):
+        with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module, or a tuple of them, not "):
+            evenstep.prepare(models, usual[1], usual[2])
+
+
+def test_integers_of_numpy_are_whole_numbers():
+    _, _, loader = evenstep.prepare(*parts(), batch_sizes=np.array([4]), seed=np.int64(3))
+    assert loader.batch_sizes == [4]
+    _, _, loader = evenstep.prepare(*parts(), global_batch_size=np.int32(5))
+    assert len(loader) == 4
+
+
+def test_a_global_batch_of_more_than_the_dataset_is_warned_of():
+    with pytest.warns(UserWarning, match="global batch size 21 is more than the 20 samples of an epoch"):
+        evenstep.prepare(*parts(), global_batch_size=21)
+    evenstep.prepare(*parts(), global_batch_size=20)
 
 
 def test_preparing_twice():
@@ -140,11 +176,21 @@ def test_weigh_by():
     with pytest.raises(ConfigError, match="inside the loop"):
         loader.weigh_by(3)
     for _ in loader:
-        with pytest.raises(ConfigError, match="whole number"):
-            loader.weigh_by(-1)
-        with pytest.raises(ConfigError, match="whole number"):
-            loader.weigh_by(1.5)
+        for count in (-1, 1.5, math.nan, math.inf, 10**400, "3", None, [1], torch.ones(2)):
+            with pytest.raises(ConfigError, match="weigh_by takes a whole number of units"):
+                loader.weigh_by(count)
+        for count in (3, 3.0, np.int64(3), torch.tensor(3)):
+            loader.weigh_by(count)
         break
+
+
+@pytest.mark.parametrize("epoch", ["a", None, 1.5, -1, 2**70, True])
+def test_epochs(epoch):
+    model, optimizer, loader = parts()
+    _, _, prepared = evenstep.prepare(model, optimizer, loader)
+    with pytest.raises(ConfigError, match="an epoch is a whole number from 0 to 2147483647, not "):
+        prepared.set_epoch(epoch)
+    assert prepared.epoch == 0
 
 
 def test_loader_states():
@@ -152,6 +198,24 @@ def test_loader_states():
     state = loader.state_dict()
     with pytest.raises(ConfigError, match="version"):
         loader.load_state_dict({**state, "version": 2})
+    for wrong in (None, [], "state"):
+        with pytest.raises(ConfigError, match="a loader goes on from what its state_dict"):
+            loader.load_state_dict(wrong)
+    damages = [
+        {"epoch": "a"},
+        {"seed": None},
+        {"seed": 2**70},
+        {"global_batch_size": 0},
+        {"iteration": -1},
+        {"load": 3},
+    ]
+    for damage in damages:
+        with pytest.raises(ConfigError, match=f"this loader state is damaged \\({next(iter(damage))} is "):
+            loader.load_state_dict({**state, **damage})
+    with pytest.raises(ConfigError, match="an order of 2 for 20 samples"):
+        loader.load_state_dict({**state, "order": [1, 2]})
+    with pytest.raises(ConfigError, match="what this loader state says of sizes and speeds is damaged"):
+        loader.load_state_dict({**state, "load": {**state["load"], "policy": None}})
     with pytest.raises(ConfigError, match="resume with the dataset"):
         loader.load_state_dict({**state, "length": 21})
     with pytest.warns(UserWarning, match="global batch size 5 replaces 4"):
@@ -174,3 +238,25 @@ def test_several_workers(options, fragment):
     for outcome in run_workers(training.train, 3, run):
         assert outcome.error.startswith("ConfigError: ")
         assert fragment in outcome.error
+
+
+MISTAKES = [
+    ({"scheme": 3}, "scheme must be a scheme string"),
+    ({"timeout": "5"}, "timeout must be a positive number of seconds"),
+    ({"run_dir": 7}, "run_dir must be the path of a folder"),
+    ({"seed": 2**70}, "seed must be a whole number"),
+    ({"comm_hook": "x"}, "comm_hook must be a tuple"),
+    ({"schedulers": [1]}, "schedulers must be a scheduler"),
+    ({"global_batch_size": True}, "global_batch_size must be a whole number"),
+    ({"model": "model"}, "model must be a torch.nn.Module"),
+    ({"loader": [1]}, "the loader must be a torch DataLoader, not list"),
+    ({"loader": "a dataset without a length"}, "TypeError: object of type 'NoLength' has no len()"),
+]
+
+
+@pytest.mark.multiprocess
+def test_a_wrong_argument_of_one_worker_is_told_on_all():
+    outcomes = run_workers(training.prepare_wrongly, 3, Run(), 1, [mistake for mistake, _ in MISTAKES])
+    for rank, sentences in enumerate(results(outcomes)):
+        for sentence, (_, says) in zip(sentences, MISTAKES, strict=True):
+            assert sentence.startswith(f"worker 1: {says}" if rank != 1 else says)

@@ -69,3 +69,5 @@ def test_a_mistake_is_named_on_every_worker(found, mistake, sentence):
             said = value[scheme, mistake.__name__]
             assert said.startswith(("ConfigError: ", "DisagreementError: worker 2 "))
             assert sentence in said
+            if said.startswith("Disagreement"):
+                assert said == found[0][scheme, mistake.__name__]

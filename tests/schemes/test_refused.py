@@ -1,12 +1,13 @@
 """What does not go together is refused in one sentence that says why."""
 
+import numpy as np
 import pytest
 
 import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.equal import Equal
 from evenstep.core.sync import Bounded
-from evenstep.schemes import Scheme, Served, parse_scheme, static
+from evenstep.schemes import Scheme, Served, parse_scheme, placed, static
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,8 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
         ("asp:rate=fast", "rate cannot be 'fast': use share, linear, staleness, power or raw"),
         ("asp:nonfinite=keep", "nonfinite cannot be 'keep': use skip or refuse"),
         ("asp:exchange=none", "exchange cannot be 'none': use blocking or overlapped"),
-        ("asp:servers=0", "0 servers cannot hold the parameters"),
+        ("asp:servers=0", "0 servers cannot hold the parameters: use 1 to 128"),
+        ("asp:servers=1000000", "1000000 servers cannot hold the parameters: use 1 to 128"),
         ("ssp:servers=-1", "-1 servers cannot hold the parameters"),
         ("asp:clip=0", "cannot be clipped to 0.0"),
         ("asp:clip=nan", "cannot be clipped to nan"),
@@ -48,6 +50,7 @@ from evenstep.schemes import Scheme, Served, parse_scheme, static
         ("grouped:groups=0-3/4-", "groups cannot be '0-3/4-'"),
         ("grouped:groups=3-1", "groups cannot name the ranks '3-1': write the first and the last, such as 0-3"),
         ("grouped:groups=0-99999999999", "groups cannot name the ranks '0-99999999999'"),
+        ("grouped:groups=" + "9" * 5000, "groups cannot be '9999"),
         ("grouped:by=speed", "by=speed says who is in a number of groups, and there is none"),
         ("grouped:behind=0", "up to 0.0 global batches behind: both are positive"),
         ("grouped:behind=nan", "up to nan global batches behind: both are positive"),
@@ -82,7 +85,12 @@ def test_parameters_that_do_not_go_together_say_so(text, says):
     ("text", "says"),
     [
         ("sssp", "there is no scheme 'sssp': did you mean 'ssp'?"),
+        ("lbsp", "there is no scheme 'lbsp': did you mean 'lb-bsp'?"),
+        ("assp", "there is no scheme 'assp': did you mean 'asp'?"),
         ("", "there is no scheme ''"),
+        ("ssp,bound=3", "there is no scheme 'ssp,bound=3': did you mean 'ssp:bound=3'?"),
+        ("lb_bsp minimum=2,maximum=9", "did you mean 'lb_bsp:minimum=2,maximum=9'?"),
+        ("fast,bound=3", "choose one of 'bsp', 'lb-bsp'"),
         ("dbs:predictor=ema", "the scheme 'dbs' has no parameter 'predictor'"),
         ("ssp:bond=3", "the scheme 'ssp' has no parameter 'bond': did you mean 'bound'?"),
         ("ssp:bound", "the parameter 'bound' of 'ssp:bound' has no value: write bound=..."),
@@ -90,6 +98,8 @@ def test_parameters_that_do_not_go_together_say_so(text, says):
         ("ssp:bound=3,bound=4", "the parameter 'bound' stands twice"),
         ("ssp:bound=three", "bound of the scheme 'ssp' takes a whole number, not 'three'"),
         ("ssp:bound=2.5", "bound of the scheme 'ssp' takes a whole number, not '2.5'"),
+        ("ssp:bound=" + "9" * 30, "takes a whole number of at most 2147483647, not 9999"),
+        ("ssp:bound=" + "9" * 5000, "bound of the scheme 'ssp' takes a whole number, not '9999"),
         ("asp:clip=much", "clip of the scheme 'asp' takes a number, not 'much'"),
         ("dssp:bounded=0", "bounded of the scheme 'dssp' is true or false, not '0'"),
         ("asp:period=2", "the scheme 'asp' has no parameter 'period'"),
@@ -104,6 +114,39 @@ def test_a_string_that_cannot_be_read_says_what_to_write(text, says):
         parse_scheme(text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "says"),
+    [
+        (evenstep.ssp, {"bound": "3"}, "bound of the scheme 'ssp' takes a whole number, not '3'"),
+        (evenstep.ssp, {"bound": 2.5}, "bound of the scheme 'ssp' takes a whole number, not 2.5"),
+        (evenstep.ssp, {"bound": True}, "bound of the scheme 'ssp' takes a whole number, not True"),
+        (evenstep.ssp, {"bound": 10**30}, "takes a whole number of at most 2147483647, not 1000"),
+        (evenstep.ssp, {"load": 3}, "load of the scheme 'ssp' takes a scheme or a name, not 3"),
+        (evenstep.asp, {"clip": "1"}, "clip of the scheme 'asp' takes a number, not '1'"),
+        (evenstep.asp, {"rate": ["share"]}, "rate of the scheme 'asp' takes a name, not list"),
+        (evenstep.dssp, {"bounded": 0}, "bounded of the scheme 'dssp' is true or false, not 0"),
+        (evenstep.lb_bsp, {"minimum": 1.5}, "minimum of the scheme 'lb-bsp' takes a whole number, not 1.5"),
+        (evenstep.grouped, {"groups": 2.5}, "groups of the scheme 'grouped' takes a whole number or a name, not 2.5"),
+    ],
+)
+def test_a_recipe_refuses_an_argument_of_another_type(recipe, arguments, says):
+    with pytest.raises(ConfigError) as caught:
+        recipe(**arguments)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_takes_the_integers_of_numpy():
+    assert evenstep.ssp(bound=np.int64(2)) == evenstep.ssp(bound=2)
+
+
+def test_there_cannot_be_more_groups_than_workers():
+    for text in ("grouped:groups=9", "grouped:groups=9,by=speed"):
+        with pytest.raises(ConfigError, match="2 workers cannot be in 9 groups: use 2 or fewer"):
+            placed(parse_scheme(text), ["here", "here"])
 
 
 def scheme(**parts):

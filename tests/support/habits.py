@@ -728,7 +728,8 @@ MISTAKES = {
     go_past_the_prepared_model: "call the model that prepare returned (not its .module)",
     leave_parameters_unused_without_saying_so: "heads.1.weight, heads.1.bias, heads.2.weight and 1 more got no",
     thaw_a_layer: "the gradient of 0.weight, 0.bias is not summed",
-    follow_a_metric_of_ones_own: "one that follows a metric must follow loader.mean_over_workers",
+    follow_a_metric_of_ones_own: "worker 2 has a learning rate of 0.025 in iteration 1 where the others have 0.05: give"
+    " all the same (one that follows a metric must follow loader.mean_over_workers)",
     count_nothing_for_a_mean: "counted nothing",
     count_less_than_nothing_for_a_mean: "counts >= 0, not -1.0",
     search_along_lines: "LBFGS calls its closure as often as this worker's own loss tells it to",

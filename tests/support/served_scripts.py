@@ -2,6 +2,7 @@
 
 import math
 import os
+import tempfile
 import warnings
 
 import torch
@@ -9,6 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import EvenstepError
+from evenstep.runtime.join_servers import join_servers
+from evenstep.runtime.launch_settings import LaunchSettings
+from evenstep.runtime.workers import gather
 from support import served_training, training
 from support.training import step, weights
 
@@ -33,6 +37,14 @@ def train_with_nans(run, victim, iterations):
         "warned": [str(each.message) for each in caught if "NaN" in str(each.message)],
         "skipped": loader.statistics().skipped,
     }
+
+
+def one_prepares_wrongly(run, worker, mistake):
+    """One worker makes a mistake in its arguments."""
+    if int(os.environ["RANK"]) == worker:
+        for name, value in mistake.items():
+            setattr(run, name, value)
+    served_training.prepared(run)
 
 
 def train_apart(run):
@@ -195,6 +207,24 @@ def describe_other_models(run, odd):
         model.append(torch.nn.Linear(8, 1)).append(torch.nn.Linear(7, 1)).double()
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in training.model_of(run).parameters())
     return training.prepared(run, model=model) is None
+
+
+def meet_under_torchrun(temporary):
+    """Joins as under plain torchrun, without a launcher of ours; what this worker has learnt, when all have."""
+    tempfile.tempdir = temporary
+    joined = join_servers(LaunchSettings(), 1, 30.0, None)
+    values = gather(joined.workers, {"rank": joined.workers.rank})
+    joined.link.close()
+    return {"secret": joined.secret, "addresses": joined.addresses, "met": [each["rank"] for each in values]}
+
+
+def step_at_another_rate(run, odd):
+    """One worker's optimizer begins at another learning rate."""
+    model = training.model_of(run)
+    optimizer = training.optimizer_of(run, model)
+    optimizer.param_groups[0]["lr"] *= 1 + (int(os.environ["RANK"]) == odd)
+    loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
+    evenstep.prepare(model, optimizer, loader, scheme=run.scheme)
 
 
 def misuse(run, mistake):

@@ -5,7 +5,7 @@ import os
 import pickle
 import signal
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -399,15 +399,63 @@ def skip_a_batch(run, worker, iteration):
         step(model, optimizer, inputs, targets)
 
 
-def start_differently(run, worker, change):
-    """One worker is started with another scheme, version, batch size or data."""
-    if dist.get_rank() == worker:
-        for name, value in change.items():
-            if name == "version":
-                evenstep.__version__ = value
-            else:
-                setattr(run, name, value)
-    prepared(run)
+def skip_a_batch_and_stay_away(run, worker, iteration):
+    """As before, and it stops before it looks at what the others told of the iteration after that."""
+    model, optimizer, loader = prepared(run)
+    for inputs, targets in loader:
+        if dist.get_rank() == worker and loader.iteration == iteration:
+            continue
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        if dist.get_rank() == worker and loader.iteration > iteration:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        optimizer.step()
+
+
+def start_differently(run, worker, changes):
+    """One worker is started with another scheme, version, batch size or data, once for each change; what is said."""
+    told = []
+    version = evenstep.__version__
+    for change in changes:
+        mine = dict(change) if dist.get_rank() == worker else {}
+        evenstep.__version__ = mine.pop("version", version)
+        model = torch.nn.Linear(FEATURES, mine.pop("outputs", 1)).to(run.dtype)
+        try:
+            prepared(replace(run, **mine), model=model)
+        except evenstep.EvenstepError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+class NoLength(Dataset):
+    """A map-style dataset that does not say how long it is."""
+
+    def __getitem__(self, index):
+        return torch.zeros(1)
+
+
+def prepare_wrongly(run, worker, mistakes):
+    """The sentence with which `prepare` fails for each mistake that one worker makes in its arguments."""
+    told = []
+    for mistake in mistakes:
+        model = model_of(run)
+        arguments = {
+            "model": model,
+            "optimizer": optimizer_of(run, model),
+            "loader": DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size),
+        }
+        if dist.get_rank() == worker:
+            arguments |= mistake
+            if mistake.get("loader") == "a dataset without a length":
+                arguments["loader"] = DataLoader(NoLength(), batch_size=1, sampler=[0])
+        try:
+            evenstep.prepare(**arguments)
+        except evenstep.ConfigError as error:
+            told.append(str(error))
+        except TypeError as error:
+            told.append(f"TypeError: {error}")
+    return told
 
 
 def nothing_for_nan(run):

@@ -112,6 +112,15 @@ def test_export_follows_a_run_until_it_is_interrupted(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, fragment, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(write_log(tmp_path, PARTS))
     assert main(["export", ".", *arguments.split()]) == 2
     assert fragment in capsys.readouterr().err
+
+
+def test_an_export_of_nothing_is_an_error_and_writes_nothing(tmp_path, capsys):
+    for content in (None, "", "<damaged>\n"):
+        if content is not None:
+            (tmp_path / "worker-0.jsonl").write_text(content)
+        assert main(["export", str(tmp_path), "--trace", str(tmp_path / "trace.json")]) == 2
+        assert f"{tmp_path} holds no events: give the --run-dir of a run" in capsys.readouterr().err
+        assert not (tmp_path / "trace.json").exists()

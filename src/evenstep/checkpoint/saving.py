@@ -20,11 +20,11 @@ from evenstep.checkpoint.together import together
 from evenstep.checkpoint.tree import packed, take_apart
 from evenstep.core.checkpoints import number_of
 from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.runtime.disagreement import Field, require_agreement
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.loader import PreparedLoader
 from evenstep.runtime.request import device_identity
 from evenstep.runtime.served import ServedEngine
-from evenstep.runtime.workers import require_agreement
 
 FORMAT: Final = 1
 TENSORS: Final = "tensors"
@@ -91,7 +91,7 @@ def save(
         }
 
     told = together(engine, begin)
-    require_agreement(told, "extras", "as extras")
+    require_agreement(told, {"extras": Field(phrase="the extras {}", then="save the same on every worker")})
     contents = Contents.of(model, optimizer, extras)
     name: str = told[0]["name"]
     state = _trained_on(loader)

@@ -15,7 +15,7 @@ from evenstep import __version__
 from evenstep.cli.demonstration.runs import DemoRun, train, worker_output
 from evenstep.cli.demonstration.setting import EPOCHS, folder_of, ideal_speed_up
 from evenstep.cli.needs import require_scikit_learn, require_torch
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.cli.progress import progress_of
 from evenstep.cli.simulate_schemes import split_schemes
 from evenstep.core.errors import ConfigError
@@ -84,8 +84,8 @@ def demo(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --picture timeline.svg")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="keep the events of both runs here")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw both runs on one axis of time")
+    parser.add_argument("--run-dir", type=as_path, metavar="DIR", help="keep the events of both runs here")
+    parser.add_argument("--picture", type=as_path, metavar="FILE.svg", help="draw both runs on one axis of time")
     parser.add_argument(
         "--schemes",
         nargs="+",
@@ -95,7 +95,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--report",
-        type=Path,
+        type=as_path,
         default=Path("evenstep-demo.html"),
         metavar="FILE.html",
         help="the page (evenstep-demo.html)",

@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.console import Console
 
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.errors import ConfigError
 from evenstep.telemetry import Recorder, RunTail
 from evenstep.telemetry.sinks.chrome_trace import ChromeTrace
@@ -29,6 +29,11 @@ def run_export(arguments: list[str]) -> int:
     run_dir: Path = options.run_dir
     if not run_dir.is_dir():
         raise ConfigError(f"there is no folder {run_dir}: give the --run-dir of a run")
+    follow = options.follow or options.prometheus is not None
+    if options.trace is None and options.tensorboard is None and options.prometheus is None:
+        raise ConfigError("export where to? give --trace, --tensorboard or --prometheus")
+    if not follow and next(RunTail(run_dir).new(), None) is None:
+        raise ConfigError(f"{run_dir} holds no events: give the --run-dir of a run, or --follow one that is to begin")
     console = Console(stderr=True, highlight=False)
     with ExitStack() as stack:
         sinks: list[Recorder] = []
@@ -44,10 +49,7 @@ def run_export(arguments: list[str]) -> int:
             sinks.append(served)
             host = _address(options.prometheus)[0]
             console.print(f"Metrics are at http://{host}:{served.port}/metrics, until Ctrl-C.", soft_wrap=True)
-        if not sinks:
-            raise ConfigError("export where to? give --trace, --tensorboard or --prometheus")
         with console.status("reading") as status:
-            follow = options.follow or options.prometheus is not None
             count = _feed(run_dir, sinks, follow=follow, tell=lambda count: status.update(f"{count:,} events"))
         console.print(f"{count:,} events were exported.")
     return 0
@@ -57,9 +59,9 @@ def _parser() -> Parser:
     parser = Parser(
         prog="evenstep export", description=_DESCRIPTION, example="evenstep export runs/a --trace trace.json"
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
-    parser.add_argument("--tensorboard", type=Path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
+    parser.add_argument("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("--trace", type=as_path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
+    parser.add_argument("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
     parser.add_argument(
         "--prometheus",
         metavar="[HOST:]PORT",

@@ -1,7 +1,10 @@
 """The command line's front door: finds the subcommand, and turns every error of ours into one sentence."""
 
+import errno
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
@@ -11,6 +14,10 @@ from evenstep.core.nearest import nearest
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+OUTPUT_CLOSED = 1
+"""Which is what rich ends with, too, where the reader of its output is gone."""
+_LONGEST_NAME = 300
+"""Letters of a file's name in a message."""
 
 
 @final
@@ -89,13 +96,32 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        return _dispatch(given)
+        code = _dispatch(given)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # While an error of it can still be told as one.
+        return code
     except EvenstepError as error:
         print(f"evenstep: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except BrokenPipeError:  # As of `evenstep top --json | head`, which has read enough.
+        _discard_output()
+        return OUTPUT_CLOSED
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        what = "the output" if error.filename is None else str(error.filename)[:_LONGEST_NAME]
+        print(f"evenstep: {what} cannot be used ({error.strerror}): give another", file=sys.stderr)
+        _discard_output()
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("evenstep: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _discard_output() -> None:
+    """Let the interpreter's own flush at its end find nothing to complain of."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -1,10 +1,60 @@
 """argparse, with errors of one sentence instead of a page of usage."""
 
 import argparse
-from typing import NoReturn
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
+
+_MOST_SOURCE: Final = 1 << 20
+"""Letters of a script that are searched for the names of its options."""
+
+
+def as_path(text: str) -> Path:
+    """The type of an argument that is a path; an empty one would be the folder that one is in.
+
+    Raises:
+        ArgumentTypeError: It is empty.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("needs a path, not an empty text")
+    return Path(text)
+
+
+def warn_of_misplaced(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], after: Sequence[str], script: str
+) -> None:
+    """Say which of the parser's options stand after the script, whose they therefore are.
+
+    Nothing is said where a `--` tells that this is meant, nor of an option whose name stands in the script's source.
+
+    Args:
+        parser: Whose options.
+        arguments: All that was given.
+        after: What stands after the script.
+        script: Its path, or another program's name.
+    """
+    known = {option for action in parser._actions for option in action.option_strings if action.dest != "help"}
+    found = [name for name in dict.fromkeys(each.partition("=")[0] for each in after) if name in known]
+    source = _source(script) if found else ""
+    for name in found:
+        if "--" not in arguments and name not in source:
+            print(
+                f"evenstep: {name} stands after {script}, which gets it: put it before {script} if it is meant for"
+                f" {parser.prog}",
+                file=sys.stderr,
+            )
+
+
+def _source(script: str) -> str:
+    try:
+        with open(script, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_SOURCE)
+    except OSError:
+        return ""
 
 
 class Parser(argparse.ArgumentParser):

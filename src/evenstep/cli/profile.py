@@ -15,11 +15,11 @@ from typing import Any, Final, final
 from rich.console import Console
 
 from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
 from evenstep.core.cluster import parse_cluster
 from evenstep.core.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
-from evenstep.core.profile import ProfiledMemory, ProfilePoint, knee, memory_of
+from evenstep.core.profile import ProfiledMemory, ProfilePoint, doubt, knee, memory_of
 from evenstep.report.profile import profile_svg, profile_table
 from evenstep.runtime.keeper import how_it_ended
 from evenstep.runtime.launch_settings import LaunchSettings
@@ -50,12 +50,16 @@ _EXAMPLE = "evenstep profile --cluster this.toml --count 4 train.py --epochs 10"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What came of it: the points in rising order of size, and the memory where it grew with the batch."""
+    """What came of it: the points in rising order of size, and the memory where it grew with the batch.
+
+    `doubt` is why the times may be off; None where nothing says so.
+    """
 
     script: str
     points: tuple[ProfilePoint, ...]
     knee: int
     memory: ProfiledMemory | None
+    doubt: str | None
 
 
 def run_profile(arguments: list[str]) -> int:
@@ -63,12 +67,15 @@ def run_profile(arguments: list[str]) -> int:
     options = _parser().parse(arguments)
     require_torch("profile")
     _require(options)
+    warn_of_misplaced(_parser(), arguments, options.arguments, _script_and_function(options)[0])
     profile = _measured(options)
     # First of all, so that what took minutes is not lost with a file that cannot be written.
     if options.json:
         print(json.dumps(asdict(profile)), flush=True)
     else:
         Console(highlight=False).print(profile_table(profile.points, knee=profile.knee, memory=profile.memory))
+    if profile.doubt is not None:
+        print(f"evenstep: {profile.doubt}", file=sys.stderr)
     heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
     if options.plot is not None:
         _write(options.plot, profile_svg(profile.points, knee=profile.knee, title=heading))
@@ -79,7 +86,7 @@ def run_profile(arguments: list[str]) -> int:
             profile.memory,
             fit_from=min(profile.knee, profile.points[-_FEWEST_POINTS].samples),
             count=options.count,
-            heading=heading,
+            heading=heading if profile.doubt is None else f"{heading}; {profile.doubt}",
         )
         parse_cluster(text, name="the profile")  # Which refuses times that fall with the size, by noise.
         _write(options.cluster, text)
@@ -97,11 +104,13 @@ def _write(path: Path, text: str) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="evenstep profile", description=_DESCRIPTION, example=_EXAMPLE)
     parser.add_argument("--largest", type=int, default=4096, metavar="B", help="the largest batch to try (4096)")
-    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="write the device as a cluster file")
+    parser.add_argument("--cluster", type=as_path, metavar="FILE.toml", help="write the device as a cluster file")
     parser.add_argument("--name", default="profiled", help="of the device in the cluster file (profiled)")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="workers in the cluster file (1)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a picture")
-    parser.add_argument("--emulate", type=Path, metavar="FILE.toml", help="profile the emulated device of one worker")
+    parser.add_argument("--plot", type=as_path, metavar="FILE.svg", help="write a picture")
+    parser.add_argument(
+        "--emulate", type=as_path, metavar="FILE.toml", help="profile the emulated device of one worker"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     parser.add_argument("script", help="the training script, or a function in it: train.py:main")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -135,7 +144,7 @@ def _measured(options: argparse.Namespace) -> Profile:
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
         events, exit_code = _run_script(options, Path(folder))
     points = tuple(
-        ProfilePoint(samples=event["samples"], seconds=event["seconds"], peak_bytes=event["peak_bytes"])
+        ProfilePoint(**{name: event[name] for name in ("samples", "seconds", "peak_bytes", "spread")})
         for event in events
         if event["event"] == "profiled"
     )
@@ -157,6 +166,7 @@ def _measured(options: argparse.Namespace) -> Profile:
         points=points,
         knee=knee(points),
         memory=None if capacity is None else memory_of(points, capacity),
+        doubt=doubt(points),
     )
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from evenstep import __version__
 from evenstep.cli.needs import require_plotly
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.errors import ConfigError
 from evenstep.report.overview import RunOverview, compared, overview_of, values_of
 from evenstep.report.recorded import read_run
@@ -72,10 +72,10 @@ def _parser() -> Parser:
         prog="evenstep report", description=_DESCRIPTION, example="evenstep report runs/a runs/b -o report.html"
     )
     parser.add_argument(
-        "run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="the first is what others are compared with"
+        "run_dirs", nargs="+", type=as_path, metavar="RUN_DIR", help="the first is what others are compared with"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="the page (report.html)")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="write each plot as a picture, for papers")
+    parser.add_argument("-o", "--output", type=as_path, metavar="FILE.html", help="the page (report.html)")
+    parser.add_argument("--png", type=as_path, metavar="DIR", help="write each plot as a picture, for papers")
     parser.add_argument(
         "--json", action="store_true", help="print the numbers as JSON, without a page unless -o is given"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.report.summary import summarise
 from evenstep.runtime.launch_settings import HEARTBEAT_SECONDS, LaunchSettings
@@ -33,6 +33,7 @@ def run(arguments: list[str]) -> int:
 
     options = parse(arguments)
     without_prepare = _without_prepare(options)
+    warn_of_misplaced(_own_parser(), arguments, options.training_script_args, options.training_script)
     with ExitStack() as stack:
         if options.json and options.run_dir is None:
             options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
@@ -116,9 +117,14 @@ class _FullParser(Parser):
         return _short_parser().format_help()
 
 
-def _short_parser() -> Parser:
+def _own_parser() -> Parser:
     parser = Parser(prog="evenstep run", description=_DESCRIPTION, example=_EXAMPLE)
     _add_options(parser)
+    return parser
+
+
+def _short_parser() -> Parser:
+    parser = _own_parser()
     parser.add_argument("script", help="the training script (or a module with torchrun's -m)")
     parser.add_argument("arguments", nargs="*", help="the script's own arguments")
     return parser
@@ -144,10 +150,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="make a worker slower: 3=4x, 3=+50ms or 3=4x+50ms; repeatable",
     )
-    parser.add_argument("--emulate", metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file")
-    parser.add_argument("--run-dir", metavar="DIR", help="where the workers write their events, as JSON lines")
+    parser.add_argument(
+        "--emulate", type=as_path, metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file"
+    )
+    parser.add_argument(
+        "--run-dir", type=as_path, metavar="DIR", help="where the workers write their events, as JSON lines"
+    )
     parser.add_argument(
         "--resume",
+        type=as_path,
         metavar="RUN_DIR",
         help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp, grouped)",
     )

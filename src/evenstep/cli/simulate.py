@@ -2,14 +2,14 @@
 
 import json
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.cli.simulate_schemes import split_schemes, swept
 from evenstep.cli.simulate_table import simulated_table
 from evenstep.core.cluster import Cluster
@@ -42,31 +42,43 @@ _EXAMPLE = "evenstep simulate examples/clusters/two-generations.toml --schemes b
 
 def run_simulate(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = _parser().parse(_cluster_first(arguments))
     cluster = read_cluster(options.cluster)
     schemes = _schemes(options.schemes, options.sweep, cluster)
-    scenarios = [_scenario(scheme, cluster, options) for scheme in schemes]
-    folders = _folders(options.run_dir, schemes)
+    scenarios = {name: _scenario(scheme, cluster, options) for name, scheme in schemes.items()}
+    folders = _folders(options.run_dir, list(schemes))
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     runs: list[SimulatedRun] = []
     with Progress(*columns, console=console, refresh_per_second=4, transient=True) as shown:
-        for scenario, folder in zip(scenarios, folders, strict=True):
-            task = shown.add_task(scenario.scheme.name, total=1.0)
-            runs.append(_run(scenario, folder, lambda part, task=task: shown.update(task, completed=part)))
+        for (name, scenario), folder in zip(scenarios.items(), folders, strict=True):
+            task = shown.add_task(name, total=1.0)
+            run = _run(scenario, folder, lambda part, task=task: shown.update(task, completed=part))
+            runs.append(replace(run, scheme=name))
             shown.update(task, completed=1.0)
     if options.json:
         print(json.dumps(_values(runs, options)))
     else:
-        _show(runs, scenarios[0])
+        _show(runs, next(iter(scenarios.values())))
     if options.run_dir is not None:
         console.print(f"The events are in {options.run_dir}.", markup=False, soft_wrap=True)
     return 0
 
 
+def _cluster_first(arguments: list[str]) -> list[str]:
+    """The same, with a cluster file that ends the list of --schemes, which argparse would take for one, in front."""
+    if "--schemes" not in arguments:
+        return arguments
+    begin = arguments.index("--schemes") + 1
+    end = next((at for at in range(begin, len(arguments)) if arguments[at].startswith("--")), len(arguments))
+    if end - begin < 2 or not arguments[end - 1].endswith(".toml"):
+        return arguments
+    return [arguments[end - 1], *arguments[: end - 1], *arguments[end:]]
+
+
 def _parser() -> Parser:
     parser = Parser(prog="evenstep simulate", description=_DESCRIPTION, example=_EXAMPLE)
-    parser.add_argument("cluster", type=Path, metavar="CLUSTER.toml", help="the cluster file")
+    parser.add_argument("cluster", type=as_path, metavar="CLUSTER.toml", help="the cluster file")
     parser.add_argument(
         "--schemes",
         nargs="+",
@@ -92,13 +104,17 @@ def _parser() -> Parser:
     parser.add_argument("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
     parser.add_argument("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
     parser.add_argument("--smallest-batch", type=int, default=1, metavar="N", help="of a worker; 2 with BatchNorm (1)")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="write all events here, a folder for each scheme")
+    parser.add_argument(
+        "--run-dir", type=as_path, metavar="DIR", help="write all events here, a folder for each scheme"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     return parser
 
 
-def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> list[Scheme]:
-    """The schemes to run, in the order in which they were asked for, each once.
+def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> dict[str, Scheme]:
+    """The schemes to run, each once, by what its row is called, in the order in which they were asked for.
+
+    A row is called by the scheme's name; one of a sweep by the swept value too where that is the default.
 
     Raises:
         ConfigError: There is none, or one is not known, or a sweep sweeps nothing.
@@ -109,10 +125,12 @@ def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> li
     texts = [scheme for text in given for scheme in split_schemes(text)]
     if not texts:
         raise ConfigError("--schemes has no scheme in it: give one or more, such as bsp lb-bsp, or leave it out")
+    unswept = set(texts)
     for sweep in sweeps:
         texts = swept(texts, sweep)
-    schemes = [parse_scheme(text) for text in texts]
-    return list({scheme.name: scheme for scheme in schemes}.values())
+    schemes = {text: parse_scheme(text) for text in texts}
+    called = {scheme.name: scheme.name if text in unswept else text for text, scheme in schemes.items()}
+    return {called[scheme.name]: scheme for scheme in schemes.values()}
 
 
 def _scenario(scheme: Scheme, cluster: Cluster, options: Any) -> Scenario:  # noqa: ANN401 - argparse has no types
@@ -142,17 +160,17 @@ def _quantity(option: str, text: str, kind: Quantity) -> float:
         raise ConfigError(f"{option} {error}") from None
 
 
-def _folders(run_dir: Path | None, schemes: list[Scheme]) -> list[Path | None]:
-    """Where the events of each scheme go.
+def _folders(run_dir: Path | None, names: list[str]) -> list[Path | None]:
+    """Where the events of each row go.
 
     Raises:
         ConfigError: There are events already.
     """
     if run_dir is None:
-        return [None] * len(schemes)
+        return [None] * len(names)
     folders: list[Path] = []
-    for scheme in schemes:
-        name = "".join(letter if letter.isalnum() else "-" for letter in scheme.name)[:_LONGEST_NAME]
+    for called in names:
+        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:_LONGEST_NAME]
         folder, number = run_dir / name, 2
         while folder in folders:  # grouped:groups=0-1/2 and groups=0/1-2, which differ in nothing but signs.
             folder, number = run_dir / f"{name}-{number}", number + 1

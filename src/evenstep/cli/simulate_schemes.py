@@ -58,7 +58,9 @@ def swept(schemes: list[str], sweep: str) -> list[str]:
         joint = "," if ":" in scheme else ":"
         result += [f"{scheme}{joint}{text}" for text in texts]
     if not found:
-        raise ConfigError(f"--sweep {sweep}: none of the schemes has a parameter {name!r}: {nearest(name, known)}")
+        raise ConfigError(
+            f"--sweep {sweep}: none of the schemes has a parameter {name!r}: {nearest(name, sorted(known))}"
+        )
     return result
 
 

@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from evenstep.cli.parser import Parser
+from evenstep.cli.parser import Parser, as_path
 from evenstep.core.errors import ConfigError
 from evenstep.report.live import LiveRun
 from evenstep.report.live_table import live_table
@@ -47,7 +48,7 @@ def run_top(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep top", description=_DESCRIPTION, example="evenstep top runs/a")
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
         "--replay", type=_speed, metavar="10x", help="show a run once more from its beginning, 10 times as fast"
     )
@@ -58,7 +59,7 @@ def _parser() -> Parser:
 
 def _speed(text: str) -> float:
     speed = float(text.removesuffix("x"))
-    if speed <= 0:
+    if not 0 < speed < math.inf:
         raise ValueError(text)
     return speed
 
@@ -161,11 +162,14 @@ def _timed(run_dir: Path) -> list[Iterator[tuple[float, Role, dict[str, Any]]]]:
         for event in Tail(path).new():
             if event["event"] == "iteration" and "at" not in event:
                 raise ConfigError(f"the events in {run_dir} have no times: they are of a version that wrote none")
-            if event["event"] == "run":
-                shift = _shift(event)
-                last = 0.0 if last is None else last  # The time of a simulation begins with it.
-            if "at" in event:
-                last = max(last or 0.0, event["at"] + shift + event.get("iteration_seconds", 0.0))
+            try:
+                if event["event"] == "run":
+                    shift = _shift(event)
+                    last = 0.0 if last is None else last  # The time of a simulation begins with it.
+                if "at" in event:
+                    last = max(last or 0.0, event["at"] + shift + event.get("iteration_seconds", 0.0))
+            except TypeError:
+                continue  # A damaged event, which `evenstep report` names.
             if last is not None:
                 yield last, role, event
 

@@ -1,21 +1,41 @@
 """What to say after a name that does not exist."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+from typing import Final
+
+_CLOSE: Final = 0.6
+"""The share of their letters that two names must have in common, in order, to be taken for each other."""
+_SAME_BEGINNING: Final = 0.1
+"""How much more likely the same first letter makes it: it is seldom the wrong one."""
+_MOST: Final = 20
+"""Names in a list of choices."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The second half of a sentence about an unknown name: the valid one that it resembles, or all of them.
+    """The second half of a sentence about an unknown name: the valid one that it resembles, or all of them, each once.
 
     >>> nearest("perod", ["period", "factor"])
     "did you mean 'period'?"
-    >>> nearest("speed", ["period", "factor"])
+    >>> nearest("lbsp", ["bsp", "lb-bsp"])
+    "did you mean 'lb-bsp'?"
+    >>> nearest("speed", ["period", "factor", "factor"])
     "choose one of 'period', 'factor'"
     """
-    names = list(valid)
-    close = get_close_matches(name, names, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    names = list(dict.fromkeys(valid))
     if not names:
         return "none is defined"
-    return "choose one of " + ", ".join(map(repr, names))
+    closest = max(names, key=lambda each: _likeness(name, each))
+    if _likeness(name, closest) >= _CLOSE:
+        return f"did you mean {closest!r}?"
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return "choose one of " + ", ".join(map(repr, names[:_MOST])) + more
+
+
+def _likeness(name: str, valid: str) -> float:
+    """From 0 to 1, with the bonus for the first letter; 0 where they are too far apart for any bonus."""
+    matcher = SequenceMatcher(None, valid, name)
+    if matcher.real_quick_ratio() < _CLOSE:  # By their lengths; a name may be megabytes long.
+        return 0.0
+    ratio = matcher.ratio()
+    return ratio + _SAME_BEGINNING * (name[:1] == valid[:1]) if ratio >= _CLOSE else 0.0

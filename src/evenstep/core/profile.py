@@ -5,6 +5,7 @@ Knows neither the device nor how anything is measured.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Self, final
 
 WARMUP: Final = 2
@@ -19,6 +20,7 @@ _KNEE: Final = 0.9
 _LEVEL: Final = 1.03
 _LEVEL_FOR: Final = 3
 _FEWEST_POINTS: Final = 6
+_NOISE: Final = 0.4
 
 
 @final
@@ -26,17 +28,22 @@ _FEWEST_POINTS: Final = 6
 class ProfilePoint:
     """One batch size: the fewest seconds of compute of an iteration, and the peak of memory so far, in bytes.
 
-    The fewest, because whatever else runs on the machine only adds to them.
+    The fewest, because whatever else runs on the machine only adds to them. `spread` is what it added: how much longer
+    than these an iteration took on average, as a part of them; 0 or more.
     """
 
     samples: int
     seconds: float
     peak_bytes: int
+    spread: float = 0.0
 
     @classmethod
     def of(cls, samples: int, seconds: Sequence[float], peak_bytes: int) -> Self:
         """Of the seconds of all its iterations, those of the warm-up included."""
-        return cls(samples=samples, seconds=min(seconds[WARMUP:]), peak_bytes=peak_bytes)
+        counted = seconds[WARMUP:]
+        fewest = min(counted)
+        spread = sum(counted) / len(counted) / fewest - 1 if fewest else 0.0
+        return cls(samples=samples, seconds=fewest, peak_bytes=peak_bytes, spread=spread)
 
     @property
     def samples_per_second(self) -> float:
@@ -76,6 +83,24 @@ def next_size(points: Sequence[ProfilePoint], *, smallest: int, largest: int) ->
         return None
     size = _following(points[-1].samples)
     return size if size <= largest else None
+
+
+def doubt(points: Sequence[ProfilePoint]) -> str | None:
+    """Why these times may be off, where iterations of one size took too different times; None where they did not.
+
+    The median over sizes of the spread tells: it is 0.1 to 0.3 on a machine that does nothing else, and 0.6 to 0.8
+    where two busy processes share its two cores.
+
+    >>> print(doubt([ProfilePoint(samples=n, seconds=1.0, peak_bytes=0, spread=0.2) for n in (1, 2, 3)]))
+    None
+    """
+    typical = median(point.spread for point in points)
+    if typical <= _NOISE:
+        return None
+    return (
+        f"iterations of the same batch size took {typical:.0%} longer on average than the shortest of them, where up to"
+        f" {_NOISE:.0%} is noise: something else ran on this machine, so profile again when it is idle"
+    )
 
 
 def knee(points: Sequence[ProfilePoint]) -> int:

@@ -161,8 +161,7 @@ class RunBuilder:
         missing = [name for name in ("scheme", "global_batch_size", "iterations_per_epoch") if name not in newest]
         if missing:
             raise ConfigError(f"an event 'run' has no {missing[0]!r}: it was written by another version of evenstep")
-        # On servers the first worker may have died before it was told any.
-        planned = tuple(next((self._plans[worker] for worker in sorted(iterations) if self._plans[worker]), []))
+        planned = self._planned(iterations)
         decided = [plan for plan in planned if plan.basis != "comparison"]
         return RecordedRun(
             scheme=newest["scheme"],
@@ -177,6 +176,19 @@ class RunBuilder:
             happenings=tuple(self._happenings),
             about=dict(self._about),
         )
+
+    def _planned(self, iterations: Mapping[int, Iterations]) -> tuple[Plan, ...]:
+        """The plans that a worker wrote down, on servers the first that lived until it was told any.
+
+        Without any that says a size for each worker there is one, of what each computed on first.
+        """
+        count = max(iterations) + 1
+        for worker in sorted(iterations):
+            plans = tuple(plan for plan in self._plans[worker] if len(plan.batch_sizes) >= count)
+            if plans:
+                return plans
+        first = {worker: int(done.samples[0]) for worker, done in iterations.items()}
+        return (Plan(iteration=0, batch_sizes=tuple(first.get(worker, 0) for worker in range(count))),)
 
     def _is_of(self, newest: Mapping[str, Any], worker: int, done: Iterations) -> bool:
         """Whether these iterations are of the newest start, which may be one of fewer workers.

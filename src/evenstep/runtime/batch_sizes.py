@@ -22,14 +22,14 @@ def sizes_by_rank(
         described: Each worker's `rank`, `host` and `gpu` (empty where it has none).
 
     Raises:
-        ConfigError: A key names nobody or a worker matches no key, or a size is no whole number above 0.
+        ConfigError: A key names nobody, or a worker matches no key.
     """
     if not isinstance(batch_sizes, Mapping):
         if len(batch_sizes) != len(described):
             raise ConfigError(
                 f"batch_sizes has {len(batch_sizes)} sizes but there are {len(described)} workers: give one for each"
             )
-        return tuple(_size(size, f"worker {rank}") for rank, size in enumerate(batch_sizes))
+        return tuple(batch_sizes)
     by_key = {(f"rank:{key}" if isinstance(key, int) else str(key)): size for key, size in batch_sizes.items()}
     present = [f"{kind}:{worker[kind]}" for worker in described for kind in KINDS if worker[kind]]
     for key in by_key:
@@ -46,10 +46,4 @@ def sizes_by_rank(
         raise ConfigError(
             f"batch_sizes says nothing of {name_workers(unmatched)}: add a key such as 'host:{worker['host']}'"
         )
-    return tuple(_size(by_key[key], key) for key in chosen if key is not None)
-
-
-def _size(size: object, whose: str) -> int:
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ConfigError(f"the batch size of {whose} must be a whole number of at least 1, not {size!r}")
-    return size
+    return tuple(by_key[key] for key in chosen if key is not None)

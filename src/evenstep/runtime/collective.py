@@ -7,6 +7,7 @@ worker runs only its own predictor; the workers exchange integers and run the sa
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
@@ -19,9 +20,10 @@ from evenstep.core.values import IntArray, Reports
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.c10d import GradBucket
 from evenstep.runtime.direct_sum import DirectSum, suits
+from evenstep.runtime.disagreement import require_same_plan
 from evenstep.runtime.exchange import Exchange
 from evenstep.runtime.gradient_watch import GradientWatch
-from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
+from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.liveness import Liveness, explained
 from evenstep.runtime.running_statistics import RunningStatistics
 from evenstep.runtime.weighting import GradientWeight
@@ -67,6 +69,8 @@ class CollectiveEngine:
         self._failure: Exception | None = None
         self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
         self._to_tell = False
+        self._plan: Callable[[], dict[str, Any]] = dict
+        """Of the iteration that was told last."""
         self._left_loop_behind = False
         self._warned = False
         self._alone = self._accumulates and self.workers.count == 1
@@ -296,8 +300,9 @@ class CollectiveEngine:
         rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
         # One that is a tensor may be on a device, which would have to be waited for.
         rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
-        fingerprint = now.fingerprint(weighed=self._counted is not None, rates=rates)
-        return [fingerprint, *now.outside, *self.balancer.row(now)]
+        weighed = self._counted is not None
+        self._plan = partial(now.plan, weighed=weighed, rates=rates)
+        return [now.fingerprint(weighed=weighed, rates=rates), *now.outside, *self.balancer.row(now)]
 
     def _settle_weight(self) -> None:
         """Wait for the units that the other workers counted, where this iteration is weighted by them."""
@@ -351,7 +356,7 @@ class CollectiveEngine:
         now = self.balancer.iteration
         if now is not None and now.paused is not None:
             now.synchronised_seconds = self._clock() - now.paused
-        require_same_iteration(table[:, 0], now)
+        require_same_plan(self.workers, self._plan, table[:, 0])
         self.reports, self._outside = Reports.from_table(table[:, 3:]), table[:, 1:3]
 
     def _fail(self, cause: Exception) -> None:

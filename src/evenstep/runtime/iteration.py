@@ -1,14 +1,18 @@
 """One iteration as one worker sees it: what it computes on, when, and what is written down of it."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
-from typing import final
+from typing import Any, Final, final
 
-from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.errors import ConfigError
 from evenstep.core.samples import MicroBatch, Share
-from evenstep.core.values import Basis, Factors, IntArray, Reports, State
-from evenstep.runtime.workers import minority, name_workers
+from evenstep.core.shown import shown
+from evenstep.core.values import Basis, Factors, Reports, State
+
+_MOST_UNITS: Final = 2**53
+"""Of a batch; a float holds each whole number up to it."""
 
 
 @final
@@ -73,6 +77,17 @@ class Iteration:
         digest = hashlib.blake2b(plan + self.share.sizes.tobytes(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
 
+    def plan(self, *, weighed: bool, rates: Sequence[float] = ()) -> dict[str, Any]:
+        """What the fingerprint is of, as JSON holds it."""
+        return {
+            "epoch": self.epoch,
+            "iteration": self.number,
+            "slice": self.share.iteration,
+            "weighed": "units" if weighed else "samples",
+            "sizes": self.share.sizes.tolist(),
+            "rates": [float(rate) for rate in rates],
+        }
+
     def event(self, reports: Reports, worker: int, ended: float) -> dict[str, object]:
         """What is recorded of an iteration that synchronised: its parts in seconds, and this worker's report."""
         compute = int(reports.compute_microseconds[worker]) * self.passes / 1e6
@@ -109,22 +124,7 @@ class Iteration:
         }
 
 
-def require_same_iteration(fingerprints: IntArray, now: Iteration | None) -> None:
-    """Check that all workers did the same iteration; `fingerprints` has shape [workers].
-
-    Raises:
-        DisagreementError: Some did not; it names them.
-    """
-    odd = minority([str(fingerprint) for fingerprint in fingerprints.tolist()])
-    if odd:
-        raise DisagreementError(
-            f"{name_workers(odd)} did not do the same iteration {now.number if now else '?'} as the others:"
-            " every worker must take every batch of the loader and run backward on it, call weigh_by alike, and have"
-            " the same learning rate (one that follows a metric must follow loader.mean_over_workers)"
-        )
-
-
-def units_of(now: Iteration | None, count: int) -> int:
+def units_of(now: Iteration | None, count: Any) -> int:
     """The units that a script counted in this worker's batch, 0 where the batch is a copy of somebody else's sample.
 
     Raises:
@@ -132,6 +132,10 @@ def units_of(now: Iteration | None, count: int) -> int:
     """
     if now is None:
         raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
-    if count < 0 or count != int(count):
-        raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {count!r}")
+    try:
+        units = math.nan if isinstance(count, str) else float(count)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last by a tensor of several elements.
+        units = math.nan
+    if not (0 <= units <= _MOST_UNITS and units == int(units)):
+        raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {shown(count)}")
     return int(count) if now.share.samples else 0

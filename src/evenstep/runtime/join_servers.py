@@ -20,6 +20,7 @@ from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.failure import when_failing
 from evenstep.runtime.group_sum import GroupSum
+from evenstep.runtime.handover import Handover, remove, run_of
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.meeting_place import bounded, keeper_of, meet
@@ -180,28 +181,40 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int]:
 def _meet_in_store(
     store: Store, rank: int, count: int, shards: int, run_dir: Path | None, launched: LaunchSettings
 ) -> "tuple[tuple[tuple[str, ...], ...], str, _Hosting | None]":
-    """The servers' addresses and secret, over torchrun's store; the first worker starts them and says where."""
+    """The servers' addresses and secret; the first worker starts them and says where.
+
+    On one host it says so in a file, whose name goes over the store. Beyond it the addresses do; the secret, which the
+    user has given to all, does not travel.
+    """
     store = PrefixStore("evenstep/servers", store)
     # A script that prepares several times meets anew each time.
     key = f"{_KEY}/{store.add(f'prepared/{rank}', 1)}"
-    hosting: _Hosting | None = None
     given = os.environ.get(SECRET_VARIABLE)
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(count)
+    if not one_host and given is None:
+        raise ConfigError(
+            f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits on"
+            " every host"
+        )
     if rank == 0:
-        one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(count)
         host = "127.0.0.1" if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
-        if not one_host and given is None:
-            raise ConfigError(
-                f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal"
-                " digits on every host"
-            )
         hosting = _host(shards, count, host, run_dir, given, launched, store=store)
-        lines = [" ".join(addresses) for addresses in hosting.servers.addresses]
-        # A secret that was given must not travel through the store, which anybody can read.
-        store.set(key, "\n".join([*lines, "" if given else hosting.servers.secret]))
-    *lines, secret = store.get(key).decode().split("\n")
-    if not secret and given is None:
-        raise ConfigError(f"the servers' secret is not set on this host: set {SECRET_VARIABLE} as on the first one")
-    return tuple(tuple(line.split()) for line in lines), secret or cast("str", given), hosting
+        addresses, secret = hosting.servers.addresses, hosting.servers.secret
+        if one_host and count > 1:
+            handover = Handover(addresses=addresses, secret="" if given else secret, run=run_of(os.environ))
+            hosting.handover = handover.write()
+        store.set(key, str(hosting.handover) if one_host else "\n".join(map(" ".join, addresses)))
+        return addresses, secret, hosting
+    told = store.get(key).decode(errors="replace")
+    if not one_host:
+        return tuple(tuple(line.split()) for line in told.split("\n")), cast("str", given), None
+    handover = Handover.read(told, run_of(os.environ))
+    if store.add(f"{key}/read", 1) == count - 1:
+        remove(Path(told))
+    secret = handover.secret or given or ""
+    if not secret:
+        raise ConfigError(f"the first worker was given {SECRET_VARIABLE} and this one was not: set it for all of them")
+    return handover.addresses, secret, None
 
 
 def _store(rank: int, count: int, timeout_seconds: float) -> Store:
@@ -287,6 +300,8 @@ class _Hosting:
         # Which may be this process's own, and must not close before the others have read where the servers are.
         self._store = store
         self._scratch = scratch
+        self.handover: Path | None = None
+        """The file in which the others find the servers; None where there is none."""
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._ending = threading.Lock()
@@ -317,6 +332,8 @@ class _Hosting:
                 self.servers.close()
             if self._scratch is not None:
                 self._scratch.cleanup()
+            if self.handover is not None:
+                remove(self.handover)
             self._ended.set()
 
     def _keep(self) -> None:

@@ -37,6 +37,7 @@ from torch.distributed.run import config_from_args, determine_local_world_size
 
 from evenstep.core.cluster import parse_slow
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.core.supervision import Supervision
 from evenstep.runtime.endings import read_ends
 from evenstep.runtime.keeper import group_file, keeper_command
@@ -50,6 +51,8 @@ from evenstep.schemes import Served, parse_scheme, placed
 from evenstep.telemetry import read_events
 
 STOP_SECONDS = 5.0
+MOST_WORKERS = 1024
+"""Of one host; each is a process."""
 
 _Command: TypeAlias = tuple[LaunchConfig, Callable[..., object] | str, list[str]]
 
@@ -213,19 +216,23 @@ def _require_script(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"there is no program {script!r} to run: check its name or PATH")
     elif not Path(script).exists():
         raise ConfigError(f"there is no script {script!r}: check the path (options stand before the script)")
+    elif Path(script).is_dir() and not Path(script, "__main__.py").exists():
+        raise ConfigError(f"{script!r} is a folder without a __main__.py: name the script in it")
 
 
 def _require_numbers(nodes: str, workers: str) -> None:
-    if re.fullmatch(r"[0-9]+(:[0-9]+)?", nodes) is None:
-        raise ConfigError(f"--nnodes must be a number or MINIMUM:MAXIMUM, not {nodes!r}")
+    if re.fullmatch(r"[0-9]{1,5}(:[0-9]{1,5})?", nodes) is None:
+        raise ConfigError(f"--nnodes must be a number or MINIMUM:MAXIMUM, of at most 99999 nodes, not {shown(nodes)}")
     try:
         count = determine_local_world_size(workers)
     except ValueError as error:
         raise ConfigError(
-            f"--workers must be a number, or gpu, cpu or auto where there are such, not {workers!r}"
+            f"--workers must be a number, or gpu, cpu or auto where there are such, not {shown(workers)}"
         ) from error
     if count < 1:
         raise ConfigError(f"--workers must be at least 1, not {count}")
+    if count > MOST_WORKERS:
+        raise ConfigError(f"--workers must be at most {MOST_WORKERS} on one host, not {shown(count)}")
 
 
 def _command(arguments: argparse.Namespace) -> _Command:

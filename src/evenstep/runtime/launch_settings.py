@@ -4,13 +4,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Final, Self, final
 
 from evenstep.core.cluster import Cluster, parse_cluster
 from evenstep.core.errors import ConfigError
 
 VARIABLE = "EVENSTEP_LAUNCH"
 HEARTBEAT_SECONDS = 20.0
+
+_LARGEST_FILE: Final = 16 << 20
+"""Bytes of a cluster file."""
 
 
 @final
@@ -56,9 +59,13 @@ def read_cluster(path: Path) -> Cluster:
         ConfigError: The file cannot be read, or says what it cannot mean.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the cluster file {path} cannot be read ({error}): give a TOML file") from error
+    if len(content) > _LARGEST_FILE:
+        raise ConfigError(f"the cluster file {path} is larger than {_LARGEST_FILE >> 20} MB: give a TOML file")
     return parse_cluster(text, name=str(path))
 
 

@@ -12,9 +12,12 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, de
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger, Share, Shares, micro_batches
-from evenstep.core.values import IntArray
+from evenstep.core.shown import shown
+from evenstep.core.values import UNLIMITED, IntArray
+from evenstep.runtime.arguments import whole_number
 from evenstep.runtime.engine import Engine
 from evenstep.runtime.fetch import InlineFetcher, ProcessFetcher, Requests, inner_loader
+from evenstep.runtime.loader_state import checked_state
 from evenstep.runtime.metrics import Value, mean_over_workers
 from evenstep.runtime.order import EpochOrder
 
@@ -180,7 +183,15 @@ class PreparedLoader:
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop is this epoch; without it, epochs count up by themselves."""
+        """The next loop is this epoch; without it, epochs count up by themselves.
+
+        Raises:
+            ConfigError: The epoch is no whole number >= 0.
+        """
+        try:
+            epoch = whole_number(epoch, 0, UNLIMITED)
+        except (TypeError, ValueError):
+            raise ConfigError(f"an epoch is a whole number from 0 to {UNLIMITED}, not {shown(epoch)}") from None
         if epoch != self._next_epoch:
             self._resume = None
         self._next_epoch = epoch
@@ -331,10 +342,10 @@ class PreparedLoader:
         is still to be done.
 
         Raises:
-            ConfigError: The state is of another dataset or version, or its global batch cannot be shared out here.
+            ConfigError: The state is of another dataset or version, or is damaged, or its global batch cannot be shared
+                out here.
         """
-        if state.get("version") != 1:
-            raise ConfigError(f"this loader state has version {state.get('version')!r}, not 1: it cannot be resumed")
+        state = checked_state(state)
         if state["length"] != self._order.length:
             raise ConfigError(
                 f"this loader state is of {state['length']} samples but the dataset gives {self._order.length}:"
@@ -350,12 +361,23 @@ class PreparedLoader:
         if state["seed"] != self._order.seed:
             warnings.warn(f"the checkpoint's seed {state['seed']} replaces {self._order.seed}", stacklevel=2)
             self._reseed(state["seed"])
-        self._balancer.load_state_dict(state["load"])
+        self._load_speeds(state["load"])
         over = state["iteration"] >= len(self) and not state.get("looping", False)
         self._epoch, self._done = state["epoch"], state["iteration"]
         self._next_epoch = state["epoch"] + 1 if over else state["epoch"]
         self._resume = None if over else state["iteration"]
         self._drawn = None if over or state["order"] is None else np.array(state["order"], dtype=np.int64)
+
+    def _load_speeds(self, state: dict[str, Any]) -> None:
+        try:
+            self._balancer.load_state_dict(state)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"what this loader state says of sizes and speeds is damaged ({type(error).__name__}: {error}): give"
+                " what a loader's state_dict() returned"
+            ) from error
 
     def _reseed(self, seed: int) -> None:
         self._order = replace(self._order, seed=seed)

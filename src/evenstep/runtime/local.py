@@ -1,6 +1,7 @@
 """The local engine: each worker trains alone for some iterations, then all average their models (local SGD)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -19,8 +20,9 @@ from evenstep.runtime.average import (
     step_counts,
 )
 from evenstep.runtime.balancer import Balancer
+from evenstep.runtime.disagreement import require_same_plan
 from evenstep.runtime.exchange import Exchange
-from evenstep.runtime.iteration import Iteration, require_same_iteration, units_of
+from evenstep.runtime.iteration import Iteration, units_of
 from evenstep.runtime.liveness import Liveness, explained
 from evenstep.runtime.workers import minority, name_workers
 
@@ -174,7 +176,7 @@ class LocalEngine:
         self._exchange.start(row)
         table = self._exchange.finish()
         assert table is not None
-        require_same_iteration(table[:, 0], now)
+        require_same_plan(self.workers, partial(now.plan, weighed=self._weighed), table[:, 0])
         odd = minority([str(value) for value in table[:, 2].tolist()])
         if odd:
             raise DisagreementError(

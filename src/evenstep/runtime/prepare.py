@@ -1,6 +1,5 @@
 """The one line of a user's script: puts the parts together for this worker."""
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.limits import SizeLimits
 from evenstep.runtime.accumulate import WindowedOptimizer, window_scheduler
 from evenstep.runtime.activity import Activity
+from evenstep.runtime.arguments import read_arguments
 from evenstep.runtime.balancer import Balancer
 from evenstep.runtime.collective import CollectiveEngine, CommHook
 from evenstep.runtime.device_memory import CudaMemory, EmulatedMemory, LearntLimit
@@ -98,21 +98,19 @@ def prepare(
     install_hook()
     _leave_mark(LaunchSettings.from_environment(os.environ).marks)
     activity = Activity()
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise ConfigError(f"the timeout must be a positive number of seconds, not {timeout}")
-    request = Request(
-        models=_modules(model),
-        optimizers=optimizer if isinstance(optimizer, tuple) else (optimizer,),
-        loader=loader,
+    request = _request(
+        loader,
+        model=model,
+        optimizer=optimizer,
         scheme=scheme,
         global_batch_size=global_batch_size,
         batch_sizes=batch_sizes,
         seed=seed,
+        timeout=timeout,
         run_dir=run_dir,
         comm_hook=comm_hook,
         emulate=emulate,
-        schedulers=tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,) if schedulers else (),
-        launched=LaunchSettings.from_environment(os.environ),
+        schedulers=schedulers,
     )
     if request.launched.profile is not None:
         request = to_be_profiled(request)
@@ -120,10 +118,10 @@ def prepare(
     group_sum: GroupSum | None = None
     served = _served(request)
     if served is not None:
-        joined = join_servers(request.launched, served.servers, timeout, request.events_dir, activity)
+        joined = join_servers(request.launched, served.servers, request.timeout, request.events_dir, activity)
         workers = joined.workers
     else:
-        workers = join_workers(device_of(request.models[0]), timeout)
+        workers = join_workers(device_of(request.models[0]) if request.models else torch.device("cpu"), request.timeout)
     # The pulse begins before the workers first wait for each other.
     liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
     with explaining(liveness):
@@ -183,7 +181,7 @@ def prepare(
             "minimum": agreement.problem.minimum.tolist(),
             "maximum": agreement.problem.maximum.tolist(),
             "multiple": agreement.problem.multiple,
-            "seed": seed,
+            "seed": request.seed,
             "emulated": agreement.emulation.device,
             **{
                 key: agreement.workers[workers.rank][key]
@@ -202,12 +200,12 @@ def _leave_mark(marks: str | None) -> None:
             Path(marks, os.environ.get("RANK", "0")).touch()
 
 
-def _modules(model: object) -> tuple[torch.nn.Module, ...]:
-    models = model if isinstance(model, tuple) else (model,)
-    for each in models:
-        if not isinstance(each, torch.nn.Module):
-            raise ConfigError(f"the model must be a torch.nn.Module, or a tuple of them, not {type(each).__name__}")
-    return models
+def _request(loader: DataLoader[Any], **given: object) -> Request:
+    """The arguments of `prepare`, each of its type."""
+    values, mistake = read_arguments(given)
+    models, optimizers = values.pop("model"), values.pop("optimizer")
+    launched = LaunchSettings.from_environment(os.environ)
+    return Request(models=models, optimizers=optimizers, loader=loader, launched=launched, mistake=mistake, **values)
 
 
 def _served(request: Request) -> Served | None:
@@ -215,9 +213,8 @@ def _served(request: Request) -> Served | None:
     try:
         return asked_scheme(request).served
     except ConfigError:
-        if request.launched.servers:
-            raise  # The others do not wait for this worker in a process group.
-        return None
+        # The others do not wait for this worker in a process group.
+        return Served(servers=len(request.launched.servers)) if request.launched.servers else None
 
 
 def _kept(agreement: Agreement, workers: Workers) -> Recorder:

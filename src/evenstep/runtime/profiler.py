@@ -110,7 +110,13 @@ class Profiler:
             self._points.append(point)
             self._limit.observe(self._size)
             self._recorder.record(
-                {"event": "profiled", "samples": point.samples, "seconds": point.seconds, "peak_bytes": peak}
+                {
+                    "event": "profiled",
+                    "samples": point.samples,
+                    "seconds": point.seconds,
+                    "peak_bytes": peak,
+                    "spread": point.spread,
+                }
             )
         self._seconds = []
         self._size = next_size(

@@ -1,7 +1,7 @@
 """What a script asks for, checked here and agreed on with the other workers before anything is built."""
 
-import os
 import platform
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +25,21 @@ from evenstep.runtime.accumulate import require_schedulers_given
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.batch_sizes import sizes_by_rank
 from evenstep.runtime.collective import CommHook
+from evenstep.runtime.disagreement import Field, require_agreement
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.order import EpochOrder, order_of
 from evenstep.runtime.out_of_memory import Failure, read_failure
-from evenstep.runtime.workers import Workers, gather, require_agreement
+from evenstep.runtime.workers import Workers, gather
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme, placed, static
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The arguments of `prepare`, with the launcher's options behind them."""
+    """The arguments of `prepare`, with the launcher's options behind them.
+
+    `mistake` is a sentence on the first wrong one of them, in whose place the default stands; None where none is.
+    """
 
     models: tuple[torch.nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -44,11 +48,13 @@ class Request:
     global_batch_size: int | None
     batch_sizes: Sequence[int] | Mapping[Any, int] | None
     seed: int
-    run_dir: str | os.PathLike[str] | None
+    timeout: float
+    run_dir: str | None
     comm_hook: CommHook | None
-    emulate: Cluster | str | os.PathLike[str] | None
+    emulate: Cluster | str | None
     schedulers: tuple[LRScheduler, ...]
     launched: LaunchSettings
+    mistake: str | None = None
 
     @property
     def events_dir(self) -> Path | None:
@@ -87,14 +93,21 @@ class Agreement:
 
 
 _MUST_AGREE = {
-    "version": "of evenstep",
-    "scheme": "as the scheme",
-    "batch_sizes": "as batch_sizes",
-    "batch_size": "as the loader's batch_size (sizes by worker are what batch_sizes= is for)",
-    "global_batch_size": "as global_batch_size",
-    "order": "as the dataset's length and order",
-    "drop_last": "as drop_last",
-    "parameters": "parameters in the model",
+    "version": Field(phrase="version {} of evenstep"),
+    "scheme": Field(phrase="the scheme {}"),
+    "batch_sizes": Field(phrase="batch_sizes of {}", none="no batch_sizes"),
+    "batch_size": Field(
+        phrase="a loader with a batch size of {}",
+        then="start every worker with the same (sizes by worker are what batch_sizes= is for)",
+    ),
+    "global_batch_size": Field(phrase="a global_batch_size of {}", none="no global_batch_size"),
+    "dataset": Field(phrase="a dataset of {} samples"),
+    "length": Field(phrase="an epoch of {} samples"),
+    "sampler": Field(phrase="a sampler {}", none="no sampler of its own"),
+    "shuffle": Field(phrase="shuffle={}"),
+    "seed": Field(phrase="a seed of {} for the order of samples"),
+    "drop_last": Field(phrase="drop_last={}"),
+    "parameters": Field(phrase="a model of {} parameters"),
 }
 
 
@@ -106,27 +119,33 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
         DisagreementError: The workers were given different things.
     """
     mine: _Checked | None = None
-    failure: ConfigError | None = None
+    failure: Exception | None = None
     try:
         mine = _check(request, workers)
-    except ConfigError as error:
+    except Exception as error:  # Whatever it is, the others must not wait for this worker.
         failure = error
     with activity.waiting():
-        records = gather(workers, {"error": str(failure)} if mine is None else mine.record)
+        records = gather(workers, {"error": _sentence(failure)} if mine is None else mine.record)
     if failure is not None:
         raise failure
     assert mine is not None
     for rank, record in enumerate(records):
         if "error" in record:
             raise ConfigError(f"worker {rank}: {record['error']}")
-    for key, what in _MUST_AGREE.items():
-        require_agreement(records, key, what)
+    require_agreement(records, _MUST_AGREE)
     scheme, global_batch_size = _settle_sizes(request, mine.scheme, records)
     scheme = placed(scheme, [record["host"] for record in records])
     problem = _problem(scheme, global_batch_size, records)
     # Refuse what cannot be shared out or grouped, on every worker alike.
     scheme.load.policy(workers.count).allocate(problem)
     scheme.sync.policy(workers.count)
+    # With drop_last it is an error, which the loader raises.
+    if global_batch_size > mine.order.length and not request.loader.drop_last:
+        warnings.warn(
+            f"the global batch size {global_batch_size} is more than the {mine.order.length} samples of an epoch, which"
+            " is then a single iteration: lower the batch size or start fewer workers",
+            stacklevel=4,
+        )
     return Agreement(
         scheme=scheme,
         problem=problem,
@@ -138,6 +157,11 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
         limits=_limits(scheme, records),
         workers=records,
     )
+
+
+def _sentence(failure: Exception | None) -> str:
+    """What the other workers are told; the error of a dataset or a sampler of the user's own says less by itself."""
+    return str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +177,8 @@ class _Checked:
 
 def _check(request: Request, workers: Workers) -> _Checked:
     """Everything that one worker can check alone."""
+    if request.mistake is not None:
+        raise ConfigError(request.mistake)
     for model in request.models:
         models.require_preparable(model, workers)
     loader = loaders.require_preparable(request.loader)
@@ -175,10 +201,14 @@ def _check(request: Request, workers: Workers) -> _Checked:
         record={
             "version": evenstep.__version__,
             "scheme": scheme.name,
-            "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else _listed(sizes),
+            "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
             "batch_size": loader.batch_size,
             "global_batch_size": request.global_batch_size,
-            "order": [order.length, order.shuffle, order.seed, order.sampler is not None, order.dataset_length],
+            "dataset": order.dataset_length,
+            "length": order.length,
+            "sampler": None if order.sampler is None else type(order.sampler).__name__,
+            "shuffle": order.shuffle,
+            "seed": order.seed,
             "drop_last": loader.drop_last,
             "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
             "rank": str(workers.rank),
@@ -198,15 +228,9 @@ def _check(request: Request, workers: Workers) -> _Checked:
     )
 
 
-def _listed(sizes: Sequence[int] | None) -> list[int] | None:
-    return None if sizes is None else list(sizes)
-
-
 def _require_optimizes(request: Request, workers: Workers) -> None:
     trained = {id(parameter) for model in request.models for parameter in model.parameters()}
     for optimizer in request.optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"the optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
         if isinstance(optimizer, torch.optim.LBFGS) and workers.count > 1:

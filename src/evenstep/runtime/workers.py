@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evenstep.core.errors import DisagreementError
 from evenstep.runtime.c10d import Store
 
 
@@ -55,23 +54,6 @@ def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         json.loads(bytes(text[: int(length)].tolist()).decode()) for text, length in zip(texts, lengths, strict=True)
     ]
-
-
-def require_agreement(records: list[dict[str, Any]], key: str, what: str) -> None:
-    """Check that all workers hold the same value under `key`.
-
-    Raises:
-        DisagreementError: They do not; raised alike on every worker, naming those in the minority.
-    """
-    values = [json.dumps(record[key]) for record in records]
-    odd = minority(values)
-    if odd:
-        usual = next(value for rank, value in enumerate(values) if rank not in odd)
-        held = ", ".join(dict.fromkeys(values[rank] for rank in odd))
-        have = "have" if len(odd) > 1 else "has"
-        raise DisagreementError(
-            f"{name_workers(odd)} {have} {held} {what} where the others have {usual}: start every worker with the same"
-        )
 
 
 def minority(values: list[str]) -> list[int]:

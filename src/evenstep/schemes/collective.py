@@ -12,10 +12,12 @@ from evenstep.core.load.pairwise import Pairwise
 from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.predicted import Predicted
 from evenstep.core.load.static import Static
+from evenstep.schemes.recipe import recipe
 from evenstep.schemes.scheme import Scheme, Served, one_of
 from evenstep.schemes.spelling import sizes_of, spelled
 
 
+@recipe
 def bsp(
     *,
     micro_batch: int | None = None,
@@ -54,6 +56,7 @@ def bsp(
     return Scheme(name=name, load=Equal(multiple=micro_batch or 1), micro_batch=micro_batch)
 
 
+@recipe
 def lb_bsp(
     *,
     predictor: str = "change",
@@ -119,6 +122,7 @@ def lb_bsp(
     return Scheme(name=name, load=load, exchange=exchange, micro_batch=micro_batch, compare=compare)
 
 
+@recipe
 def dbs(
     *,
     weighting: Literal["samples", "mean"] = "samples",
@@ -157,6 +161,7 @@ def dbs(
     return Scheme(name=name, load=load, weighting=weighting, micro_batch=micro_batch)
 
 
+@recipe
 def local_sgd(*, period: int = 8, load: Scheme | str = "bsp") -> Scheme:
     """Local SGD (model averaging): each worker trains alone for `period` iterations, then all average their models.
 

@@ -6,14 +6,18 @@ from typing import Final, Literal
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive, by_host
+from evenstep.core.shown import shown
 from evenstep.core.sync import Grouped
+from evenstep.schemes.recipe import recipe
 from evenstep.schemes.scheme import Scheme, Served, one_of
 from evenstep.schemes.spelling import sizes_of, spelled
 
 _MOST_RANKS: Final = 2**16
 """In a row, which is more than any run has."""
+_MOST_DIGITS: Final = 15
 
 
+@recipe
 def grouped(
     *,
     groups: int | str = "progressive",
@@ -106,7 +110,7 @@ def _across(across: Scheme | str) -> Scheme:
 def _grouping(groups: str, by: str, behind: float | None = None) -> Grouping:
     if behind is not None and groups != "progressive":
         raise ConfigError("behind limits progressive groups, and others stay as many: leave it out, or bound across")
-    if groups.isdecimal():
+    if _is_number(groups):
         return BySpeed(int(groups)) if by == "speed" else ByRank(int(groups))
     if by != "rank":
         raise ConfigError(f"by={by} says who is in a number of groups, and there is none: give groups=4, say")
@@ -115,15 +119,19 @@ def _grouping(groups: str, by: str, behind: float | None = None) -> Grouping:
     return ByHost() if groups == "hosts" else Given(_given(groups))
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 def _given(text: str) -> Groups:
     groups = []
     for part in text.split("/"):
         group: list[int] = []
         for ranks in part.split("+"):
             first, dash, last = (each.strip() for each in ranks.partition("-"))
-            if not first.isdecimal() or (dash and not last.isdecimal()):
+            if not _is_number(first) or (dash and not _is_number(last)):
                 raise ConfigError(
-                    f"groups cannot be {text!r}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
+                    f"groups cannot be {shown(text)}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
                 )
             low, high = int(first), int(last if dash else first)
             if not 0 <= high - low < _MOST_RANKS:
@@ -136,9 +144,15 @@ def _given(text: str) -> Groups:
 def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
     """The scheme for workers on these hosts, by rank: with their groups, where it asks for those of each host.
 
+    Raises:
+        ConfigError: It asks for more groups than there are workers.
+
     >>> placed(grouped(groups="hosts"), ["a", "b", "a"]).name
     'grouped:groups=0+2/1'
     """
+    grouping = scheme.sync.grouping if isinstance(scheme.sync, Grouped) else None
+    if isinstance(grouping, ByRank | BySpeed) and grouping.count > len(hosts):
+        raise ConfigError(f"{len(hosts)} workers cannot be in {grouping.count} groups: use {len(hosts)} or fewer")
     if not (isinstance(scheme.sync, Grouped) and isinstance(scheme.sync.grouping, ByHost)):
         return scheme
     groups = by_host(hosts)

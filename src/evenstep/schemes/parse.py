@@ -5,14 +5,17 @@ This is the only place where a name stands for an algorithm. A new scheme is a r
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
+from evenstep.core.shown import shown
 from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd
 from evenstep.schemes.grouped import grouped
+from evenstep.schemes.recipe import read
 from evenstep.schemes.scheme import Scheme
 from evenstep.schemes.served import asp, dssp, ssp
 
@@ -32,6 +35,8 @@ RECIPES: Mapping[str, Callable[..., Scheme]] = MappingProxyType(
 
 DEFAULT = "lb-bsp"
 
+_OTHER_SIGN: Final = re.compile(r"(?P<name>[A-Za-z_-]+)\s*[,;\s]\s*(?P<rest>[a-z_]+\s*=.{0,100})")
+
 
 def parse_scheme(text: str) -> Scheme:
     """The scheme that a string such as `lb-bsp:predictor=ema,multiple=8` stands for.
@@ -48,37 +53,25 @@ def parse_scheme(text: str) -> Scheme:
     name, _, rest = text.strip().partition(":")
     name = name.strip().lower().replace("_", "-")
     if name not in RECIPES:
-        raise ConfigError(f"there is no scheme {name!r}: {nearest(name, RECIPES)}")
+        raise ConfigError(f"there is no scheme {shown(name)}: {_meant(text) or nearest(name, RECIPES)}")
     recipe = RECIPES[name]
     parameters = inspect.signature(recipe).parameters
     arguments: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in parameters:
-            raise ConfigError(f"the scheme {name!r} has no parameter {key!r}: {nearest(key, parameters)}")
+            raise ConfigError(f"the scheme {name!r} has no parameter {shown(key)}: {nearest(key, parameters)}")
         if not equals or not value:
-            raise ConfigError(f"the parameter {key!r} of {text!r} has no value: write {key}=...")
+            raise ConfigError(f"the parameter {key!r} of {shown(text)} has no value: write {key}=...")
         if key in arguments:
-            raise ConfigError(f"the parameter {key!r} stands twice in {text!r}: give it once")
-        arguments[key] = _read(value, parameters[key], name)
+            raise ConfigError(f"the parameter {key!r} stands twice in {shown(text)}: give it once")
+        arguments[key] = read(value, parameters[key], name)
     return recipe(**arguments)
 
 
-def _read(value: str, parameter: inspect.Parameter, scheme: str) -> bool | float | str:
-    kind = parameter.annotation
-    if kind is bool:
-        if value.lower() not in ("true", "false"):
-            raise ConfigError(f"{parameter.name} of the scheme {scheme!r} is true or false, not {value!r}")
-        return value.lower() == "true"
-    if kind not in _NUMBERS:
-        return value
-    try:
-        return _NUMBERS[kind](value)
-    except ValueError:
-        what = "a whole number" if _NUMBERS[kind] is int else "a number"
-        raise ConfigError(f"{parameter.name} of the scheme {scheme!r} takes {what}, not {value!r}") from None
-
-
-_NUMBERS: Mapping[object, Callable[[str], float]] = MappingProxyType(
-    {int: int, int | None: int, float: float, float | None: float}
-)
+def _meant(text: str) -> str | None:
+    """What was meant by a name with another sign than a colon behind it; None where that is not so."""
+    match = _OTHER_SIGN.fullmatch(text.strip())
+    if match is None or match["name"].lower().replace("_", "-") not in RECIPES:
+        return None
+    return f"did you mean '{match['name']}:{match['rest']}'?"

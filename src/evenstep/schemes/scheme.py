@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
@@ -10,6 +10,9 @@ from evenstep.core.load.compared import ComparedPolicy
 from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.sync import Barrier, Sync
 from evenstep.core.sync.rate import RATES
+
+MOST_SERVERS: Final = 128
+"""Of one run; they are processes of one host."""
 
 
 @final
@@ -42,8 +45,8 @@ class Served:
     push_to: Literal["root", "group", "leader"] = "root"
 
     def __post_init__(self) -> None:
-        if self.servers < 1:
-            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 or more")
+        if not 1 <= self.servers <= MOST_SERVERS:
+            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 to {MOST_SERVERS}")
         one_of("rate", self.rate, RATES)
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from evenstep.core.sync import Bounded, Dynamic, Sync, Unbounded
+from evenstep.schemes.recipe import recipe
 from evenstep.schemes.scheme import Scheme, Served
 from evenstep.schemes.spelling import sizes_of, spelled
 
 
+@recipe
 def asp(
     *,
     load: Scheme | str = "bsp",
@@ -42,6 +44,7 @@ def asp(
     return _on_servers("asp", asp, Unbounded(), served, load, {})
 
 
+@recipe
 def ssp(
     *,
     bound: int = 3,
@@ -73,6 +76,7 @@ def ssp(
     return _on_servers("ssp", ssp, Bounded(bound=bound), served, load, {"bound": bound})
 
 
+@recipe
 def dssp(
     *,
     lower: int = 3,

@@ -161,12 +161,16 @@ class Ended:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """`evenstep profile` has measured a batch of this size: seconds of its compute, and the memory that it took."""
+    """`evenstep profile` has measured a batch of this size: seconds of its compute, and the memory that it took.
+
+    `spread` is how much longer iterations took on average, as a part of the seconds, which are the fewest.
+    """
 
     kind: ClassVar[str] = "profiled"
     samples: int
     seconds: float
     peak_bytes: int
+    spread: float = 0.0
 
 
 @final

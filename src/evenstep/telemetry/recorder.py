@@ -4,16 +4,16 @@ import json
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TextIO, TypeAlias, final
 
 from evenstep.core.errors import ConfigError
+from evenstep.telemetry.reading import event_of, whole_lines
 
 _BLOCK: Final = 65536
-_LINES: Final = 1 << 20
-"""Bytes of lines that are read at once."""
+_TOLD_BYTES: Final = 1 << 20
 
 
 class Recorder(Protocol):
@@ -151,7 +151,7 @@ def read_events(
     if not files and role == "worker":
         raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
     for path in files:
-        for number, line in enumerate(_whole_lines(path, progress), start=1):
+        for number, line in enumerate(_told(whole_lines(path), progress), start=1):
             if kinds is not None and not any(b'"event":"%b"' % kind.encode() in line for kind in kinds):
                 continue
             try:
@@ -160,33 +160,17 @@ def read_events(
                 raise ConfigError(f"{path} line {number} is no event ({error}): delete or mend it") from error
 
 
-def _whole_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while lines := file.readlines(_LINES):
-                for line in lines:
-                    if not line.endswith(b"\n"):
-                        return  # A kill has torn it, or the rest is still to come.
-                    yield line
-                if progress is not None:
-                    progress(sum(map(len, lines)))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
-
-
-def event_of(line: bytes) -> dict[str, Any]:
-    """The event of a whole line.
-
-    Raises:
-        ValueError: It is none.
-    """
-    try:
-        event = json.loads(line.decode())
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        raise ValueError('an event is a JSON object with a text "event"')
-    return event
+def _told(lines: Iterable[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    """The lines; `progress` is told of about a megabyte of them at a time."""
+    read = 0
+    for line in lines:
+        yield line
+        read += len(line)
+        if progress is not None and read >= _TOLD_BYTES:
+            progress(read)
+            read = 0
+    if progress is not None:
+        progress(read)
 
 
 def event_files(run_dir: Path, role: Role) -> list[Path]:

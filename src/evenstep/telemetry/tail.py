@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, final
 
-from evenstep.telemetry.recorder import Role, event_files, event_of
+from evenstep.telemetry.reading import event_of, whole_lines
+from evenstep.telemetry.recorder import Role, event_files
 
 _ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
-_BLOCK: Final = 1 << 20
 
 
 @final
@@ -19,24 +19,20 @@ class Tail:
         self._offset = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """What has come; a damaged line, which `read_events` would name, is passed over."""
+        """What has come; a damaged line, which `read_events` would name, is passed over.
+
+        Raises:
+            ConfigError: The file is no regular file, or cannot be read.
+        """
         if not self._path.exists():
             return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            while True:
-                lines = file.readlines(_BLOCK)
-                if not lines:
-                    return
-                for line in lines:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._offset += len(line)
-                    try:
-                        event = event_of(line)
-                    except ValueError:
-                        continue
-                    yield event
+        for line in whole_lines(self._path, self._offset):
+            self._offset += len(line)
+            try:
+                event = event_of(line)
+            except ValueError:
+                continue
+            yield event
 
 
 @final

@@ -183,6 +183,9 @@ BAD_FILES = [
     (WORKER + 'disturb = "busy"', "disturb must be a list in square brackets, not 'busy'"),
     (WORKER + 'disturb = ["busi"]\n[disturbances.busy]\nkind = "trace"\nfactors = [1]', "did you mean 'busy'?"),
     (WORKER + "disturb = [1]", "disturb must be a name in quotes, not 1"),
+    (WORKER + "device = " + "[" * 100_000 + "]" * 100_000, "cluster file: this is nested too deeply"),
+    (WORKER + "device = " + "[" * 60 + "]" * 60, "device must be a name in quotes, not [list]"),
+    (WORKER + 'device = "' + "x" * 100_000 + '"', "device 'xxxxxxxx"),
     (WORKER + "count = 0", "count must be a whole number of at least 1, not 0"),
     (WORKER + "count = true", "count must be a whole number of at least 1, not True"),
     (WORKER + 'count = "3"', "count must be a whole number of at least 1, not '3'"),
@@ -224,6 +227,8 @@ BAD_FILES = [
     (DISTURBANCE + 'kind = "constant"', "a constant disturbance needs 'factor', 'extra' or both"),
     (DISTURBANCE + 'kind = "constant"\nfactor = 0.5', "[disturbances.b]: factor must be a finite number of at least 1"),
     (DISTURBANCE + 'kind = "constant"\nfactor = nan', "factor must be a finite number of at least 1, not nan"),
+    (DISTURBANCE + f'kind = "constant"\nfactor = {"9" * 400}', "factor must be a number of at most 1000000000"),
+    (DISTURBANCE + EPISODIC + f"period = {'9' * 400}", "period must be a whole number of at most 1000000000"),
     (DISTURBANCE + 'kind = "constant"\nfactor = "4x"', "factor must be a number, not '4x'"),
     (DISTURBANCE + 'kind = "constant"\nfactor = true', "factor must be a number, not True"),
     (DISTURBANCE + 'kind = "constant"\nextra = "1 h"', 'extra must be a duration such as "10 ms"'),
@@ -248,6 +253,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_the_value(text: str, message
         parse_cluster(text)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
 
 
 def test_the_file_is_called_what_the_caller_calls_it() -> None:

@@ -31,6 +31,17 @@ def test_what_cannot_be_prepared(tmp_path, mistake, fragment):
     assert fragment in sentence_of(outcomes)
 
 
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [({"seed": "abc"}, "seed must be a whole number"), ({"scheme": "aspp"}, "there is no scheme 'aspp'")],
+)
+def test_a_wrong_argument_of_one_worker_is_told_on_all(tmp_path, mistake, says):
+    run = Run(scheme="asp")
+    outcomes = run_served(served_scripts.one_prepares_wrongly, 3, run, 1, mistake, run_dir=tmp_path)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.error.startswith(f"ConfigError: worker 1: {says}" if rank != 1 else f"ConfigError: {says}")
+
+
 @pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_an_incomplete_environment(tmp_path, missing):
     sentence = sentence_of(run_served(served_scripts.join_incompletely, 1, missing, run_dir=tmp_path))
@@ -67,4 +78,13 @@ def test_workers_with_other_models(tmp_path):
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     assert errors
     for error in errors:
-        assert error.startswith("DisagreementError")
+        assert error.startswith("DisagreementError: this worker's parameter '0.weight' is float64 of shape [8, ")
+        assert "where the others have float64 of shape [8, " in error
+
+
+def test_workers_with_other_learning_rates(tmp_path):
+    outcomes = run_served(served_scripts.step_at_another_rate, 2, Run(scheme="asp"), 1, run_dir=tmp_path)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert errors
+    for error in errors:
+        assert error.startswith("DisagreementError: this worker's learning rate in param group 0 is 0.")

@@ -190,6 +190,8 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
             table = Table(entries=tomllib.loads(text))
         except ValueError as error:
             raise ConfigError(f"this is not valid TOML: {error}") from None
+        except RecursionError:
+            raise ConfigError("this is nested too deeply for a cluster file") from None
         return _read_cluster(table)
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, final
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 
 _NUMBER_AND_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z%/]+)")
 
@@ -35,7 +36,7 @@ class Quantity:
             if math.isfinite(number):
                 return number
         units = ", ".join(self.units)
-        raise ConfigError(f'must be a {self.description} such as "{self.example}" (units: {units}), not {value!r}')
+        raise ConfigError(f'must be a {self.description} such as "{self.example}" (units: {units}), not {shown(value)}')
 
 
 DURATION: Final = Quantity(

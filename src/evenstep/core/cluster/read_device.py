@@ -11,6 +11,7 @@ from evenstep.core.disturb.device_memory import DeviceMemory
 from evenstep.core.disturb.measured import MEASURED_CURVES
 from evenstep.core.disturb.points import FIT_FROM, PointCurve
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
 
 _AFFINE: Final = ("per_sample", "fixed", "flat")
@@ -64,7 +65,7 @@ def _read_curve(table: Table) -> Curve:
 
 def _read_point(item: object) -> tuple[int, float]:
     if not isinstance(item, list) or len(item) != 2:
-        raise ConfigError(f'each of points must be a pair such as [16, "30.5 ms"], not {item!r}')
+        raise ConfigError(f'each of points must be a pair such as [16, "30.5 ms"], not {shown(item)}')
     return (
         as_integer("each batch size of points", item[0], least=1),
         as_quantity("each time of points", item[1], DURATION),

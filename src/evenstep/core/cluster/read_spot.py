@@ -4,6 +4,7 @@ from evenstep.core.cluster.quantity import DURATION
 from evenstep.core.cluster.spot import DrawnSpot, RecordedSpot, Spot, Stay
 from evenstep.core.cluster.table import Table, as_quantity
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 
 
 def read_spot(table: Table, *, seed: int) -> Spot:
@@ -22,6 +23,6 @@ def read_spot(table: Table, *, seed: int) -> Spot:
 
 def _read_stay(item: object) -> Stay:
     if not isinstance(item, list) or len(item) != 2:
-        raise ConfigError(f'each of recorded must be a pair such as ["0 s", "90 s"], not {item!r}')
+        raise ConfigError(f'each of recorded must be a pair such as ["0 s", "90 s"], not {shown(item)}')
     begins, ends = (as_quantity("each time of recorded", time, DURATION) for time in item)
     return Stay(begins=begins, ends=ends)

@@ -7,6 +7,7 @@ from evenstep.core.cluster.quantity import DURATION
 from evenstep.core.cluster.table import as_quantity, placed
 from evenstep.core.disturb.constant import Constant
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 
 _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?)x)?(?:\+(?P<extra>.+))?")
 
@@ -24,7 +25,9 @@ def parse_slow(text: str) -> Constant:
     """
     match = _SLOW.fullmatch(text)
     if match is None or not (match["factor"] or match["extra"]):
-        raise ConfigError(f"--slow needs a rank and how much slower, such as 3=4x, 3=+50ms or 3=4x+50ms, not {text!r}")
+        raise ConfigError(
+            f"--slow needs a rank and how much slower, such as 3=4x, 3=+50ms or 3=4x+50ms, not {shown(text)}"
+        )
     with placed(f"--slow {text}"):
         extra_seconds = as_quantity("the extra time", match["extra"], DURATION) if match["extra"] else 0.0
         return Constant(worker=int(match["worker"]), factor=float(match["factor"] or 1), extra_seconds=extra_seconds)

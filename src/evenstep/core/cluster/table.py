@@ -6,13 +6,17 @@ The messages of its errors do not say where the table stands; `placed` adds that
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 from evenstep.core.cluster.quantity import Quantity
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
+from evenstep.core.shown import shown
 
 T = TypeVar("T")
+
+_LARGEST: Final = 10**20
+"""More than any whole number in a file can mean; those with a limit of their own are less."""
 
 
 @contextmanager
@@ -38,7 +42,7 @@ class Table:
     def of(cls, value: object) -> "Table":
         """The value of a key that should be a table."""
         if not isinstance(value, dict):
-            raise ConfigError(f"this must be a table, not {value!r}")
+            raise ConfigError(f"this must be a table, not {shown(value)}")
         return cls(entries=value)
 
     def only(self, keys: Iterable[str]) -> None:
@@ -46,7 +50,7 @@ class Table:
         valid = list(keys)
         for key in self.entries:
             if key not in valid:
-                raise ConfigError(f"there is no key {key!r} here; {nearest(key, valid)}")
+                raise ConfigError(f"there is no key {shown(key)} here; {nearest(key, valid)}")
 
     def value(self, key: str, default: object = None) -> object:
         """The value as it stands; TOML has no null, so no value is None."""
@@ -77,7 +81,7 @@ class Table:
         """A list, with items of any type."""
         value = self.value(key, default)
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{key} must be a list in square brackets, not {value!r}")
+            raise ConfigError(f"{key} must be a list in square brackets, not {shown(value)}")
         return tuple(value)
 
     def each(self, key: str, read: Callable[[str, "Table"], T]) -> dict[str, T]:
@@ -95,14 +99,18 @@ def as_integer(key: str, value: object, *, least: int) -> int:
     """`value`, where it is a whole number of at least `least`; ConfigError otherwise."""
     # true is a Python int too.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{key} must be a whole number of at least {least}, not {value!r}")
+        raise ConfigError(f"{key} must be a whole number of at least {least}, not {shown(value)}")
+    if value > _LARGEST:
+        raise ConfigError(f"{key} must be a whole number of at most {_LARGEST}, not {shown(value)}")
     return value
 
 
 def as_number(key: str, value: object) -> float:
     """`value`, where it is a number; ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{key} must be a number, not {value!r}")
+        raise ConfigError(f"{key} must be a number, not {shown(value)}")
+    if isinstance(value, int) and value > _LARGEST:
+        raise ConfigError(f"{key} must be a number of at most {_LARGEST}, not {shown(value)}")
     return value
 
 
@@ -118,7 +126,7 @@ def as_name(key: str, value: object, valid: Iterable[str]) -> str:
     """`value`, where it is one of the `valid` names; ConfigError otherwise."""
     names = list(valid)
     if not isinstance(value, str):
-        raise ConfigError(f"{key} must be a name in quotes, not {value!r}")
+        raise ConfigError(f"{key} must be a name in quotes, not {shown(value)}")
     if value not in names:
-        raise ConfigError(f"{key} {value!r} is unknown; {nearest(value, names)}")
+        raise ConfigError(f"{key} {shown(value)} is unknown; {nearest(value, names)}")
     return value

@@ -73,7 +73,8 @@ def worker_colour(index: int) -> str:
 
 def packed(values: npt.ArrayLike) -> dict[str, str]:
     """An array as plotly.js reads it fastest: 32-bit floats in base 64."""
-    raw = np.asarray(values, dtype="<f4").tobytes()
+    with np.errstate(over="ignore"):  # What is beyond a 32-bit float, in a damaged log, is beyond any plot.
+        raw = np.asarray(values, dtype="<f4").tobytes()
     return {"dtype": "f4", "bdata": base64.b64encode(raw).decode()}
 
 

@@ -1,11 +1,15 @@
 """How often: histograms of how stale pushes were and how far ahead their workers ran."""
 
+from typing import Final
+
 import numpy as np
 
 from evenstep.report.iterations import FloatArray
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import Plot, Table, layout, worker_colour
 from evenstep.report.page.shown import MOST_WORKERS
+
+_BARS: Final = 60
 
 
 def staleness_plot(overview: RunOverview) -> Plot:
@@ -37,22 +41,21 @@ def _pushes(overview: RunOverview, column: str) -> dict[str, FloatArray]:
 
 
 def _histogram(overview: RunOverview, column: str, title: str, what: str, axis: str) -> Plot:
-    counts = {
-        name: np.bincount(values[np.isfinite(values)].astype(np.int64))
-        for name, values in _pushes(overview, column).items()
-    }
-    most = max(len(each) for each in counts.values())
-    padded = {worker: np.pad(each, (0, most - len(each))) for worker, each in counts.items()}
-    step = max(1, -(-most // 60))
-    starts = range(0, most, step)
+    pushes = {name: np.maximum(each[np.isfinite(each)], 0.0) for name, each in _pushes(overview, column).items()}
+    most = 1 + max((int(each.max()) for each in pushes.values() if len(each)), default=0)
+    step = max(1, -(-most // _BARS))
+    starts = [step * bar for bar in range(-(-most // step))]
     names = [str(each) if step == 1 else f"{each} to {min(each + step, most) - 1}" for each in starts]
-    sums = {worker: [int(each[start : start + step].sum()) for start in starts] for worker, each in padded.items()}
+    sums = {
+        worker: np.bincount((each // step).astype(np.int64), minlength=len(starts)).tolist()
+        for worker, each in pushes.items()
+    }
     traces = [
         {
             "type": "bar", "x": names, "y": sums[worker], "name": worker,
             "marker": {"color": worker_colour(index), "pattern": {"shape": ("", "/", "x", "-")[index // 8 % 4]}},
         }
-        for index, worker in enumerate(counts)
+        for index, worker in enumerate(sums)
     ]  # fmt: skip
     return Plot(
         key=f"{column}-{overview.name}",
@@ -62,7 +65,7 @@ def _histogram(overview: RunOverview, column: str, title: str, what: str, axis: 
         layout=layout(axis, "pushes", height=280, barmode="stack", xaxis={"type": "category", "title": {"text": axis}}),
         table=Table(
             caption=f"{what}: pushes",
-            headings=(axis, *counts),
+            headings=(axis, *sums),
             rows=[(name, *(str(each[index]) for each in sums.values())) for index, name in enumerate(names)],
         ),
         zooms=False,

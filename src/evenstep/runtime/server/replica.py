@@ -62,7 +62,8 @@ class Replica:
         """
         if self.spec is not None:
             if encoded != self._encoded:
-                raise DisagreementError("a worker described another run: start every worker with the same script")
+                difference = RunSpec.decode(encoded, workers).difference(self.spec)
+                raise DisagreementError(f"this worker's {difference}: start every worker with the same script")
             return self.spec
         spec = RunSpec.decode(encoded, workers)
         rules = tuple(Update(each, self._allow) for each in spec.optimizers)

@@ -50,6 +50,33 @@ class RunSpec:
         }
         return json.dumps(record).encode()
 
+    def difference(self, others: Self) -> str:
+        """The first thing that is another in the others' description, in words; both values."""
+        mine, theirs = self._in_words(), others._in_words()
+        for what in mine | theirs:
+            if mine.get(what) != theirs.get(what):
+                return f"{what} is {mine.get(what)} where the others have {theirs.get(what)}"
+        return "description of the run is in another order than the others'"
+
+    def _in_words(self) -> dict[str, object]:
+        optimizers = {f"optimizer {number}": spec.name for number, spec in enumerate(self.optimizers)}
+        groups = [group for spec in self.optimizers for group in spec.groups]
+        return {
+            "scheme": self.scheme.name,
+            "global batch size": self.problem.global_batch_size,
+            "dataset's length": self.length,
+            **{
+                f"parameter {each.name!r}": f"{each.dtype} of shape {list(each.shape)}"
+                for each in self.layout.parameters
+            },
+            **optimizers,
+            **{
+                f"{'learning rate' if name == 'lr' else name} in param group {number}": value
+                for number, group in enumerate(groups)
+                for name, value in group.items()
+            },
+        }
+
     @classmethod
     def decode(cls, text: bytes, workers: int) -> Self:
         """What `encode` gave, from a peer that may send anything.

@@ -1,0 +1,26 @@
+"""A value as an error message shows it: short, whatever the value is."""
+
+from typing import Final
+
+_LONGEST: Final = 60
+"""Letters of a value in a message."""
+_FEW: Final = 3
+"""Items of a list that is shown in full."""
+
+
+def shown(value: object) -> str:
+    """A text, a number, a truth value or None as Python writes it, cut where it is long; of the rest only the type.
+
+    >>> shown("lbsp"), shown(2.5), shown([1, "asp"]), shown({1: 2}), shown(print), shown(10**100)
+    ("'lbsp'", '2.5', "[1, 'asp']", '{...}', 'builtin_function_or_method', 'a number of more than 70 digits')
+    """
+    if isinstance(value, dict):
+        return "{...}" if value else "{}"
+    if isinstance(value, list) and len(value) <= _FEW:
+        return f"[{', '.join(type(each).__name__ if isinstance(each, list) else shown(each) for each in value)}]"
+    if not isinstance(value, str | int | float | None):
+        return type(value).__name__
+    if isinstance(value, int) and value.bit_length() > 4 * _LONGEST:
+        return "a number of more than 70 digits"
+    text = repr(value[: 2 * _LONGEST] if isinstance(value, str) else value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

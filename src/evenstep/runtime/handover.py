@@ -1,0 +1,117 @@
+"""Hands the servers' addresses and secret to the other workers of this host in a file that only this user can read.
+
+torchrun's store listens on all addresses and knows no authentication: any process that reaches its port can read and
+write in it. So the store carries only the name of the file, and a worker believes the file only where nobody but this
+user can have written it, for this run.
+"""
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+
+_LARGEST: Final = 1 << 16
+_PRIVATE: Final = stat.S_IRUSR | stat.S_IWUSR
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What another worker needs to reach the servers.
+
+    `secret` is in hexadecimal, and empty where every worker was given it. `run` tells this run from others of the user.
+    """
+
+    addresses: tuple[tuple[str, ...], ...]
+    secret: str
+    run: str
+
+    def write(self) -> Path:
+        """Write it into a new file of mode 0600, in a new folder of mode 0700, and return the file's path.
+
+        Raises:
+            ConfigError: The file cannot be written.
+        """
+        try:
+            path = Path(tempfile.mkdtemp(prefix="evenstep-"), "servers")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, _PRIVATE)  # The process's mask may have taken some of it away.
+                json.dump({"addresses": self.addresses, "secret": self.secret, "run": self.run}, file)
+        except OSError as error:
+            raise ConfigError(
+                f"the servers' addresses cannot be handed to the other workers in {tempfile.gettempdir()}"
+                f" ({error.strerror}): make room, or set TMPDIR to another folder"
+            ) from error
+        return path
+
+    @classmethod
+    def read(cls, path: str, run: str) -> Self:
+        """What the first worker of this run wrote; `path` comes from the store, into which anybody may have written.
+
+        Raises:
+            ConfigError: The file is not one that only this user can have written, or is not of this run.
+        """
+        try:
+            record = json.loads(_content(path))
+            found = cls(
+                addresses=tuple(tuple(map(str, shard)) for shard in record["addresses"]),
+                secret=str(record["secret"]),
+                run=str(record["run"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            # What stands in the file is not shown: it may be any file of this user's.
+            why = str(error) if isinstance(error, _UntrustedError) else type(error).__name__
+            raise _refused(path, why) from None
+        if found.run != run:
+            raise _refused(path, "it is of another run")
+        return found
+
+
+def remove(path: Path) -> None:
+    """Remove the file and its folder; doing so twice is fine."""
+    for end in (path.unlink, path.parent.rmdir):
+        try:
+            end()
+        except OSError:
+            return
+
+
+def run_of(environment: Mapping[str, str]) -> str:
+    """What tells the run of this process from others on its host: where its workers meet, and which start this is."""
+    names: Sequence[str] = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return " ".join(environment.get(name, "") for name in names)
+
+
+class _UntrustedError(ValueError):
+    """Somebody else may have written the file."""
+
+
+def _content(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _UntrustedError("it is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise _UntrustedError("it belongs to another user")
+        if stat.S_IMODE(status.st_mode) != _PRIVATE:
+            raise _UntrustedError("others than its owner have access to it")
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise _UntrustedError("it is too large")
+    return content
+
+
+def _refused(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the file {shown(path)}, which the store of this run names for its servers, is not used ({why}): another"
+        " process may write into the store, so use a network that you trust, or evenstep run"
+    )
