@@ -77,7 +77,7 @@ def scheme_of(tmp_path, **options):
     model = torch.nn.Linear(2, 1)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch_size=4)
     evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, run_dir=tmp_path, **options)
-    return [event["scheme"] for event in read_events(tmp_path)][-1]
+    return [event["scheme"] for event in read_events(tmp_path) if event["event"] == "run"][-1]
 
 
 def test_arguments_win_over_the_launcher_and_the_launcher_over_the_default(tmp_path, monkeypatch):

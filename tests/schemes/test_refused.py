@@ -126,7 +126,7 @@ def test_a_string_that_cannot_be_read_says_what_to_write(text, says):
         (evenstep.ssp, {"bound": 10**30}, "takes a whole number of at most 2147483647, not 1000"),
         (evenstep.ssp, {"load": 3}, "load of the scheme 'ssp' takes a scheme or a name, not 3"),
         (evenstep.asp, {"clip": "1"}, "clip of the scheme 'asp' takes a number, not '1'"),
-        (evenstep.asp, {"rate": ["share"]}, "rate of the scheme 'asp' takes a name, not list"),
+        (evenstep.asp, {"rate": ["share"]}, "rate of the scheme 'asp' takes a name, not ['share']"),
         (evenstep.dssp, {"bounded": 0}, "bounded of the scheme 'dssp' is true or false, not 0"),
         (evenstep.lb_bsp, {"minimum": 1.5}, "minimum of the scheme 'lb-bsp' takes a whole number, not 1.5"),
         (evenstep.grouped, {"groups": 2.5}, "groups of the scheme 'grouped' takes a whole number or a name, not 2.5"),

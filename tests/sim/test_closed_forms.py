@@ -109,7 +109,7 @@ def test_lb_bsp_reaches_the_time_that_the_form_gives(devices, run):
 
 def test_balancing_gains_what_the_speeds_of_r2sp_s_cluster_allow(devices, run):
     cluster = devices(2.3349, 2.3349, 1.58689, 1.58689, *[1.095636] * 4)
-    bsp, balanced = (run(cluster, each, batch=4096, iterations=400) for each in ("bsp", "lb-bsp"))
+    bsp, balanced = (run(cluster, each, batch=4096, iterations=2000) for each in ("bsp", "lb-bsp"))
     assert balanced.samples_per_second / bsp.samples_per_second == pytest.approx(1.68, abs=0.02)
 
 

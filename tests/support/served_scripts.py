@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import EvenstepError
+from evenstep.runtime.activity import Activity
 from evenstep.runtime.join_servers import join_servers
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.workers import gather
@@ -212,7 +213,7 @@ def describe_other_models(run, odd):
 def meet_under_torchrun(temporary):
     """Joins as under plain torchrun, without a launcher of ours; what this worker has learnt, when all have."""
     tempfile.tempdir = temporary
-    joined = join_servers(LaunchSettings(), 1, 30.0, None)
+    joined = join_servers(LaunchSettings(), 1, 30.0, None, Activity())
     values = gather(joined.workers, {"rank": joined.workers.rank})
     joined.link.close()
     return {"secret": joined.secret, "addresses": joined.addresses, "met": [each["rank"] for each in values]}

@@ -133,7 +133,9 @@ def _named(name: str, annotation: Any) -> _Fits:  # noqa: ANN401 - whatever stan
     fits = _fits(annotation)
     if name == "worker":
         return lambda value: fits(value) and 0 <= value < _WORKERS
-    if name in ("iteration", "samples", "epoch") or name.endswith("seconds"):
+    if name == "iteration":
+        return lambda value: fits(value) and value >= -1  # Before the first one.
+    if name in ("samples", "epoch") or name.endswith("seconds"):
         return lambda value: fits(value) and value >= 0
     return fits
 

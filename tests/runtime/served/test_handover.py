@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, TCPStore
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.handover import Handover, remove, run_of
 from evenstep.runtime.join_servers import _meet_in_store
+from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
 
 ADDRESSES = (("unix:@here", "tcp://127.0.0.1:1"),)
@@ -159,7 +160,7 @@ def test_a_stranger_who_writes_into_the_store_first_cannot_lead_a_worker_astray(
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     PrefixStore("evenstep/servers", store).set("addresses/1", forged)
     with pytest.raises(ConfigError, match="which the store of this run names for its servers, is not used"):
-        _meet_in_store(store, 1, 2, 1, None, resume=False)
+        _meet_in_store(store, 1, 2, 1, None, LaunchSettings())
 
 
 def test_runs_of_a_user_on_one_host_are_told_apart_by_where_they_meet():
@@ -173,4 +174,4 @@ def test_beyond_one_host_a_secret_must_be_given_on_every_worker(store, monkeypat
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     for rank in (0, 3):
         with pytest.raises(ConfigError, match="servers beyond one host need a secret: set EVENSTEP_SECRET"):
-            _meet_in_store(store, rank, 4, 1, Path("unused"), resume=False)
+            _meet_in_store(store, rank, 4, 1, Path("unused"), LaunchSettings())
