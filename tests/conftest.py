@@ -25,6 +25,11 @@ LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 GRACE_SECONDS = 2.0
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-faults", action="store_true", help="every cell of the grid in tests/faults, not a part")
+    parser.addoption("--fault-table", type=Path, help="a file for the table of the cells of tests/faults that were run")
+
+
 def pytest_ignore_collect(collection_path):
     """Collect test files only: the search for doctests would import, and so run, the scripts that tests launch."""
     if collection_path.suffix == ".py" and not collection_path.name.startswith("test_"):

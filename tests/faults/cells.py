@@ -52,6 +52,18 @@ class Cell:
         again = f"-{self.restarts} restart" if self.restarts else ""
         return f"{self.scheme}-{self.moment}-worker {self.victim} {self.fault}-{self.launcher}{again}"
 
+    def row(self, seconds):
+        """Of the table: the cell, what came of it, and the seconds from the fault to the end of the others."""
+        return [
+            self.launcher,
+            self.scheme,
+            self.moment,
+            self.fault,
+            f"worker {self.victim}",
+            self.expected.others,
+            round(seconds, 1),
+        ]
+
     @property
     def served(self):
         return self.scheme in SERVED

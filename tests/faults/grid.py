@@ -97,7 +97,7 @@ def check(cell, outcome):
 
 def _names(cell, terminal):
     """Whether evenstep, or an error of it, tells of the victim, and of no other worker as lost."""
-    told = re.findall(r"(?:evenstep: |WorkerLostError: )(.*)", terminal)
+    told = re.findall(r"(?:evenstep: |evenstep\.core\.errors\.\w+: )(.*)", terminal)
     victim = re.compile(rf"worker {cell.victim}\b|missing: {cell.victim}\b")
     return any(victim.search(line) for line in told)
 
@@ -258,7 +258,8 @@ def _servers(cell, folder, watch):
         yield {**launched.to_environment(), SECRET_VARIABLE: secret}
     finally:
         # The end of its input, while its last words can still be read.
-        socket.socket(fileno=os.dup(ours.fileno())).shutdown(socket.SHUT_WR)
+        with socket.socket(fileno=os.dup(ours.fileno())) as wire:
+            wire.shutdown(socket.SHUT_WR)
         server.join(GUARD_SECONDS)
         server.kill()
         server.join()

@@ -86,11 +86,10 @@ def train(cell, folder):
         for epoch in range(loader.epoch, RUN.epochs):
             for inputs, targets in loader:
                 done += 1
-                positions = list(loader.current.positions[: loader.current.samples])
+                positions, known = list(loader.current.positions[: loader.current.samples]), incarnation(loader)
                 fault.at("first iteration" if done == 1 else "mid-epoch" if done == MIDDLE else "")
                 training.step(model, optimizer, inputs, targets)
-                forfeited = getattr(loader._engine, "_forfeited", False)
-                journal.write(json.dumps([fault.life, epoch, positions, forfeited]) + "\n")
+                journal.write(json.dumps([fault.life, epoch, positions, incarnation(loader) != known]) + "\n")
             if epoch == 0:
                 fault.at("evaluation")
                 save(cell, folder, fault, model, optimizer, loader)
@@ -103,6 +102,12 @@ def train(cell, folder):
     balancer.close = closing
     loader.close()
     Path(folder, f"finished-{fault.rank}").touch()
+
+
+def incarnation(loader):
+    """Which one of this worker the servers know; another one after a step: they had given the batch to others."""
+    link = getattr(loader._engine, "_link", None)
+    return None if link is None else link.incarnation
 
 
 def save(cell, folder, fault, model, optimizer, loader):
