@@ -111,6 +111,17 @@ def test_a_worker_that_others_go_on_without_after_an_epoch_is_said_to_have_left(
     assert told(run.supervision.missing(1)) == ["worker 1 ended early, between two epochs; the others go on"]
 
 
+def test_one_that_left_without_a_goodbye_is_said_to_have_failed_or_ended_early_in_any_order():
+    early = ["worker 1 ended early, between two epochs; the others go on"]
+    killed = ["worker 1 was killed by SIGKILL; the others go on"]
+    for failed, says in ((False, early), (True, killed)):
+        run = Run()
+        assert run.left(1, Why.ENDED) + told(run.supervision.missing(1)) == []
+        assert run.ended(1, failed=failed) == says
+        run = Run()
+        assert run.left(1, Why.ENDED) + run.ended(1, failed=failed) + told(run.supervision.missing(1)) == says
+
+
 def test_nothing_is_said_where_all_break_off_together():
     run = Run()
     for worker in range(3):

@@ -1,12 +1,13 @@
 """Cells of the grid of faults: a part of them, or with --all-faults all, as `make faults` does."""
 
 import pytest
-from faults.cells import forked_cells, launched_cells, part
+
+from faults.cells import forked_cells, launched_cells, link_cells, part, server_cells
 from faults.grid import GUARD_SECONDS, check, run_cell
 
 
 def pytest_generate_tests(metafunc):
-    cells = [*forked_cells(), *launched_cells()]
+    cells = [*forked_cells(), *launched_cells(), *server_cells(), *link_cells()]
     if not metafunc.config.getoption("all_faults"):
         cells = part(cells)
     metafunc.parametrize("cell", cells, ids=str)

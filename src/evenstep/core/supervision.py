@@ -102,6 +102,10 @@ class _Worker:
     """When it left its loop early and said goodbye, if nothing was said of that yet."""
     vanished: bool = False
     """Whether it was in its loop when its connection ended."""
+    done: bool = False
+    """Whether it said goodbye."""
+    missed: bool = False
+    """Whether an epoch began without it, if nothing was said of that yet."""
     over: bool = False
     failed: bool = False
 
@@ -144,7 +148,7 @@ class Supervision:
     def left(self, leave: Leave, now: float) -> list[Action]:
         """The worker is not at the servers any more."""
         state = self._all[leave.worker]
-        state.here = False
+        state.here, state.done = False, leave.why is Why.DONE
         if leave.why in (Why.SILENT, Why.HUNG, Why.NEVER_CAME):
             state.gave_up = _how(leave)
             return [Say(f"worker {leave.worker} {state.gave_up}{self._then()}")]
@@ -157,7 +161,8 @@ class Supervision:
 
     def missing(self, worker: int) -> list[Action]:
         """The worker has left between two epochs, and others have begun the next one."""
-        return [Say(f"worker {worker} ended early, between two epochs{self._then()}")]
+        self._all[worker].missed = True
+        return self._missed(worker)
 
     def ended(self, ending: Ending) -> list[Action]:
         """The worker's process has ended; nothing is said of one that ended well."""
@@ -165,7 +170,7 @@ class Supervision:
         state.failed = state.failed or ending.failed
         state.over = not ending.restart
         if not ending.failed:
-            return self._vanished(worker)
+            return [*self._vanished(worker), *self._missed(worker)]
         if ending.restart:
             return [Say(f"worker {worker} {ending.how}; it is started again ({ending.restart} of {self.restarts})")]
         if not self._begun and not self._stopped:
@@ -195,6 +200,14 @@ class Supervision:
         # Without keepers it may have failed, and then the run ends.
         how, then = ("ended with exit code 0", self._then()) if self.kept else ("ended", "")
         return [Say(f"worker {worker} {how} in the middle of an epoch{then}")]
+
+    def _missed(self, worker: int) -> list[Action]:
+        """An epoch began without it: without a goodbye its process may have failed, which is heard of in any order."""
+        state = self._all[worker]
+        if not state.missed or state.failed or (self.kept and not state.done and not state.over):
+            return []
+        state.missed = False
+        return [Say(f"worker {worker} ended early, between two epochs{self._then()}")]
 
     def _look_for_broken_off(self, now: float) -> list[Action]:
         actions: list[Action] = []
