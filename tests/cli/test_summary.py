@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.guard import GUARD_SECONDS
 
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
@@ -55,7 +56,7 @@ def test_plain_torchrun_has_the_summary_too_and_once(scheme):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     settings = {"scheme": scheme, "slow": ["1=3x"], "servers": []}
     environment = {**os.environ, "EVENSTEP_LAUNCH": json.dumps(settings)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment, check=True)
     lines = said(ended.stderr)
     assert [line.startswith(f"{scheme} trained ") for line in lines].count(True) == 1
     assert "orker 1 computes" in lines[1]
@@ -79,7 +80,9 @@ def test_a_script_that_failed_has_no_summary(capfd):
 
 def test_a_process_of_its_own_has_no_summary():
     environment = {name: value for name, value in os.environ.items() if name != "EVENSTEP_LAUNCH"}
-    ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=100, env=environment)
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment
+    )
     assert (ended.returncode, said(ended.stderr)) == (0, [])
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 from support.faults import meeting_place
+from support.guard import GUARD_SECONDS
 from support.hosts import ip, two_hosts
 from support.processes import CONTEXT
 
@@ -29,8 +30,6 @@ from faults import worker
 from faults.cells import COUNT, LINK, PAUSE_SECONDS, SERVER
 
 POLL_SECONDS = 0.05
-GUARD_SECONDS = 150.0
-"""How long a cell may take on a busy machine before it counts as one that hangs."""
 SCRIPT = Path(worker.__file__)
 
 
@@ -75,7 +74,7 @@ def run_cell(cell, folder):
         with suppress(FileNotFoundError):
             epoch, positions = json.loads((folder / f"hand-{rank}").read_text())
             outcome.in_hand |= {(epoch, position) for position in positions}
-    outcome.left += [str(path) for path in (folder / "tmp").glob("evenstep-*")]
+    outcome.left += [str(path) for path in (folder / "tmp").iterdir()]
     return outcome
 
 

@@ -1,9 +1,10 @@
 """Cells of the grid of faults: a part of them, or with --all-faults all, as `make faults` does."""
 
 import pytest
+from support.guard import GUARD_SECONDS
 
 from faults.cells import forked_cells, launched_cells, link_cells, part, server_cells
-from faults.grid import GUARD_SECONDS, check, run_cell
+from faults.grid import check, run_cell
 
 
 def pytest_generate_tests(metafunc):
