@@ -1,28 +1,32 @@
-# Each target first makes .venv, once, and again when pyproject.toml or constraints.txt changed.
+# Each target first makes .venv with what it needs, once, and again when pyproject.toml or constraints.txt changed.
 #   make demo      see it work, on this machine, in under a minute after the installation
 #   make test      every test; those that need root say why they are skipped without it. What starts no processes runs
-#                  twice at a time
+#                  twice at a time; the rest runs after it, whether it passed or not
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
 #
 # torch: constraints.txt fixes the release, pip's configuration decides the build. Where pip knows an index or a folder
-# with the CPU wheel of that release, pip prefers it; elsewhere it takes the index's own wheel, which on Linux brings
-# gigabytes of CUDA libraries. To have the small one there, name PyTorch's CPU index in PIP_EXTRA_INDEX_URL.
+# with the CPU wheel of that release, pip prefers it (0.2 GB); elsewhere it takes the index's own wheel, which on Linux
+# brings the CUDA libraries (2.7 GB). To have the small one there, name PyTorch's CPU index in PIP_EXTRA_INDEX_URL.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_DEMO := $(VENV)/.installed-demo
 
 .DELETE_ON_ERROR:
 .PHONY: demo test check clean
 
-demo: $(INSTALLED)
+demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not multiprocess" --numprocesses 2
-	$(BIN)/python -m pytest -m multiprocess
+	@trap 'exit 130' INT; \
+	$(BIN)/python -m pytest -m "not multiprocess" --numprocesses 2; alone=$$?; \
+	$(BIN)/python -m pytest -m multiprocess; together=$$?; \
+	echo "pytest's exit codes, 0 where all passed: $$alone without processes, $$together with them"; \
+	test $$alone -eq 0 -a $$together -eq 0
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -30,12 +34,16 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): $(INSTALLED_DEMO)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+$(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	echo 'evenstep needs Python 3.11 or newer, and "$(PYTHON)" is not: say which, as in make PYTHON=python3.12' >&2; \
 	exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""Progress bars for runs that are under way, from the events that they write."""
+"""Progress bars, or lines, for runs that are under way, from the events that they write."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from evenstep.telemetry import RunTail
 
 _LOOK_SECONDS = 0.1
+_LINES = 4
+"""How many lines a run is where no bar can be drawn."""
 
 
 @contextmanager
 def progress_of(console: Console, runs: Mapping[str, Path], epochs: int) -> Iterator[None]:
     """Show how far runs are, each by its title with its run directory, one after the other, until the block ends.
 
-    Nothing is shown where the console is no terminal.
+    Where the console is no terminal, each quarter is a line.
     """
     columns = (
         TextColumn("{task.fields[title]:<8}"),
@@ -32,6 +34,7 @@ def progress_of(console: Console, runs: Mapping[str, Path], epochs: int) -> Iter
     )
     with shown as progress:
         bars = [_Bar(progress, title, run_dir, epochs) for title, run_dir in runs.items()]
+        lines = [] if console.is_terminal else [_Lines(progress, task) for task in progress.tasks]
 
         def watch() -> None:
             over = False
@@ -39,6 +42,8 @@ def progress_of(console: Console, runs: Mapping[str, Path], epochs: int) -> Iter
                 over = ended.wait(_LOOK_SECONDS)  # After the end, one look more.
                 for bar in bars:
                     bar.look()
+                for line in lines:
+                    line.look()
 
         watcher = threading.Thread(target=watch, name="evenstep-progress")
         watcher.start()
@@ -70,3 +75,20 @@ class _Bar:
                 self._progress.update(self._task, total=total, description="samples")
             elif event["event"] == "iteration":
                 self._progress.advance(self._task, event["samples"])
+
+
+@final
+class _Lines:
+    """The same as lines, each of which is printed once."""
+
+    def __init__(self, progress: Progress, task: Task) -> None:
+        self._progress = progress
+        self._task = task
+        self._printed = 0
+
+    def look(self) -> None:
+        """Print a line where another part is done."""
+        done = int(self._task.percentage * _LINES / 100)
+        if done > self._printed:
+            self._printed = done
+            self._progress.console.print(f"{self._task.fields['title']}: {100 * done // _LINES}% of the samples")

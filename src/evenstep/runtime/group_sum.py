@@ -4,18 +4,16 @@ The process group is made of those whom the group's server names, has nothing to
 away with the first failure: then the server names others.
 """
 
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final, cast, final
+from typing import Any, cast, final
 
 import torch
 
 from evenstep.runtime.c10d import PrefixStore, TCPStore, gloo_backend
+from evenstep.runtime.loopback import LOOPBACK
 from evenstep.runtime.server.sums import wide
 from evenstep.transport.base import Header
-
-_LOOPBACK: Final = "127.0.0.1"
 
 
 @final
@@ -65,22 +63,15 @@ class GroupSum:
             self._ring = None
             port, count = int(cast("int", told["store"])), int(cast("int", told["workers"]))
             patience = timedelta(seconds=float(cast("float", told["seconds"])))
-            store = PrefixStore(str(told["ring"]), TCPStore(_LOOPBACK, port, is_master=False, timeout=patience))
+            store = PrefixStore(str(told["ring"]), TCPStore(LOOPBACK, port, is_master=False, timeout=patience))
             self._ring = _backend(store, place, count, patience)
             self._made = made
         return self._ring
 
 
-def loopback_store() -> TCPStore:
-    """A new store, to be reached on this host alone; torch's own would listen on every address."""
-    listening = socket.create_server((_LOOPBACK, 0))
-    port = listening.getsockname()[1]
-    return TCPStore(_LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
-
-
 def _backend(store: PrefixStore, place: int, count: int, timeout: timedelta) -> Any:
     gloo = gloo_backend._Options()
     # Which names of this host the network knows does not matter.
-    gloo._devices = [gloo_backend.create_device(hostname=_LOOPBACK)]
+    gloo._devices = [gloo_backend.create_device(hostname=LOOPBACK)]
     gloo._timeout = timeout
     return gloo_backend(store, place, count, gloo)

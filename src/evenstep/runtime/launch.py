@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -42,7 +43,9 @@ from evenstep.core.supervision import Supervision
 from evenstep.runtime.endings import read_ends
 from evenstep.runtime.keeper import group_file, keeper_command
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
+from evenstep.runtime.loopback import LOOPBACK
 from evenstep.runtime.meeting_place import FRESH_STORE
+from evenstep.runtime.one_host import ONE_HOST, register
 from evenstep.runtime.run_failed import RunFailedError, failure, failure_of, failure_of_all, failures_in
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
@@ -101,7 +104,9 @@ def launch(
 def _run_workers(started: _Command, settings: LaunchSettings, status_dir: Path) -> None:
     config, command, command_arguments = started
     os.environ.update(settings.to_environment())
-    if config.max_restarts or config.min_nodes != config.max_nodes:
+    if config.rdzv_backend == ONE_HOST:
+        _keep_gloo_on_this_host()
+    elif config.max_restarts or config.min_nodes != config.max_nodes:
         os.environ.setdefault(*FRESH_STORE)
     try:
         elastic_launch(config, command)(*command_arguments)
@@ -115,6 +120,12 @@ def _run_workers(started: _Command, settings: LaunchSettings, status_dir: Path) 
     finally:
         _stop_leftovers()
         _kill_groups(_groups_of_killed_keepers(status_dir))
+
+
+def _keep_gloo_on_this_host() -> None:
+    """Gloo's sockets would listen on the address that this host's name has, which others may reach."""
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def _under_keepers(started: _Command, status_dir: Path, *, restarts: int | None) -> _Command:
@@ -241,10 +252,11 @@ def _command(arguments: argparse.Namespace) -> _Command:
     unmet = arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint and arguments.master_port is None
     try:
         if arguments.standalone or (unmet and arguments.nnodes.rpartition(":")[2] == "1"):
-            arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
+            register()
+            arguments.rdzv_backend, arguments.rdzv_endpoint = ONE_HOST, LOOPBACK
             arguments.rdzv_id = str(uuid.uuid4())
             # A single node needs no name service, which not every machine has in order.
-            arguments.local_addr = arguments.local_addr or "localhost"
+            arguments.local_addr = arguments.local_addr or LOOPBACK
         elif arguments.master_port is None:
             arguments.master_port = 29500  # As under torchrun: the nodes must agree on one.
         return config_from_args(arguments)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from evenstep.core.activity import FIRST_PULSE
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.runtime.c10d import PrefixStore, Store, TCPStore, reason
+from evenstep.runtime.loopback import loopback_listener
 from evenstep.runtime.store_line import Result, StoreKeeper, within
 from evenstep.runtime.workers import name_workers
 
@@ -154,6 +155,7 @@ class _Place:
             # A worker that does not come would be missed without a name.
             wait_for_workers=False,
             multi_tenant=self.keeper.worker is not None,
+            master_listen_fd=loopback_listener(self.keeper.host, self.keeper.port) if is_master else None,
         )
 
 

@@ -10,7 +10,7 @@ from support.processes import results
 from support.served import leaves, run_served, server_events
 from support.training import Run
 
-from evenstep.runtime.group_sum import loopback_store
+from evenstep.runtime.loopback import loopback_store
 
 pytestmark = pytest.mark.multiprocess
 

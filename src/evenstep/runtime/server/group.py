@@ -15,7 +15,7 @@ import torch
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.core.server import Bundle, Patience, Together
-from evenstep.runtime.group_sum import loopback_store
+from evenstep.runtime.loopback import loopback_store
 from evenstep.runtime.server.fields import Fields
 from evenstep.runtime.server.member import Member
 from evenstep.runtime.server.outbox import Outbox

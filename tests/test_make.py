@@ -1,0 +1,52 @@
+"""The targets of the Makefile, with a program that notes how it is called in place of the environment's Python."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = """#!/bin/sh
+echo "$@" >> calls
+case "$*" in *"{fails}"*) exit 1;; esac
+"""
+
+
+def make(folder, target, fails="nothing"):
+    """Run the target in this folder; the calls that it makes fail where they have these words."""
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "evenstep"):
+        (programs / name).write_text(PROGRAM.format(fails=fails))
+        (programs / name).chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    # The first program that it calls makes the environment, which is there.
+    ended = subprocess.run(
+        ["make", "PYTHON=true", target],
+        cwd=folder,
+        env={**os.environ, "MAKEFLAGS": ""},  # This may run under make, too.
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ended, (folder / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("fails", "codes"), [("not multiprocess", "1 without"), ("-m multiprocess", "1 with "), ("nothing", "")]
+)
+def test_the_second_half_of_the_tests_runs_where_the_first_fails_and_either_fails_the_target(fails, codes, tmp_path):
+    ended, calls = make(tmp_path, "test", fails)
+    halves = [call for call in calls if call.startswith("-m pytest")]
+    assert halves == ["-m pytest -m not multiprocess --numprocesses 2", "-m pytest -m multiprocess"]
+    assert (ended.returncode != 0) == bool(codes)
+    assert codes in ended.stdout.splitlines()[-1]
+
+
+def test_the_demo_installs_nothing_that_only_development_needs(tmp_path):
+    ended, calls = make(tmp_path, "demo")
+    assert ended.returncode == 0, ended.stderr
+    assert calls == ["-m pip install --constraint constraints.txt --editable .[demo]", "demo"]
