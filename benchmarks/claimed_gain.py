@@ -139,18 +139,21 @@ def _measured(one):
 
 
 def _figures(case, runs):
-    told = [(one["lb-bsp"], _measured(one)) for one in runs if one["lb-bsp"]["interval"] is not None]
-    if len(told) < len(runs):
-        record.console.print(f"{case}: {len(runs) - len(told)} runs claimed nothing")
-    within = [low <= measured <= high for claim, measured in told for low, high in [claim["interval"]]]
-    return [
-        record.figure(f"{case}: times as fast as bsp, measured", [_measured(one) for one in runs]),
-        record.figure(f"{case}: times as fast as equal sizes, claimed", [claim["speed_up_over_equal"] for claim, _ in told]),
-        record.figure(f"{case}: lower end of the interval", [claim["interval"][0] for claim, _ in told]),
-        record.figure(f"{case}: upper end of the interval", [claim["interval"][1] for claim, _ in told]),
-        record.figure(f"{case}: part of the runs whose interval holds what was measured", [sum(within) / len(within)]),
-        record.figure(f"{case}: how many times slower the slow worker is said to be", [one["lb-bsp"]["slowdown"] for one in runs]),
-    ]  # fmt: skip
+    measured = [_measured(one) for one in runs]
+    said = [one["lb-bsp"] for one in runs]
+    # A run whose iterations tell too little claims nothing.
+    claims = [(each, truth) for each, truth in zip(said, measured, strict=True) if each["interval"] is not None]
+    within = [claim["interval"][0] <= truth <= claim["interval"][1] for claim, truth in claims]
+    values = {
+        "times as fast as bsp, measured": measured,
+        "times as fast as equal sizes, claimed": [claim["speed_up_over_equal"] for claim, _ in claims],
+        "lower end of its interval": [claim["interval"][0] for claim, _ in claims],
+        "upper end of its interval": [claim["interval"][1] for claim, _ in claims],
+        "part of the runs that claim a gain": [len(claims) / len(runs)],
+        "part of the claims whose interval holds what was measured": [sum(within) / max(len(within), 1)],
+        "times slower that the slow worker is said to be": [each["slowdown"] for each in said if each["slowdown"]],
+    }
+    return [record.figure(f"{case}: {name}", each) for name, each in values.items() if each]
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Account:
 
     @property
     def ideal(self) -> float:
-        """The sum of the workers' speeds on the sizes that they had, in samples per second: nobody waits or sends."""
+        """The sum of the workers' speeds on the sizes that they had, in samples per second: nothing but compute."""
         computed = self.own[0] > 0
         return float((self.samples[computed] / self.own[0][computed]).sum())
 
@@ -126,10 +126,8 @@ class Account:
 
         Empty where too few iterations had equal sizes, because seconds per sample depend on the size.
         """
-        paces, iterations = (
-            self._even[0] / np.maximum(self._even[1], 1.0) * self._even_iterations,
-            self._even_iterations,
-        )
+        iterations = self._even_iterations
+        paces = self._even[0] / np.maximum(self._even[1], 1.0) * iterations
         for stands_for, measured in self.comparisons.paces():
             paces = paces + measured * stands_for
             iterations += stands_for
