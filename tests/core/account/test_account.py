@@ -59,7 +59,7 @@ def test_a_run_in_three_lines():
     account = Account(3, 36)
     account.take(a_run())
     assert summary_lines(account, "lb-bsp") == [
-        "lb-bsp trained 1,800 samples/s for 2.6 s on 3 workers; batch sizes 12 12 12 at first, 16 16 4 at the end.",
+        "lb-bsp trained 1,800 samples/s for 2.57 s on 3 workers; batch sizes 12 12 12 at first, 16 16 4 at the end.",
         "Training is 2.50 times as fast as with equal sizes: worker 2 computes 4x slower and"
         " gets 4 of 36 samples instead of 12; waiting fell from 48% to 0% of all workers' time.",
     ]
