@@ -6,13 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.account import (
-    Account,
-    Cause,
-    Meetings,
-    ServedWorker,
-    served_slowdowns,
-)
+from evenstep.core.account import Account, Cause, Meetings, ServedWorker, served_slowdowns
 from evenstep.core.supervision import Why
 from evenstep.report.iterations import BASES, FloatArray, Iterations
 from evenstep.report.lateness import own_parts

@@ -115,12 +115,6 @@ class Account:
             return Interval(low=1.0, estimate=1.0, high=1.0) if self._equal[1] else None
         return self.comparisons.speed_up(self.seconds)
 
-    @property
-    def ideal(self) -> float:
-        """The sum of the workers' speeds on the sizes that they had, in samples per second: nothing but compute."""
-        computed = self.own[0] > 0
-        return float((self.samples[computed] / self.own[0][computed]).sum())
-
     def slowdowns(self) -> dict[int, float]:
         """Each worker's seconds per sample over the median of the others', both measured at equal sizes.
 
