@@ -58,6 +58,7 @@ def test_plain_torchrun_has_the_summary_too_and_once(scheme):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
     lines = said(ended.stderr)
     assert [line.startswith(f"{scheme} trained ") for line in lines].count(True) == 1
+    assert "; batch sizes 12 12" in lines[0]
     assert "orker 1 computes" in lines[1]
 
 

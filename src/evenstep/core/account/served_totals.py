@@ -65,6 +65,7 @@ class ServedTotals:
         if known.since is None:
             return
         known.iterations += 1
+        known.samples += samples
         known.own += now - known.since
         known.compute += compute_seconds
         known.since = None
@@ -91,6 +92,10 @@ class ServedTotals:
             if each.iterations
         ]
 
+    def batch_sizes(self) -> Sequence[int]:
+        """The average batch size of every worker that has pushed anything."""
+        return [round(each.samples / each.iterations) for _, each in sorted(self._workers.items()) if each.iterations]
+
     def verdict(self) -> Verdict:
         """The verdict on the workers that have pushed anything."""
         return served_verdict(self.workers())
@@ -104,6 +109,7 @@ class _Totals:
     since: float | None = None
     lost: str | None = None
     iterations: int = 0
+    samples: int = 0
     own: float = 0.0
     compute: float = 0.0
     wait: float = 0.0
