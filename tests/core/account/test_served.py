@@ -22,7 +22,7 @@ def test_a_run_on_servers_in_two_lines():
     for worker in range(2):
         totals.left(worker, "is done")
     assert served_summary_lines(totals, "ssp:bound=1") == [
-        "ssp:bound=1 trained 8 samples/s for 15 s on 2 workers; batch sizes 12 12 on average.",
+        "ssp:bound=1 trained 8 samples/s for 15 s on 2 workers; batch sizes 12 12.",
         "Worker 1 computes 3x slower; waiting for it takes 29% of all workers' time, and the others ran up to 1"
         " iteration ahead.",
     ]

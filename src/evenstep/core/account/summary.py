@@ -34,8 +34,7 @@ def served_summary_lines(totals: ServedTotals, scheme: str) -> list[str]:
     head = _head(scheme, len(workers), totals.seconds, float(totals.samples))
     if len(workers) == 1:
         return [f"{head}."]
-    sizes = f"batch sizes {_sizes(totals.batch_sizes())} on average"
-    return [f"{head}; {sizes}.", *_sentences(totals.verdict().text)]
+    return [f"{head}; batch sizes {_sizes(totals.batch_sizes())}.", *_sentences(totals.verdict().text)]
 
 
 def _head(scheme: str, workers: int, seconds: float, samples: float) -> str:
