@@ -89,7 +89,7 @@ def test_a_script_without_prepare_is_told_so_with_what_had_no_effect(tmp_path, c
     assert said(capfd.readouterr().err) == [
         f"{SCRIPTS / 'tells.py'} never called evenstep.prepare, so it ran without evenstep"
     ]
-    assert run("--scheme", "asp", "--json", SCRIPTS / "tells.py", tmp_path) == 0
+    assert run("--scheme", "asp", "--heartbeat", 5, "--json", SCRIPTS / "tells.py", tmp_path) == 0
     captured = capfd.readouterr()
-    assert said(captured.err)[-1].endswith("so it ran without evenstep; --scheme had no effect")
+    assert said(captured.err)[-1].endswith("so it ran without evenstep; --scheme and --heartbeat had no effect")
     assert captured.out.splitlines()[-1] == "null"

@@ -175,7 +175,7 @@ def _verdict(run: RecordedRun, recent: Mapping[int, Iterations]) -> Verdict:
         return served_verdict(served_workers(replace(run, iterations=recent)))
     together = {worker: done[: run.length][-_RECENT:] for worker, done in run.iterations.items()}
     latest = replace(run, iterations=together)
-    return verdict_of(account_of(latest), run.workers, longer=account_of(run))
+    return verdict_of(account_of(latest), run.workers, run.scheme, longer=account_of(run))
 
 
 def _latest(run: RecordedRun) -> tuple[str, ...]:

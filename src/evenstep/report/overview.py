@@ -66,7 +66,7 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
     times, summary = times_of(run), summary_of(run)
     if run.servers is None:
         account = account_of(run)
-        gain, verdict = gain_of(summary, account.speed_up), verdict_of(account, run.workers)
+        gain, verdict = gain_of(summary, account.speed_up), verdict_of(account, run.workers, run.scheme)
         slow = {run.workers[index]: ratio for index, ratio in account.slowdowns().items()}
     else:
         workers = served_workers(run)

@@ -20,7 +20,7 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
     if last != first:
         sizes = f"batch sizes {_sizes(first)} at first, {_sizes(last)} at the end"
     head = _head(scheme, account.workers, account.seconds, float(account.samples.sum()))
-    verdict = verdict_of(account, range(account.workers))
+    verdict = verdict_of(account, range(account.workers), scheme)
     if account.workers == 1 and verdict.cause is not Cause.INPUT:
         return [f"{head}."]
     return [f"{head}; {sizes}.", *_sentences(verdict.text)]
