@@ -48,8 +48,8 @@ _MAIN: Final = 0.2
 _COMMUNICATION: Final = 0.25
 
 
-def verdict_of(account: Account, workers: Sequence[int], *, longer: Account | None = None) -> Verdict:
-    """The verdict on a run; `workers` are the ranks of those in the account, in its order.
+def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer: Account | None = None) -> Verdict:
+    """The verdict on a run under this scheme; `workers` are the ranks of those in the account, in its order.
 
     Where the account is of a few iterations, a `longer` one of the same run tells what they gained and how slow each
     worker is, which is measured in few iterations alone.
@@ -67,9 +67,9 @@ def verdict_of(account: Account, workers: Sequence[int], *, longer: Account | No
         )
         return Verdict(worker=None, cause=Cause.COMMUNICATION, slowdown=None, cost=communication, text=text)
     if cost < max(COSTLY, _MAIN * float(blame.sum())):
-        return _balanced(longer or account, workers, float(blame.sum()))
+        return _balanced(longer or account, workers, scheme, float(blame.sum()))
     if cause is Cause.COMPUTE:
-        return _slow(longer or account, workers, int(index), cost, float(blame.sum()))
+        return _slow(longer or account, workers, scheme, int(index), cost, float(blame.sum()))
     own = account.own.sum(axis=0)
     others = float(np.median(np.delete(own, int(index))))
     text = f"Worker {worker} {WHY[cause]}, and all wait for it {cost:.0%} of their time: {CURE[cause]}."
@@ -109,31 +109,32 @@ def _alone(account: Account, worker: int) -> Verdict:
     return Verdict(worker=worker, cause=Cause.INPUT, slowdown=None, cost=share, text=text)
 
 
-def _balanced(account: Account, workers: Sequence[int], waiting: float) -> Verdict:
+def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: float) -> Verdict:
     """No worker is waited for much: sizes have evened it out, none is slow, or one after another is for a while."""
     slow = account.slowdowns()
     index = max(slow, key=lambda each: slow[each], default=None)
     if waiting >= SPREAD:
         return spread(waiting, None if index is None else slow[index])
     if account.waiting_after is not None and (index is None or slow[index] >= SLOW):
-        return _slow(account, workers, _smallest(account) if index is None else index, waiting, waiting)
+        return _slow(account, workers, scheme, _smallest(account) if index is None else index, waiting, waiting)
     if index is None or slow[index] < SLOW:
         text = f"No worker is slow: waiting takes {waiting:.0%} of all workers' time."
         return Verdict(worker=None, cause=None, slowdown=None, cost=waiting, text=text)
-    return _slow(account, workers, index, waiting, waiting)
+    return _slow(account, workers, scheme, index, waiting, waiting)
 
 
-def _slow(account: Account, workers: Sequence[int], index: int, cost: float, waiting: float) -> Verdict:
+def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cost: float, waiting: float) -> Verdict:
     """One worker computes longer than the others; `waiting` is for all of them."""
     slow = account.slowdowns().get(index)
     if slow is not None and slow < SLOW:
         return spread(waiting, slow)
     worker = workers[index]
     if account.waiting_after is None:
-        text = (
-            f"Worker {worker} {_computes(slow)}, and waiting for it takes {cost:.0%} of all workers' time; lb-bsp would"
-            " give it smaller batches."
-        )
+        waits = f"waiting for it takes {cost:.0%} of all workers' time"
+        text = f"Worker {worker} {_computes(slow)} and gets {_part(account, index)}; {waits}."
+        if not _balances(scheme):
+            load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
+            text = f"Worker {worker} {_computes(slow)}, and {waits}; {load} would give it smaller batches."
     elif account.speed_up is None:
         text = (
             f"Worker {worker} {_computes(slow)}: it gets {_part(account, index)}, and waiting takes"
@@ -146,6 +147,11 @@ def _slow(account: Account, workers: Sequence[int], index: int, cost: float, wai
             f" {_waiting(account)}."
         )
     return Verdict(worker=worker, cause=Cause.COMPUTE, slowdown=slow, cost=cost, text=text)
+
+
+def _balances(scheme: str) -> bool:
+    """Whether the scheme itself gives slow workers less, so that it need not be advised to."""
+    return any(name in scheme for name in ("lb-bsp", "dbs"))
 
 
 def _smallest(account: Account) -> int:
