@@ -100,6 +100,8 @@ class _Worker:
     gave_up: str = ""
     broke_off: float | None = None
     """When it left its loop early and said goodbye, if nothing was said of that yet."""
+    completed: bool = False
+    """Whether it left after the end of an epoch."""
     vanished: bool = False
     """Whether it was in its loop when its connection ended."""
     done: bool = False
@@ -152,8 +154,9 @@ class Supervision:
         if leave.why in (Why.SILENT, Why.HUNG, Why.NEVER_CAME):
             state.gave_up = _how(leave)
             return [Say(f"worker {leave.worker} {state.gave_up}{self._then()}")]
-        if leave.why is Why.DONE and leave.in_loop:
-            state.broke_off = now
+        if leave.why is Why.DONE:
+            state.completed = not leave.in_loop
+            state.broke_off = now if leave.in_loop else None
         elif leave.why is Why.ENDED and leave.in_loop:
             state.vanished = True
             return self._vanished(leave.worker)
@@ -178,9 +181,9 @@ class Supervision:
             return [Stop(f"worker {worker} {ending.how}; the others were stopped, since all workers must call prepare")]
         return [] if self._stopped else [Say(f"worker {worker} {ending.how}{self._then()}")]
 
-    def look(self, now: float) -> list[Action]:
-        """Time has passed."""
-        return [*self._look_for_broken_off(now), *self._look_for_stuck(now)]
+    def look(self, now: float, *, last: bool = False) -> list[Action]:
+        """Time has passed; `last`: all workers have ended."""
+        return [*self._look_for_broken_off(now, last=last), *self._look_for_stuck(now)]
 
     # In between.
 
@@ -209,13 +212,16 @@ class Supervision:
         state.missed = False
         return [Say(f"worker {worker} ended early, between two epochs{self._then()}")]
 
-    def _look_for_broken_off(self, now: float) -> list[Action]:
+    def _look_for_broken_off(self, now: float, *, last: bool) -> list[Action]:
+        """Nothing is said where all have broken off, as scripts do that train for some number of steps."""
         actions: list[Action] = []
         for worker, state in enumerate(self._all):
-            if state.broke_off is not None and now - state.broke_off > GRACE_SECONDS:
-                state.broke_off = None
-                if then := self._then():
-                    actions.append(Say(f"worker {worker} left in the middle of an epoch{then}"))
+            if state.broke_off is None or not (last or now - state.broke_off > GRACE_SECONDS):
+                continue
+            state.broke_off = None
+            finished = any(each.completed for each in self._all)
+            if then := self._then() or ("; the others finished without it" if finished else ""):
+                actions.append(Say(f"worker {worker} left in the middle of an epoch{then}"))
         return actions
 
     def _look_for_stuck(self, now: float) -> list[Action]:
