@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ def files(tmp_path):
     (tmp_path / "demo" / "bsp").mkdir(parents=True)
     (tmp_path / "file").write_text("")
     (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000 + "]" * 100_000)
+    with (tmp_path / "large.toml").open("w") as large:
+        large.truncate(17 << 20)
+    os.mkfifo(tmp_path / "pipe.toml")
     return tmp_path
 
 
@@ -51,7 +55,9 @@ def files(tmp_path):
         ("run --emulate= SCRIPT", "argument --emulate: needs a path, not an empty text"),
         ("run HERE/used", "is a folder without a __main__.py: name the script in it"),
         ("run --emulate HERE/deep.toml SCRIPT", "deep.toml: this is nested too deeply for a cluster file"),
-        ("run --emulate /dev/zero SCRIPT", "the cluster file /dev/zero is larger than 16 MB"),
+        ("run --emulate /dev/zero SCRIPT", "the cluster file /dev/zero cannot be read (it is not a regular file)"),
+        ("run --emulate HERE/large.toml SCRIPT", "large.toml is larger than 16 MB"),
+        ("simulate HERE/pipe.toml", "pipe.toml cannot be read (it is not a regular file): give a TOML file"),
         ("simulate HERE/deep.toml", "deep.toml: this is nested too deeply for a cluster file"),
         (f"run {'x' * 5000}", "xxx cannot be used (File name too long): give another"),
         ("demo --run-dir=", "argument --run-dir: needs a path"),

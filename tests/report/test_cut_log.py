@@ -122,7 +122,7 @@ def test_what_is_not_there_or_cannot_be_read_is_one_sentence(tmp_path, capsys):
     (tmp_path / "folder" / "worker-0.jsonl").mkdir(parents=True)
     for folder, fragment in (
         ("empty", "holds no worker-*.jsonl"),
-        ("folder", "is not a regular file"),
+        ("folder", "it is not a regular file"),
         ("x", "holds no"),
     ):
         assert main(["report", str(tmp_path / folder)]) == 2
@@ -135,7 +135,7 @@ def test_a_pipe_or_a_device_in_a_run_directory_is_one_sentence(whole, tmp_path, 
     for make in (os.mkfifo, partial(os.symlink, "/dev/zero"), os.mkdir):
         make(other)
         for error in looked_at(tmp_path, capsys):
-            assert error.endswith(f"{other} is not a regular file, as events are written to: delete it")
+            assert error.endswith(f"{other} cannot be read (it is not a regular file): delete it, or let it be read")
         other.rmdir() if other.is_dir() else other.unlink()
 
 

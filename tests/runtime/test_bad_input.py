@@ -67,6 +67,7 @@ def refusal(model=None, optimizer=None, loader=None, **options):
         ({"scheme": "lb-bsp:multiple"}, "has no value"),
         ({"scheme": "lb-bsp:multiple=3"}, "multiple"),
         ({"scheme": "bsp:multiple=3"}, "no parameter 'multiple': choose one of 'micro_batch'"),
+        ({"timeout": 10**400}, "timeout must be a positive number of seconds"),
         ({"scheme": 3}, "scheme must be a scheme string such as 'lb-bsp', or what a recipe such as"),
         ({"scheme": ["asp"]}, "evenstep.lb_bsp() returns, not ['asp']"),
         ({"scheme": evenstep.ssp}, "returns, not function"),
@@ -135,6 +136,21 @@ def test_integers_of_numpy_are_whole_numbers():
     assert loader.batch_sizes == [4]
     _, _, loader = evenstep.prepare(*parts(), global_batch_size=np.int32(5))
     assert len(loader) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "fragment"),
+    [
+        (lambda loader: loader.note(loss="low"), "note takes numbers and tensors of one element, not 'low' for 'loss'"),
+        (lambda loader: loader.note(loss=torch.zeros(2)), "not Tensor for 'loss'"),
+        (lambda loader: loader.mean_over_workers("a", 1), "takes a number or a tensor, and its count, not 'a' and 1"),
+        (lambda loader: loader.mean_over_workers(1.0, 10**400), "not 1.0 and a number of more than"),
+    ],
+)
+def test_what_is_measured_must_be_numbers(call, fragment):
+    with pytest.raises(ConfigError) as refused:
+        call(evenstep.prepare(*parts())[2])
+    assert fragment in str(refused.value)
 
 
 def test_a_global_batch_of_more_than_the_dataset_is_warned_of():

@@ -8,9 +8,10 @@ from typing import Final, NoReturn
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
+from evenstep.telemetry.regular import open_regular
 
 _MOST_SOURCE: Final = 1 << 20
-"""Letters of a script that are searched for the names of its options."""
+"""Bytes of a script that are searched for the names of its options."""
 
 
 def as_path(text: str) -> Path:
@@ -51,8 +52,8 @@ def warn_of_misplaced(
 
 def _source(script: str) -> str:
     try:
-        with open(script, encoding="utf-8", errors="replace") as file:
-            return file.read(_MOST_SOURCE)
+        with open_regular(Path(script)) as file:
+            return file.read(_MOST_SOURCE).decode(errors="replace")
     except OSError:
         return ""
 

@@ -44,7 +44,7 @@ def read_arguments(given: Mapping[str, object]) -> tuple[dict[str, Any], str | N
         argument = _ARGUMENTS[name]
         try:
             values[name] = argument.read(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             values[name] = argument.default
             own = str(error) if isinstance(error, ConfigError) else None
             mistake = mistake or own or f"{name} must be {argument.must_be}, not {shown(value)}"

@@ -8,6 +8,7 @@ from typing import Final, Self, final
 
 from evenstep.core.cluster import Cluster, parse_cluster
 from evenstep.core.errors import ConfigError
+from evenstep.telemetry.regular import open_regular
 
 VARIABLE = "EVENSTEP_LAUNCH"
 HEARTBEAT_SECONDS = 20.0
@@ -59,11 +60,12 @@ def read_cluster(path: Path) -> Cluster:
         ConfigError: The file cannot be read, or says what it cannot mean.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_LARGEST_FILE + 1)
         text = content.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the cluster file {path} cannot be read ({error}): give a TOML file") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the cluster file {path} cannot be read ({why}): give a TOML file") from error
     if len(content) > _LARGEST_FILE:
         raise ConfigError(f"the cluster file {path} is larger than {_LARGEST_FILE >> 20} MB: give a TOML file")
     return parse_cluster(text, name=str(path))

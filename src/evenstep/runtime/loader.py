@@ -213,9 +213,11 @@ class PreparedLoader:
         `evenstep report` draws each name over time and over samples. What several workers note in the same iteration is
         averaged, weighted by their samples: with a mean loss on each, that is the loss of the union batch. A tensor on
         a device is fetched, which waits for the device: note now and then there.
+
+        Raises:
+            ConfigError: A value is no number.
         """
-        numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in values.values())
-        self._balancer.note(dict(zip(values, map(float, numbers), strict=True)))
+        self._balancer.note({name: _number(name, value) for name, value in values.items()})
 
     def mean_over_workers(self, value: Value, count: float) -> Value:
         """The mean of everybody's `value`, weighted by `count`: of a loss or an accuracy over uneven shares.
@@ -406,3 +408,10 @@ def require_preparable(loader: object) -> DataLoader[Any]:
     if not isinstance(loader.batch_sampler, torch.utils.data.BatchSampler):
         raise ConfigError("the loader's batch_sampler was replaced: give batch_size and a sampler instead")
     return loader
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ConfigError(f"note takes numbers and tensors of one element, not {shown(value)} for {name!r}") from None

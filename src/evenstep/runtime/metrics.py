@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.runtime.workers import Workers
 
 Value = TypeVar("Value", bound=float | torch.Tensor)
@@ -17,9 +18,15 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
     """Everybody's values weighted by their counts, added up in the order of workers, so in the same bits everywhere.
 
     Raises:
-        ConfigError: A count is negative or not finite, or nobody counted anything.
+        ConfigError: The value or the count is no number, a count is negative or not finite, or all counts are 0.
     """
-    count = float(count)
+    try:
+        count = float(count)
+        mine = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(
+            f"mean_over_workers takes a number or a tensor, and its count, not {shown(value)} and {shown(count)}"
+        ) from None
     if not (math.isfinite(count) and count >= 0):
         raise ConfigError(f"a mean over workers is weighted by counts >= 0, not {count}")
     if workers.count > 1 and workers.host_group is None:
@@ -29,7 +36,6 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
             stacklevel=3,
         )
         return value
-    mine = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
     # A value that counts nothing may be anything, a NaN too.
     values = mine.double().cpu().flatten() if count else torch.zeros(mine.numel(), dtype=torch.float64)
     rows = _everybodys(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))

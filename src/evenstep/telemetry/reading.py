@@ -4,17 +4,16 @@ Everything that reads a run directory reads it through here.
 """
 
 import json
-import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn, TypeAlias, get_args, get_origin
+from typing import Any, Final, NoReturn, TypeAlias, get_args, get_origin
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.telemetry.events import RECORDS
+from evenstep.telemetry.regular import open_regular
 
 _LONGEST: Final = 16 << 20
 """Bytes of a line; one of a run of 100,000 workers takes a tenth of that."""
@@ -35,7 +34,7 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
         ConfigError: The file is no regular file, or cannot be read.
     """
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             file.seek(offset)
             while line := file.readline(_LONGEST):
                 if not line.endswith(b"\n") and len(line) < _LONGEST:
@@ -43,15 +42,6 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
                 yield line
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): delete it, or let it be read") from error
-
-
-def _open(path: Path) -> BinaryIO:
-    # A pipe that nobody writes to would be waited for, and a device need not end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ConfigError(f"{path} is not a regular file, as events are written to: delete it")
-    return os.fdopen(descriptor, "rb")
 
 
 def event_of(line: bytes) -> dict[str, Any]:

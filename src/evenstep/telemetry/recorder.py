@@ -63,7 +63,9 @@ class JsonlRecorder:
             # Line-buffered, so that a killed worker leaves whole lines behind.
             self._file = path.open("a", buffering=1, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"the run directory {run_dir} cannot be written ({error}): give another one") from error
+            raise ConfigError(
+                f"the run directory {run_dir} cannot be written ({error.strerror}): give another"
+            ) from error
 
         self._writer: dict[str, object] = {role: index}
         self._lost = False
