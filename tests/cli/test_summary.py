@@ -44,10 +44,10 @@ def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
 
 def test_the_summary_says_what_the_run_directory_says(tmp_path, capfd):
     assert run("--workers", 2, "--slow", "1=3x", "--run-dir", tmp_path / "run", SCRIPT) == 0
-    lines = said(capfd.readouterr().err)
+    shown = " ".join(said(capfd.readouterr().err)[1:])
     verdict = overview_of("run", read_run(tmp_path / "run")).verdict
-    numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (lines[-1], verdict.text)]
-    assert re.sub(r"\d+(\.\d+)?", "", lines[-1]) == re.sub(r"\d+(\.\d+)?", "", verdict.text)
+    numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (shown, verdict.text)]
+    assert re.sub(r"\d+(\.\d+)?", "", shown) == re.sub(r"\d+(\.\d+)?", "", verdict.text)
     assert numbers[0] == pytest.approx(numbers[1], rel=0.03, abs=2)
 
 
@@ -66,7 +66,7 @@ def test_plain_torchrun_has_the_summary_too_and_once(scheme):
 def test_a_worker_that_died_is_told_as_lost_in_the_summary_and_in_the_report(tmp_path, capfd):
     assert run("--workers", 3, "--scheme", "asp", "--run-dir", tmp_path / "run", SCRIPT, "dies") == 0
     lines = said(capfd.readouterr().err)
-    assert "worker 1 was killed by SIGKILL; the others go on" in lines
+    assert any(line.startswith("worker 1 was killed by SIGKILL") for line in lines)
     assert any(re.fullmatch(r"Worker 1 was lost after [567] iterations \(has ended\)\.", line) for line in lines)
     verdict = overview_of("run", read_run(tmp_path / "run")).verdict
     assert verdict.worker != 1

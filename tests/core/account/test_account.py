@@ -8,7 +8,7 @@ from evenstep.core.account import Account, Meetings, summary_lines, verdict_of
 COMM = 0.002
 
 
-def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.0, noise=None):
+def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.0, noise=None, comm=COMM):
     samples = np.array(sizes, dtype=np.float64).T
     compute = fixed + samples * np.array(seconds_per_sample)[:, np.newaxis]
     if noise is not None:
@@ -18,8 +18,8 @@ def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.
         samples=samples,
         own=np.stack([compute, np.zeros_like(compute), np.zeros_like(compute)]),
         wait=wait,
-        comm=np.full_like(wait, COMM),
-        seconds=compute.max(axis=0) + COMM,
+        comm=np.full_like(wait, comm),
+        seconds=compute.max(axis=0) + comm,
         bases=tuple(bases),
     )
 
@@ -96,6 +96,8 @@ def test_sums_over_several_iterations_between_two_meetings_are_shown_as_batch_si
 
 
 SLIGHTLY = (0.001, 0.001, 0.0015)
+EVENED_OUT = (0.001, 0.001, 14 / 12000)
+"""With 12 samples each as fast as with 14, 14 and 8."""
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,22 @@ def test_a_scheme_that_balances_is_not_advised_where_it_leaves_sizes_as_they_are
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 20, ["start"] * 5 + ["speed"] * 15, seconds_per_sample=SLIGHTLY))
     assert verdict_of(account, range(3), scheme).text == f"Worker 2 computes 1.5x slower{rest}"
+
+
+def test_the_gain_is_told_where_communication_takes_more_than_waiting():
+    account = Account(3, 36)
+    account.take(meetings([(12, 12, 12)] * 5 + [(16, 16, 4)] * 60, ["start"] * 5 + ["speed"] * 60, comm=0.012))
+    assert summary_lines(account, "lb-bsp")[1:] == [
+        "Training is 1.97 times as fast as with equal sizes.",
+        "Communication takes 39% of all workers' time, on all alike; waiting for each other takes 6%.",
+        "Larger batches, or local-sgd, communicate less often.",
+    ]
+
+
+def test_a_gain_within_its_noise_is_said_to_be():
+    account = Account(3, 36)
+    noise = np.random.default_rng(1)
+    sizes = [(12, 12, 12)] * 5 + [(14, 14, 8)] * 40
+    account.take(meetings(sizes, ["start"] * 5 + ["speed"] * 40, seconds_per_sample=EVENED_OUT, noise=noise))
+    assert account.speed_up.low < 1 < account.speed_up.high
+    assert ", which may be noise" in verdict_of(account, range(3), "lb-bsp").text
