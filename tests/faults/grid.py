@@ -74,7 +74,8 @@ def run_cell(cell, folder):
         with suppress(FileNotFoundError):
             epoch, positions = json.loads((folder / f"hand-{rank}").read_text())
             outcome.in_hand |= {(epoch, position) for position in positions}
-    outcome.left += [str(path) for path in (folder / "tmp").iterdir()]
+    # torch leaves its logs and caches, whatever happens.
+    outcome.left += [str(path) for path in (folder / "tmp").iterdir() if not path.name.startswith("torch")]
     return outcome
 
 
