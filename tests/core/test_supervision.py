@@ -76,6 +76,31 @@ def test_a_death_before_the_run_begins_stops_it_with_one_sentence():
     assert run.ended(0) == run.ended(1) == []
 
 
+@pytest.mark.parametrize("met_first", [True, False])
+def test_an_exit_with_0_before_prepare_stops_a_run_in_which_another_waits_there(met_first):
+    run = Run(come=False)
+    heard = [lambda: told(run.supervision.met(0)), lambda: run.ended(1, "ended", failed=False)]
+    first, second = heard if met_first else reversed(heard)
+    assert first() == []
+    stopped = "the others were stopped, since all workers must call prepare"
+    assert second() == [f"stop: worker 1 ended with exit code 0 before it called prepare; {stopped}"]
+    assert told(run.supervision.met(2)) == run.ended(0) == []
+
+
+def test_workers_that_never_call_prepare_may_end_one_after_another():
+    run = Run(come=False)
+    assert run.ended(1, failed=False) == run.ended(0, failed=False) == run.ended(2, failed=False) == []
+
+
+def test_workers_that_have_come_to_prepare_and_begun_may_end():
+    run = Run(come=False)
+    for worker in range(3):
+        assert told(run.supervision.met(worker)) == []
+    for worker in range(3):
+        assert run.joined(worker) == []
+    assert run.ended(1, failed=False) == []
+
+
 def test_a_death_before_the_run_begins_is_no_reason_to_stop_while_restarts_are_left():
     run = Run(come=False, restarts=1)
     assert run.ended(2, restart=1) == [f"worker 2 {KILLED}; it is started again (1 of 1)"]

@@ -104,6 +104,8 @@ class _Worker:
     """Whether it left after the end of an epoch."""
     vanished: bool = False
     """Whether it was in its loop when its connection ended."""
+    met: bool = False
+    """Whether it waits in `prepare` for the others, or did."""
     over: bool = False
     failed: bool = False
 
@@ -134,6 +136,11 @@ class Supervision:
 
     def __post_init__(self) -> None:
         self._all = [_Worker() for _ in range(self.workers)]
+
+    def met(self, worker: int) -> list[Action]:
+        """The worker has come to `prepare`, where all wait for each other."""
+        self._all[worker].met = True
+        return self._look_for_absent()
 
     def joined(self, worker: int, limit_seconds: float) -> list[Action]:
         """The worker has taken its place at the servers; it was prepared with this timeout."""
@@ -167,13 +174,13 @@ class Supervision:
         state, worker = self._all[ending.worker], ending.worker
         state.failed = state.failed or ending.failed
         state.over = not ending.restart
+        state.met = False
         if not ending.failed:
-            return self._vanished(worker)
+            return self._vanished(worker) or self._look_for_absent()
         if ending.restart:
             return [Say(f"worker {worker} {ending.how}; it is started again ({ending.restart} of {self.restarts})")]
         if not self._begun and not self._stopped:
-            self._stopped = True
-            return [Stop(f"worker {worker} {ending.how}; the others were stopped, since all workers must call prepare")]
+            return [self._stop(worker, ending.how)]
         return [] if self._stopped else [Say(f"worker {worker} {ending.how}{self._then()}")]
 
     def look(self, now: float, *, last: bool = False) -> list[Action]:
@@ -181,6 +188,17 @@ class Supervision:
         return [*self._look_for_broken_off(now, last=last), *self._look_for_stuck(now)]
 
     # In between.
+
+    def _stop(self, worker: int, how: str) -> Stop:
+        self._stopped = True
+        return Stop(f"worker {worker} {how}; the others were stopped, since all workers must call prepare")
+
+    def _look_for_absent(self) -> list[Action]:
+        """A worker that ended well before the run began is missed only where another has come to `prepare`."""
+        absent = [worker for worker, state in enumerate(self._all) if state.over and not state.met]
+        if self._begun or self._stopped or not absent or not any(state.met for state in self._all):
+            return []
+        return [self._stop(absent[0], "ended with exit code 0 before it called prepare")]
 
     def _then(self) -> str:
         return "; the others go on" if any(self._goes_on(each) for each in self._all) else ""

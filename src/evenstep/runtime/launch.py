@@ -43,7 +43,7 @@ from evenstep.runtime.endings import read_ends
 from evenstep.runtime.keeper import group_file, keeper_command
 from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, require_emulable
 from evenstep.runtime.meeting_place import FRESH_STORE
-from evenstep.runtime.run_failed import RunFailedError, failure, failure_of, failure_of_all, failures_in
+from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin, failures_in
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
 from evenstep.runtime.watch import FollowsAgent, FollowsServers, Watch, read_group, was_asked
@@ -159,7 +159,7 @@ def _run_with_servers(
     ends = read_ends(status_dir)
     failures = failures_in(ends)
     if watch.stopped is not None:
-        raise RunFailedError(watch.stopped, exit_code=failure(failures[0]).exit_code, worker=failures[0].worker)
+        raise failure_to_begin(watch.stopped, ends)
     if len(failures) == config.nproc_per_node:
         raise failure_of_all(ends, servers.lost)
     how = {end.worker: str(end) for end in failures}

@@ -59,7 +59,7 @@ class Head:
         first_incarnation: Where the numbers of incarnations begin: no two servers of a run may give out the same.
         clock: Seconds that do not go back.
         say: Takes a sentence for whoever started the run.
-        report: Takes the joins and leaves of workers, as events, for the process that watches over the run.
+        report: Takes the comings and goings of workers, as events, for the process that watches over the run.
     """
 
     def __init__(
@@ -167,6 +167,10 @@ class Head:
         self._report({"event": "join", "worker": worker, "limit_seconds": limit_seconds})
         self.totals.joined(worker)
         return self._incarnation
+
+    def met(self, worker: int) -> None:
+        """The worker waits for the others, before the run begins."""
+        self._report({"event": "meet", "worker": worker})
 
     def _define(self, encoded: bytes) -> None:
         known = self.replica.spec
