@@ -202,6 +202,19 @@ def test_a_restart_of_all_workers_is_said_once_of_the_cause():
     assert restarts.look(9.0) == []
 
 
+def test_a_restart_after_a_worker_that_ended_well_too_early_is_said_of_that_worker():
+    restarts = Restarts(2)
+    for restart in (1, 2):
+        now = 10.0 * restart
+        restarts.ended(Ending(worker=restart, how="ended with exit code 0", failed=False), now)
+        missed = Ending(worker=0, how="ended with exit code 1: it", failed=True, restart=restart, missed_another=True)
+        restarts.ended(missed, now)
+        assert told(restarts.look(now + 2.0)) == [
+            f"worker {restart} ended with exit code 0 before the others were done; all workers start again"
+            f" ({restart} of 2)"
+        ]
+
+
 def test_nothing_is_said_of_the_last_failure_of_all_which_is_the_run_s():
     restarts = Restarts(2)
     restarts.ended(Ending(worker=1, how=KILLED, failed=True), 0.0)

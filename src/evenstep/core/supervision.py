@@ -259,10 +259,14 @@ class Restarts:
         self._restarts = restarts
         self._endings: dict[int, list[Ending]] = {}
         self._since: dict[int, float] = {}
+        self._done: list[Ending] = []
+        """Those that ended well since the last restart."""
 
     def ended(self, ending: Ending, now: float) -> None:
         """A worker's process has ended."""
-        if ending.failed and ending.restart:
+        if not ending.failed:
+            self._done.append(ending)
+        elif ending.restart:
             self._endings.setdefault(ending.restart, []).append(ending)
             self._since.setdefault(ending.restart, now)
 
@@ -275,8 +279,11 @@ class Restarts:
 
     def _say(self, restart: int, endings: list[Ending]) -> Say:
         first = min(endings, key=lambda ending: ending.missed_another)
-        then = f"all workers start again ({restart} of {self._restarts})"
-        return Say(f"worker {first.worker} {first.how}; {then}")
+        text = f"worker {first.worker} {first.how}"
+        if first.missed_another and self._done:
+            text = f"worker {self._done[0].worker} {self._done[0].how} before the others were done"
+        self._done.clear()
+        return Say(f"{text}; all workers start again ({restart} of {self._restarts})")
 
 
 def _how(leave: Leave) -> str:
