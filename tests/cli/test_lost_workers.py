@@ -54,6 +54,7 @@ def test_workers_that_stop_leave_or_die_on_servers_are_named_and_the_others_fini
         "worker 4 was killed by SIGKILL",
     } <= {line.partition("; ")[0] for line in said[:-3]}
     assert "worker 1 was silent for 2 s; the others go on" in said
+    assert [sum(line.startswith(f"worker {rank} ") for line in said) for rank in (2, 3)] == [1, 1]
     without = "; the others finished without it"
     assert said[-3:] == [
         "worker 1 did not come back within 10 s, and is ended",
