@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.multiprocess
 
 SCRIPTS = Path(__file__).parent / "scripts"
-GUARD_SECONDS = 90.0
+GUARD_SECONDS = 240.0
 
 
 @contextmanager
@@ -43,38 +43,44 @@ def run(*words, timeout, faults):
 
 def test_workers_that_stop_leave_or_die_on_servers_are_named_and_the_others_finish():
     faults = ["none", "middle:SIGSTOP", "middle:os._exit", "middle:exit", "middle:SIGKILL"]
-    words = ("--scheme", "ssp:bound=2", "--heartbeat", 1)
-    code, finished, said = run(*words, timeout=4, faults=faults)
+    words = ("--scheme", "ssp:bound=2", "--heartbeat", 2)
+    code, finished, said = run(*words, timeout=10, faults=faults)
     assert (code, finished) == (0, {0})
-    then, without = "; the others go on", "; the others finished without it"
-    assert sorted(said[:-3]) == [
-        f"worker 1 was silent for 1 s{then}",
-        f"worker 2 ended with exit code 0 in the middle of an epoch{then}",
-        f"worker 3 left in the middle of an epoch{then}",
-        f"worker 4 was killed by SIGKILL{then}",
-    ]
+    # What the others do then depends on how soon it is heard.
+    assert {
+        "worker 1 was silent for 2 s",
+        "worker 2 ended with exit code 0 in the middle of an epoch",
+        "worker 3 left in the middle of an epoch",
+        "worker 4 was killed by SIGKILL",
+    } <= {line.partition("; ")[0] for line in said[:-3]}
+    assert "worker 1 was silent for 2 s; the others go on" in said
+    assert [sum(line.startswith(f"worker {rank} ") for line in said) for rank in (2, 3)] == [1, 1]
+    without = "; the others finished without it"
     assert said[-3:] == [
-        "worker 1 did not come back within 4 s, and is ended",
-        f"worker 1 was silent for 1 s and did not come back{without}",
+        "worker 1 did not come back within 10 s, and is ended",
+        f"worker 1 was silent for 2 s and did not come back{without}",
         f"worker 4 was killed by SIGKILL, which is what a system out of memory does{without}",
     ]
 
 
-def test_a_death_before_prepare_ends_a_run_on_servers_at_once_with_one_sentence():
-    code, finished, said = run("--scheme", "ssp:bound=2", timeout=600, faults=["none", "none", "start:SIGKILL"])
-    assert (code, finished) == (128 + signal.SIGKILL, set())
-    assert said == ["worker 2 was killed by SIGKILL; the others were stopped, since all workers must call prepare"]
-
-
 @pytest.mark.parametrize(
-    ("what", "how"),
-    [("os._exit", "ended with exit code 0 in the middle of an epoch"), ("SIGKILL", "was killed by SIGKILL")],
+    ("what", "code", "how"),
+    [
+        ("SIGKILL", 128 + signal.SIGKILL, "was killed by SIGKILL"),
+        ("exit", 1, "ended with exit code 0 before it called prepare"),
+    ],
 )
-def test_each_restart_of_all_workers_is_told_with_its_cause(what, how):
+def test_an_end_before_prepare_ends_a_run_on_servers_at_once_with_one_sentence(what, code, how):
+    ended = run("--scheme", "ssp:bound=2", timeout=600, faults=["none", f"start:{what}"])
+    said = f"worker 1 {how}; the others were stopped, since all workers must call prepare"
+    assert ended == (code, set(), [said])
+
+
+def test_a_restart_of_all_workers_is_told_with_its_cause():
     words = ("--scheme", "lb-bsp", "--max-restarts", 1)
-    code, finished, said = run(*words, timeout=60, faults=["none", f"middle:{what}"])
+    code, finished, said = run(*words, timeout=60, faults=["none", "middle:os._exit"])
     assert (code, finished) == (0, {0, 1})
-    assert said == [f"worker 1 {how}; all workers start again (1 of 1)"]
+    assert said == ["worker 1 ended with exit code 0 before the others were done; all workers start again (1 of 1)"]
 
 
 # Without servers, workers run under keepers too.

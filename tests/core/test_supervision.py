@@ -76,6 +76,31 @@ def test_a_death_before_the_run_begins_stops_it_with_one_sentence():
     assert run.ended(0) == run.ended(1) == []
 
 
+@pytest.mark.parametrize("met_first", [True, False])
+def test_an_exit_with_0_before_prepare_stops_a_run_in_which_another_waits_there(met_first):
+    run = Run(come=False)
+    heard = [lambda: told(run.supervision.met(0)), lambda: run.ended(1, "ended", failed=False)]
+    first, second = heard if met_first else reversed(heard)
+    assert first() == []
+    stopped = "the others were stopped, since all workers must call prepare"
+    assert second() == [f"stop: worker 1 ended with exit code 0 before it called prepare; {stopped}"]
+    assert told(run.supervision.met(2)) == run.ended(0) == []
+
+
+def test_workers_that_never_call_prepare_may_end_one_after_another():
+    run = Run(come=False)
+    assert run.ended(1, failed=False) == run.ended(0, failed=False) == run.ended(2, failed=False) == []
+
+
+def test_workers_that_have_come_to_prepare_and_begun_may_end():
+    run = Run(come=False)
+    for worker in range(3):
+        assert told(run.supervision.met(worker)) == []
+    for worker in range(3):
+        assert run.joined(worker) == []
+    assert run.ended(1, failed=False) == []
+
+
 def test_a_death_before_the_run_begins_is_no_reason_to_stop_while_restarts_are_left():
     run = Run(come=False, restarts=1)
     assert run.ended(2, restart=1) == [f"worker 2 {KILLED}; it is started again (1 of 1)"]
@@ -186,6 +211,19 @@ def test_a_restart_of_all_workers_is_said_once_of_the_cause():
     restarts.ended(Ending(worker=1, how=KILLED, failed=True, restart=1), 0.5)
     assert told(restarts.look(1.5)) == [f"worker 1 {KILLED}; all workers start again (1 of 2)"]
     assert restarts.look(9.0) == []
+
+
+def test_a_restart_after_a_worker_that_ended_well_too_early_is_said_of_that_worker():
+    restarts = Restarts(2)
+    for restart in (1, 2):
+        now = 10.0 * restart
+        restarts.ended(Ending(worker=restart, how="ended with exit code 0", failed=False), now)
+        missed = Ending(worker=0, how="ended with exit code 1: it", failed=True, restart=restart, missed_another=True)
+        restarts.ended(missed, now)
+        assert told(restarts.look(now + 2.0)) == [
+            f"worker {restart} ended with exit code 0 before the others were done; all workers start again"
+            f" ({restart} of 2)"
+        ]
 
 
 def test_nothing_is_said_of_the_last_failure_of_all_which_is_the_run_s():

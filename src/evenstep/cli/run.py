@@ -19,7 +19,10 @@ _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
 
 The script needs the one line evenstep.prepare. All arguments of torchrun keep their names and meaning (torchrun --help
-lists them) and stand before the script, as the options below do; what follows the script is the script's own."""
+lists them) and stand before the script, as the options below do; what follows the script is the script's own.
+
+The exit code is 0 where the run finished, on parameter servers also without workers that were lost on the way, which
+are named; else that of the worker that failed first, 128 + N for signal N, and 2 for a wrong argument."""
 _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epochs 10"
 
 

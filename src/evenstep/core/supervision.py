@@ -108,6 +108,8 @@ class _Worker:
     """Whether it said goodbye."""
     missed: bool = False
     """Whether an epoch began without it, if nothing was said of that yet."""
+    met: bool = False
+    """Whether it waits in `prepare` for the others, or did."""
     over: bool = False
     failed: bool = False
 
@@ -138,6 +140,11 @@ class Supervision:
 
     def __post_init__(self) -> None:
         self._all = [_Worker() for _ in range(self.workers)]
+
+    def met(self, worker: int) -> list[Action]:
+        """The worker has come to `prepare`, where all wait for each other."""
+        self._all[worker].met = True
+        return self._look_for_absent()
 
     def joined(self, worker: int, limit_seconds: float) -> list[Action]:
         """The worker has taken its place at the servers; it was prepared with this timeout."""
@@ -172,13 +179,13 @@ class Supervision:
         state, worker = self._all[ending.worker], ending.worker
         state.failed = state.failed or ending.failed
         state.over = not ending.restart
+        state.met = False
         if not ending.failed:
-            return [*self._vanished(worker), *self._missed(worker)]
+            return [*self._vanished(worker), *self._missed(worker)] or self._look_for_absent()
         if ending.restart:
             return [Say(f"worker {worker} {ending.how}; it is started again ({ending.restart} of {self.restarts})")]
         if not self._begun and not self._stopped:
-            self._stopped = True
-            return [Stop(f"worker {worker} {ending.how}; the others were stopped, since all workers must call prepare")]
+            return [self._stop(worker, ending.how)]
         return [] if self._stopped else [Say(f"worker {worker} {ending.how}{self._then()}")]
 
     def look(self, now: float, *, last: bool = False) -> list[Action]:
@@ -186,6 +193,17 @@ class Supervision:
         return [*self._look_for_broken_off(now, last=last), *self._look_for_stuck(now)]
 
     # In between.
+
+    def _stop(self, worker: int, how: str) -> Stop:
+        self._stopped = True
+        return Stop(f"worker {worker} {how}; the others were stopped, since all workers must call prepare")
+
+    def _look_for_absent(self) -> list[Action]:
+        """A worker that ended well before the run began is missed only where another has come to `prepare`."""
+        absent = [worker for worker, state in enumerate(self._all) if state.over and not state.met]
+        if self._begun or self._stopped or not absent or not any(state.met for state in self._all):
+            return []
+        return [self._stop(absent[0], "ended with exit code 0 before it called prepare")]
 
     def _then(self) -> str:
         return "; the others go on" if any(self._goes_on(each) for each in self._all) else ""
@@ -254,10 +272,14 @@ class Restarts:
         self._restarts = restarts
         self._endings: dict[int, list[Ending]] = {}
         self._since: dict[int, float] = {}
+        self._done: list[Ending] = []
+        """Those that ended well since the last restart."""
 
     def ended(self, ending: Ending, now: float) -> None:
         """A worker's process has ended."""
-        if ending.failed and ending.restart:
+        if not ending.failed:
+            self._done.append(ending)
+        elif ending.restart:
             self._endings.setdefault(ending.restart, []).append(ending)
             self._since.setdefault(ending.restart, now)
 
@@ -270,8 +292,11 @@ class Restarts:
 
     def _say(self, restart: int, endings: list[Ending]) -> Say:
         first = min(endings, key=lambda ending: ending.missed_another)
-        then = f"all workers start again ({restart} of {self._restarts})"
-        return Say(f"worker {first.worker} {first.how}; {then}")
+        text = f"worker {first.worker} {first.how}"
+        if first.missed_another and self._done:
+            text = f"worker {self._done[0].worker} {self._done[0].how} before the others were done"
+        self._done.clear()
+        return Say(f"{text}; all workers start again ({restart} of {self._restarts})")
 
 
 def _how(leave: Leave) -> str:

@@ -46,7 +46,7 @@ from evenstep.runtime.launch_settings import LaunchSettings, read_cluster, requi
 from evenstep.runtime.loopback import LOOPBACK
 from evenstep.runtime.meeting_place import FRESH_STORE
 from evenstep.runtime.one_host import ONE_HOST, register
-from evenstep.runtime.run_failed import RunFailedError, failure, failure_of, failure_of_all, failures_in
+from evenstep.runtime.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin, failures_in
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings, start_servers
 from evenstep.runtime.watch import FollowsAgent, FollowsServers, Watch, read_group, was_asked
@@ -170,7 +170,7 @@ def _run_with_servers(
     ends = read_ends(status_dir)
     failures = failures_in(ends)
     if watch.stopped is not None:
-        raise RunFailedError(watch.stopped, exit_code=failure(failures[0]).exit_code, worker=failures[0].worker)
+        raise failure_to_begin(watch.stopped, ends)
     if len(failures) == config.nproc_per_node:
         raise failure_of_all(ends, servers.lost)
     how = {end.worker: str(end) for end in failures}

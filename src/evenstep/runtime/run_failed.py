@@ -38,6 +38,14 @@ def failure(end: WorkerEnd, then: str = "") -> RunFailedError:
     return RunFailedError(f"{end}{then}", exit_code=_code(end.exit_code), worker=end.worker)
 
 
+def failure_to_begin(why: str, ends: Sequence[WorkerEnd]) -> RunFailedError:
+    """The failure of a run that was stopped before it began, for this reason."""
+    first = next((end for end in failures_in(ends) if not end.asked_to_end), None)
+    if first is None:
+        return RunFailedError(why, exit_code=1)
+    return RunFailedError(why, exit_code=_code(first.exit_code), worker=first.worker)
+
+
 def failure_of_all(ends: Sequence[WorkerEnd], servers_lost: str | None) -> RunFailedError:
     """The failure of a run on servers of which no worker is left.
 

@@ -46,6 +46,8 @@ class FollowsServers:
     def told(self, event: Mapping[str, Any], now: float) -> list[Action]:
         if event["event"] == "join":
             return self.supervision.joined(event["worker"], event["limit_seconds"])
+        if event["event"] == "meet":
+            return self.supervision.met(event["worker"])
         if event["event"] == "missing":
             return self.supervision.missing(event["worker"])
         return self.supervision.left(_leave(event), now)

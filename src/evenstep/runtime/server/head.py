@@ -59,7 +59,7 @@ class Head:
         first_incarnation: Where the numbers of incarnations begin: no two servers of a run may give out the same.
         clock: Seconds that do not go back.
         say: Takes a sentence for whoever started the run.
-        report: Takes the joins and leaves of workers, as events, for the process that watches over the run.
+        report: Takes the comings and goings of workers, as events, for the process that watches over the run.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Head:
         self._left_loop: dict[int, int] = {}
         """The pass that a worker has left before its end."""
         self._done: dict[int, int] = {}
-        """The last pass of each worker that ended between two."""
+        """The last pass of each worker that left after its end."""
         self._saved = (clock(), -1)
         self._written: deque[tuple[int, str | None]] = deque()
         """Of snapshots that have been written: the version, and why it failed, if it did."""
@@ -167,6 +167,10 @@ class Head:
         self._report({"event": "join", "worker": worker, "limit_seconds": limit_seconds})
         self.totals.joined(worker)
         return self._incarnation
+
+    def met(self, worker: int) -> None:
+        """The worker waits for the others, before the run begins."""
+        self._report({"event": "meet", "worker": worker})
 
     def _define(self, encoded: bytes) -> None:
         known = self.replica.spec
@@ -240,7 +244,7 @@ class Head:
         """Tell the process that watches over the run; `why` decides what it makes of that."""
         seen = self._seen.pop(worker, None)
         in_loop = self.coordinator.in_loop(worker) or self._broke_off(worker)
-        if why is Why.DONE or (why is Why.ENDED and not in_loop):
+        if why in (Why.DONE, Why.ENDED) and not in_loop:
             self._done[worker] = self.coordinator.number
         doing = "" if seen is None else str(seen)
         about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}

@@ -210,6 +210,8 @@ class Session:
         record = self._text(message)
         with self._lock:
             self._meeting.come(rank, record, sequence, self._connection, number)
+            if self._head is not None:
+                self._head.met(rank)
 
     def _absent(self, fields: Fields, message: Message) -> None:
         """Somebody has waited for the others for long."""
