@@ -2,6 +2,7 @@
 #   make demo      see it work, on this machine, in under a minute after the installation
 #   make test      every test; those that need root say why they are skipped without it. What starts no processes runs
 #                  twice at a time; the rest runs after it, whether it passed or not
+#   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
 #
@@ -16,17 +17,20 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEMO := $(VENV)/.installed-demo
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check clean
+.PHONY: demo test faults check clean
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
 
 test: $(INSTALLED)
 	@trap 'exit 130' INT; \
-	$(BIN)/python -m pytest -m "not multiprocess" --numprocesses 2; alone=$$?; \
+	$(BIN)/python -m pytest -m "not multiprocess and not faults" --numprocesses 2; alone=$$?; \
 	$(BIN)/python -m pytest -m multiprocess; together=$$?; \
 	echo "pytest's exit codes, 0 where all passed: $$alone without processes, $$together with them"; \
 	test $$alone -eq 0 -a $$together -eq 0
+
+faults: $(INSTALLED)
+	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

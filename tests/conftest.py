@@ -25,6 +25,26 @@ LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 GRACE_SECONDS = 2.0
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-faults", action="store_true", help="every cell of the grid in tests/faults, not a part")
+    parser.addoption("--fault-table", type=Path, help="a file for the table of the cells of tests/faults that were run")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Write the table of the faults that were tried, once all of them came out as they must."""
+    path = config.getoption("fault_table")
+    if path is None:
+        return
+    from faults import table
+
+    passed = terminalreporter.stats.get("passed", [])
+    rows = [dict(report.user_properties)["cell"] for report in passed if report.when == "call"]
+    if any(terminalreporter.stats.get(outcome) for outcome in ("failed", "error")):
+        terminalreporter.write_line(f"{path} is not written, since not every cell came out as it must")
+    else:
+        table.write(path, sorted(rows, key=lambda row: [str(each) for each in row[:4]]))
+
+
 def pytest_ignore_collect(collection_path):
     """Collect test files only: the search for doctests would import, and so run, the scripts that tests launch."""
     if collection_path.suffix == ".py" and not collection_path.name.startswith("test_"):

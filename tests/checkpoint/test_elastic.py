@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.guard import GUARD_SECONDS
 from torch.distributed import TCPStore
 
 from evenstep.report.summary import summarise
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.multiprocess
 
 def test_a_killed_worker_costs_what_came_after_the_last_checkpoint(tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", SCRIPT, tmp_path, "only"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert lives_of(tmp_path) == [2, 2]
     # The record has the events of both lives; that of the last start is the one that counts.
@@ -54,7 +55,7 @@ def run_on_two_hosts(folder):
             command = map(str, [*TORCHRUN, *options, SCRIPT, folder, host])
             agents.append(stack.enter_context(subprocess.Popen(list(command), stdout=said, stderr=said)))
             stack.callback(agents[-1].kill)
-        return *(agent.wait(100) for agent in agents), (folder / "said.txt").read_text()
+        return *(agent.wait(GUARD_SECONDS) for agent in agents), (folder / "said.txt").read_text()
 
 
 def lives_of(folder):

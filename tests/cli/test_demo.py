@@ -19,7 +19,6 @@ def test_the_ideal_is_that_of_the_emulated_speeds():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(180)  # four processes import torch, and a server
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torchrun's own log files
 def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(demo_runs, "EPOCHS", 1)

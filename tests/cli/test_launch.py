@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.guard import GUARD_SECONDS
 from support.records import check_records
 from support.server_reports import Reports, stand_in
 
@@ -120,7 +121,7 @@ def test_a_signal_ends_the_run_and_everything_that_it_started(number, code):
         pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
         assert len(pids) == 4
         launcher.send_signal(number)
-        _, error = launcher.communicate(timeout=30)
+        _, error = launcher.communicate(timeout=GUARD_SECONDS)
     assert launcher.returncode == code
     assert error == f"evenstep: ended by {number.name}: every worker was stopped\n"
     assert_gone(pids)
@@ -128,7 +129,7 @@ def test_a_signal_ends_the_run_and_everything_that_it_started(number, code):
 
 def assert_gone(pids):
     """Soon: what was killed by a process that has ended meanwhile is init's to clear away."""
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=GUARD_SECONDS)
     assert not alive
 
 
@@ -291,7 +292,7 @@ def test_a_signal_ends_the_workers_and_then_the_servers(reports, tmp_path, numbe
         server = reports.next()
         launcher.send_signal(number)
         # It ends when nobody has the other ends any more: workers, their children and keepers are gone.
-        _, error = launcher.communicate(timeout=30)
+        _, error = launcher.communicate(timeout=GUARD_SECONDS)
     assert launcher.returncode == 128 + number
     assert error == f"ended by {number.name}: every worker was stopped\n"
     assert server.after_listening() == [{"event": "ended", "by": "signal"}]
@@ -304,7 +305,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(reports, tmp_path):
         pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
         server = reports.next()
         launcher.kill()
-        launcher.communicate(timeout=30)
+        launcher.communicate(timeout=GUARD_SECONDS)
     assert server.after_listening() == [{"event": "ended", "by": "stdin"}]
     assert_gone([*pids, server.pid])
 

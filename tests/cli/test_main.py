@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from support.guard import GUARD_SECONDS
 from support.made_log import write_log
 
 from evenstep import __version__
@@ -11,7 +12,9 @@ from evenstep.cli.main import SUBCOMMANDS, main
 
 def python(code):
     """Run the code in a process of its own, as a user without some package would."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
+    )
 
 
 def test_help_lists_every_subcommand_with_one_line(capsys):

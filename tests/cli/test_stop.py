@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.guard import GUARD_SECONDS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -63,12 +64,12 @@ def test_a_signal_in_mid_training_ends_every_process_and_leaves_nothing(tmp_path
         assert len(started) >= 4, "a launcher, a server and two workers at the least"
         stop(launcher)
         # Its output ends when nobody has the other end any more.
-        _, error = launcher.communicate(timeout=60)
+        _, error = launcher.communicate(timeout=GUARD_SECONDS)
     assert launcher.returncode == 128 + number
     # After what Python says of an interrupt in the workers' scripts; nothing is said of servers, which were to end.
     said = [line for line in error.splitlines() if line.startswith("evenstep: ")]
     assert said == [f"evenstep: ended by {number.name}: every worker was stopped"]
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=GUARD_SECONDS)
     assert alive == []
     assert marked(mark) == []
     pids = {str(process.pid) for process in started}

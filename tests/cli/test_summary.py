@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.guard import GUARD_SECONDS
 
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
@@ -42,12 +43,12 @@ def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
 
 
 def test_the_summary_says_what_the_run_directory_says(tmp_path, capfd):
-    assert run("--workers", 2, "--slow", "1=3x", "--scheme", "bsp", "--run-dir", tmp_path / "run", SCRIPT) == 0
-    lines = said(capfd.readouterr().err)
+    assert run("--workers", 2, "--slow", "1=3x", "--run-dir", tmp_path / "run", SCRIPT) == 0
+    shown = " ".join(said(capfd.readouterr().err)[1:])
     verdict = overview_of("run", read_run(tmp_path / "run")).verdict
-    numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (lines[-1], verdict.text)]
-    assert re.sub(r"\d+(\.\d+)?", "", lines[-1]) == re.sub(r"\d+(\.\d+)?", "", verdict.text)
-    assert numbers[0] == pytest.approx(numbers[1], rel=0.1, abs=2)
+    numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (shown, verdict.text)]
+    assert re.sub(r"\d+(\.\d+)?", "", shown) == re.sub(r"\d+(\.\d+)?", "", verdict.text)
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.03, abs=2)
 
 
 @pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
@@ -55,16 +56,17 @@ def test_plain_torchrun_has_the_summary_too_and_once(scheme):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     settings = {"scheme": scheme, "slow": ["1=3x"], "servers": []}
     environment = {**os.environ, "EVENSTEP_LAUNCH": json.dumps(settings)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment, check=True)
     lines = said(ended.stderr)
     assert [line.startswith(f"{scheme} trained ") for line in lines].count(True) == 1
+    assert "; batch sizes 12 12" in lines[0]
     assert "orker 1 computes" in lines[1]
 
 
 def test_a_worker_that_died_is_told_as_lost_in_the_summary_and_in_the_report(tmp_path, capfd):
     assert run("--workers", 3, "--scheme", "asp", "--run-dir", tmp_path / "run", SCRIPT, "dies") == 0
     lines = said(capfd.readouterr().err)
-    assert "worker 1 was killed by SIGKILL; the others go on" in lines
+    assert any(line.startswith("worker 1 was killed by SIGKILL") for line in lines)
     assert any(re.fullmatch(r"Worker 1 was lost after [567] iterations \(has ended\)\.", line) for line in lines)
     verdict = overview_of("run", read_run(tmp_path / "run")).verdict
     assert verdict.worker != 1
@@ -79,7 +81,9 @@ def test_a_script_that_failed_has_no_summary(capfd):
 
 def test_a_process_of_its_own_has_no_summary():
     environment = {name: value for name, value in os.environ.items() if name != "EVENSTEP_LAUNCH"}
-    ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=100, env=environment)
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment
+    )
     assert (ended.returncode, said(ended.stderr)) == (0, [])
 
 
@@ -88,7 +92,7 @@ def test_a_script_without_prepare_is_told_so_with_what_had_no_effect(tmp_path, c
     assert said(capfd.readouterr().err) == [
         f"{SCRIPTS / 'tells.py'} never called evenstep.prepare, so it ran without evenstep"
     ]
-    assert run("--scheme", "asp", "--json", SCRIPTS / "tells.py", tmp_path) == 0
+    assert run("--scheme", "asp", "--heartbeat", 5, "--json", SCRIPTS / "tells.py", tmp_path) == 0
     captured = capfd.readouterr()
-    assert said(captured.err)[-1].endswith("so it ran without evenstep; --scheme had no effect")
+    assert said(captured.err)[-1].endswith("so it ran without evenstep; --scheme and --heartbeat had no effect")
     assert captured.out.splitlines()[-1] == "null"

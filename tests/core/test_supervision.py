@@ -24,8 +24,8 @@ class Run:
     def ended(self, worker, how=KILLED, *, failed=True, **more):
         return told(self.supervision.ended(Ending(worker=worker, how=how, failed=failed, **more)))
 
-    def look(self, now):
-        return told(self.supervision.look(now))
+    def look(self, now, *, last=False):
+        return told(self.supervision.look(now, last=last))
 
 
 def told(actions):
@@ -111,11 +111,33 @@ def test_a_worker_that_others_go_on_without_after_an_epoch_is_said_to_have_left(
     assert told(run.supervision.missing(1)) == ["worker 1 ended early, between two epochs; the others go on"]
 
 
+def test_one_that_left_without_a_goodbye_is_said_to_have_failed_or_ended_early_in_any_order():
+    early = ["worker 1 ended early, between two epochs; the others go on"]
+    killed = ["worker 1 was killed by SIGKILL; the others go on"]
+    for failed, says in ((False, early), (True, killed)):
+        run = Run()
+        assert run.left(1, Why.ENDED) + told(run.supervision.missing(1)) == []
+        assert run.ended(1, failed=failed) == says
+        run = Run()
+        assert run.left(1, Why.ENDED) + run.ended(1, failed=failed) + told(run.supervision.missing(1)) == says
+
+
+def test_a_worker_that_breaks_off_alone_is_said_to_where_the_others_finish_soon_after():
+    run = Run()
+    run.left(1, Why.DONE, now=5.0, in_loop=True)
+    for worker in (0, 2):
+        assert run.left(worker, Why.DONE, now=5.5) == []
+    for worker in range(3):
+        run.ended(worker, failed=False)
+    assert run.look(6.0) == []
+    assert run.look(6.0, last=True) == ["worker 1 left in the middle of an epoch; the others finished without it"]
+
+
 def test_nothing_is_said_where_all_break_off_together():
     run = Run()
     for worker in range(3):
         assert run.left(worker, Why.DONE, now=float(worker), in_loop=True) == []
-    assert run.look(20.0) == []
+    assert run.look(20.0) == run.look(20.0, last=True) == []
 
 
 def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have():

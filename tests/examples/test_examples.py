@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.guard import GUARD_SECONDS
 
 from evenstep.core.cluster import parse_cluster
 
@@ -28,7 +29,7 @@ def run_example(script, *launcher, options=None):
         [sys.executable, *launcher, EXAMPLES / script, *(SHORT[script] if options is None else options)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=GUARD_SECONDS,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

@@ -20,37 +20,75 @@ SCHEMES = {
 SERVED = ("ssp", "grouped")
 
 PAUSE_SECONDS = 3.0
+SERVER = "the server"
+"""A victim, besides the workers by rank."""
+LINK = "the link"
+"""Between the two hosts of a run, each with one worker: the victim is the side whose end of it is taken down."""
 
 
 @dataclass(frozen=True)
 class Expected:
     """What comes of a cell.
 
-    others: all other workers `finish` with every sample counted once, `fail` with an error that names the victim, or
-    are `stopped` by the launcher with a sentence that does.
-    named: The victim is named on the terminal.
+    others: all other workers `finish` with every sample counted once, `fail` with an error that names a victim, or are
+    `stopped` by the launcher with a sentence that does.
+    named: The victims that are named on the terminal.
     victim: it has `ended`; `finishes` too; is `ended` by the launcher; or `stays`, as nobody waits for it.
     """
 
     others: str
-    named: bool
+    named: tuple
     victim: str
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A fault that befalls one worker at a moment."""
+    """Faults that befall workers at a moment; mostly one, of one worker."""
 
     fault: str
     moment: str
     scheme: str
-    victim: int
+    victim: int | str
     launcher: str = "forked"
     restarts: int = 0
+    second_fault: str = ""
+    second_victim: int | str = -1
 
     def __str__(self):
         again = f"-{self.restarts} restart" if self.restarts else ""
-        return f"{self.scheme}-{self.moment}-worker {self.victim} {self.fault}-{self.launcher}{again}"
+        return f"{self.scheme}-{self.moment}-{self.what}-{self.launcher}{again}"
+
+    @property
+    def faults(self):
+        """By victim."""
+        second = {self.second_victim: self.second_fault} if self.second_fault else {}
+        return {self.victim: self.fault, **second}
+
+    @property
+    def side(self):
+        """The end of the link that is cut."""
+        return self.second_victim
+
+    @property
+    def what(self):
+        names = [
+            f"{name if isinstance(name, str) else f'worker {name}'} {fault}" for name, fault in self.faults.items()
+        ]
+        side = f" on the side of worker {self.side}" if self.victim == LINK else ""
+        return ", ".join(names) + side
+
+    @property
+    def count(self):
+        return 2 if self.launcher == "two hosts" else COUNT
+
+    @property
+    def others(self):
+        """The workers that nothing befalls."""
+        return {rank for rank in range(self.count) if rank not in self.faults}
+
+    def row(self, seconds):
+        """Of the table: the cell, what came of it, and the seconds from the fault to the end of the others."""
+        return [self.launcher, self.scheme, self.moment, self.what, self.expected.others, round(seconds, 1)]
 
     @property
     def served(self):
@@ -58,8 +96,8 @@ class Cell:
 
     @property
     def waits(self):
-        """Whether the victim keeps others waiting, so that a limit has to pass."""
-        return self.fault in ("stopped", "hangs")
+        """Whether a victim keeps others waiting, so that a limit has to pass."""
+        return bool({"stopped", "hangs", "cut"} & set(self.faults.values()))
 
     @property
     def timeout(self):
@@ -73,37 +111,58 @@ class Cell:
 
     @property
     def expected(self):
+        if self.launcher == "two hosts":
+            return self._on_two_hosts()
+        if self.victim == SERVER or self.second_victim == SERVER:
+            named = tuple(victim for victim, fault in self.faults.items() if fault != "paused")
+            return Expected("finish", named, "ended" if self.waits else "finishes")
         if self.fault == "paused":
-            return Expected("finish", False, "finishes")
+            named = (self.second_victim,) if self.second_fault else ()
+            others = "fail" if named and not self.served else "finish"
+            return Expected(others, named, "" if named else "finishes")
         if self.restarts:
-            return Expected("finish", True, "finishes")
-        victim = "ended" if self.fault in ENDINGS else "stays"
+            return Expected("finish", (self.victim,), "finishes")
+        victim = "ended" if set(self.faults.values()) <= set(ENDINGS) else "stays"
         return self._on_servers(victim) if self.served else self._in_collectives(victim)
 
     def _in_collectives(self, victim):
         if self.moment == "close":  # All that they do together is done.
-            return Expected("finish", False, victim)
-        return Expected("fail", True, victim)
+            return Expected("finish", (), victim)
+        return Expected(
+            "fail", tuple(name for name, fault in self.faults.items() if fault in ENDINGS) or (self.victim,), victim
+        )
 
     def _on_servers(self, victim):
+        named = tuple(self.faults)
         if self.moment == "start":
-            return Expected("stopped", True, "ended")
+            return Expected("stopped", named, "ended")
         if self.moment in ("first iteration", "mid-epoch"):
-            return Expected("finish", True, "ended")
+            return Expected("finish", named, "ended")
         # Between two epochs, and after the last one, only a barrier waits for it.
         waited_for = self.scheme == "grouped" and self.moment != "close"
         if self.fault == "hangs" and not waited_for:
-            return Expected("finish", False, "stays")
+            return Expected("finish", (), "stays")
         if self.fault == "exits" and self.moment == "close":
-            return Expected("finish", False, "ended")
-        return Expected("finish", True, "ended")
+            return Expected("finish", (), "ended")
+        return Expected("finish", named, "ended")
+
+    def _on_two_hosts(self):
+        """The worker with the servers goes on without the other, which cannot."""
+        if self.fault == "cut for a while":
+            return Expected("finish", (), "finishes")
+        return Expected("finish alone" if self.served else "fail", (1,), "")
 
 
 def forked_cells():
     """Every fault at every moment under every scheme, of worker 0 and of another, in processes that are forked."""
-    return [
+    cells = [
         Cell(fault, moment, scheme, victim)
         for scheme, moment, fault, victim in product(SCHEMES, MOMENTS, FAULTS, (0, COUNT - 1))
+    ]
+    pairs = [("killed", 0, "killed", 2), ("killed", 1, "hangs", 2), ("paused", 1, "killed when all go on", 2)]
+    return cells + [
+        Cell(fault, "mid-epoch", scheme, victim, "forked", 0, second_fault, second_victim)
+        for scheme, (fault, victim, second_fault, second_victim) in product(SCHEMES, pairs)
     ]
 
 
@@ -119,6 +178,27 @@ def launched_cells():
     cells += [Cell(fault, "start", "lb-bsp", 1, "torchrun") for fault in ("killed", "hangs")]
     cells += [Cell(fault, "mid-epoch", "ssp", 1, "torchrun") for fault in ("killed", "exits", "paused")]
     return cells
+
+
+def server_cells():
+    """Servers that are killed and stopped, also while a worker is stopped."""
+    cells = [
+        Cell(fault, moment, scheme, SERVER, "evenstep run")
+        for scheme, (fault, moment) in product(
+            SERVED, [("killed", "mid-epoch"), ("killed", "evaluation"), ("stopped", "mid-epoch"), ("stopped", "close")]
+        )
+    ]
+    cells += [Cell(fault, "mid-epoch", "ssp", SERVER, "torchrun") for fault in ("killed", "stopped")]
+    cells += [Cell("stopped", "mid-epoch", scheme, 1, "evenstep run", 0, "killed", SERVER) for scheme in SERVED]
+    return cells
+
+
+def link_cells():
+    """Two hosts, whose link is cut on one side or the other."""
+    return [
+        Cell(fault, "mid-epoch", scheme, LINK, "two hosts", 0, "", side)
+        for scheme, fault, side in product(("lb-bsp", "ssp"), ("cut for a while", "cut"), (0, 1))
+    ]
 
 
 def part(cells):

@@ -1,6 +1,7 @@
 """Runs cells of the grid, and looks what came of them."""
 
 import json
+import math
 import os
 import re
 import secrets
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import psutil
 from support.faults import meeting_place
+from support.guard import GUARD_SECONDS
+from support.hosts import ip, two_hosts
 from support.processes import CONTEXT
 
 from evenstep.core.supervision import Supervision
@@ -24,12 +27,9 @@ from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
 from evenstep.runtime.watch import FollowsServers, Watch
 from faults import worker
-from faults.cells import COUNT, PAUSE_SECONDS
+from faults.cells import COUNT, LINK, PAUSE_SECONDS, SERVER
 
 POLL_SECONDS = 0.05
-GUARD_SECONDS = 150.0
-"""How long a cell may take on a busy machine before it counts as one that hangs."""
-MARK = "EVENSTEP_TEST_MARK"
 SCRIPT = Path(worker.__file__)
 
 
@@ -38,19 +38,22 @@ class Outcome:
     """What came of a cell.
 
     Attributes:
-        fired: Whether the fault took place.
+        fired: The victims whose faults took place.
         codes: Exit codes of the workers, or of the launcher under the key None; None for one that had to be killed.
         terminal: What was written to the terminal.
         finished: The workers that came to the end of their script.
+        batches: What was stepped on: worker, life, epoch, positions, and whether others did it instead.
+        in_hand: The epochs and positions that workers had in hand last which did not finish.
         seconds: From the fault to the end of the last worker that ended by itself.
         left: Processes and files that were left behind.
     """
 
-    fired: bool = False
+    fired: set = field(default_factory=set)
     codes: dict = field(default_factory=dict)
     terminal: str = ""
     finished: set = field(default_factory=set)
     batches: list = field(default_factory=list)
+    in_hand: set = field(default_factory=set)
     seconds: float = 0.0
     left: list = field(default_factory=list)
 
@@ -58,48 +61,63 @@ class Outcome:
 def run_cell(cell, folder):
     """Its outcome; `folder` is its own and empty."""
     outcome = Outcome()
-    run = _run_forked if cell.launcher == "forked" else _run_launched
-    began = run(cell, folder, outcome)
-    fired = folder / "fired"
-    outcome.fired = fired.exists()
-    outcome.seconds = time.time() - fired.stat().st_mtime if outcome.fired else time.time() - began
+    run = {"forked": _run_forked, "two hosts": _run_on_two_hosts}.get(cell.launcher, _run_launched)
+    run(cell, folder, outcome)
+    fired = {victim: folder / f"fired-{victim}" for victim in cell.faults}
+    outcome.fired = {victim for victim, file in fired.items() if file.exists()}
+    outcome.seconds = time.time() - max((fired[victim].stat().st_mtime for victim in outcome.fired), default=math.inf)
     outcome.finished = {int(path.name.partition("-")[2]) for path in folder.glob("finished-*")}
     for path in folder.glob("journal-*"):
         rank = int(path.name.partition("-")[2])
         outcome.batches += [(rank, *json.loads(line)) for line in path.read_text().splitlines()]
-    outcome.left += [str(path) for path in (folder / "tmp").glob("evenstep-*")]
+    for rank in set(range(cell.count)) - outcome.finished:
+        with suppress(FileNotFoundError):
+            epoch, positions = json.loads((folder / f"hand-{rank}").read_text())
+            outcome.in_hand |= {(epoch, position) for position in positions}
+    # torch leaves its logs and caches, whatever happens.
+    outcome.left += [str(path) for path in (folder / "tmp").iterdir() if not path.name.startswith("torch")]
     return outcome
 
 
 def check(cell, outcome):
     """What is wrong with an outcome, as sentences."""
     expected = cell.expected
-    others = {rank for rank in range(COUNT) if rank != cell.victim}
-    wrong = []
-    if not outcome.fired:
-        wrong.append("the fault did not take place")
-    if expected.others == "finish" and not others <= outcome.finished:
-        wrong.append(f"workers {sorted(others - outcome.finished)} did not finish")
-    if expected.others != "finish" and others & outcome.finished:
-        wrong.append(f"workers {sorted(others & outcome.finished)} finished")
-    if (expected.victim == "finishes") != (cell.victim in outcome.finished) and cell.moment != "close":
-        wrong.append(f"the victim {'finished' if cell.victim in outcome.finished else 'did not finish'}")
-    if expected.victim == "ended" and outcome.codes.get(cell.victim, 0) is None:
-        wrong.append("the victim was not ended")
-    if any(code is None for rank, code in outcome.codes.items() if rank != cell.victim):
+    wrong = [f"nothing befell {victim}" for victim in cell.faults if victim not in outcome.fired]
+    finish = {"finish": cell.others, "finish alone": {0}}.get(expected.others, set())
+    if not finish <= outcome.finished:
+        wrong.append(f"workers {sorted(finish - outcome.finished)} did not finish")
+    if (cell.others - finish) & outcome.finished:
+        wrong.append(f"workers {sorted((cell.others - finish) & outcome.finished)} finished")
+    wrong += _check_victim(cell, expected, outcome)
+    if any(code is None for rank, code in outcome.codes.items() if rank not in cell.faults):
         wrong.append("something had to be killed since it did not end")
-    if expected.named and not _names(cell, outcome.terminal):
-        wrong.append("nothing on the terminal names the victim")
-    if expected.others == "finish":
+    wrong += [f"nothing on the terminal names {each}" for each in expected.named if not _names(each, outcome.terminal)]
+    if finish and cell.victim != SERVER:
         wrong += _check_samples(cell, outcome)
     return [*wrong, *(f"{each} was left behind" for each in outcome.left)]
 
 
-def _names(cell, terminal):
-    """Whether evenstep, or an error of it, tells of the victim, and of no other worker as lost."""
-    told = re.findall(r"(?:evenstep: |WorkerLostError: )(.*)", terminal)
-    victim = re.compile(rf"worker {cell.victim}\b|missing: {cell.victim}\b")
-    return any(victim.search(line) for line in told)
+def _check_victim(cell, expected, outcome):
+    victims = [each for each in cell.faults if isinstance(each, int)]
+    if cell.moment == "close":  # The end of the script and the fault are the same moment.
+        return []
+    finished = [each for each in victims if each in outcome.finished]
+    if expected.victim == "finishes" and finished != victims:
+        return [f"of the victims {victims} only {finished} finished"]
+    if expected.victim in ("ended", "stays") and finished:
+        return [f"the victims {finished} finished"]
+    if expected.victim == "ended" and any(outcome.codes.get(each, 0) is None for each in victims):
+        return ["a victim was not ended"]
+    return []
+
+
+def _names(victim, terminal):
+    """Whether evenstep, or an error of it, tells of the victim."""
+    told = re.findall(r"(?:evenstep: |evenstep\.core\.errors\.\w+: )(.*)", terminal)
+    name = re.compile(
+        r"server 0\b" if victim == SERVER else rf"[Ww]orkers? (\d+(, | and ))*{victim}\b|missing: {victim}\b"
+    )
+    return any(name.search(line) for line in told)
 
 
 def _check_samples(cell, outcome):
@@ -108,15 +126,11 @@ def _check_samples(cell, outcome):
     if cell.restarts and not cell.served:
         last = max(life for _, life, *_ in counted)
         counted = [each for each in counted if each[1] == last]
-    epochs = {}
-    for _, _, epoch, positions, _ in counted:
-        epochs.setdefault(epoch, []).extend(positions)
-    whole = list(range(worker.RUN.samples))
-    return [
-        f"epoch {epoch} is not of every sample once"
-        for epoch in range(worker.RUN.epochs)
-        if sorted(epochs.get(epoch, [])) != whole
-    ]
+    done = [(epoch, position) for _, _, epoch, positions, _ in counted for position in positions]
+    if cell.victim == LINK:  # What was pushed when the link was cut may have come, while the answer did not.
+        done += outcome.in_hand - set(done)
+    whole = [(epoch, position) for epoch in range(worker.RUN.epochs) for position in range(worker.RUN.samples)]
+    return [] if sorted(done) == whole else ["not every sample of every epoch was done once"]
 
 
 # In forked processes, with the test in the launcher's place.
@@ -125,7 +139,6 @@ def _check_samples(cell, outcome):
 def _run_forked(cell, folder, outcome):
     for name in ("tmp", "status"):
         (folder / name).mkdir()
-    began = time.time()
     environment = {"TMPDIR": str(folder / "tmp"), "WORLD_SIZE": str(COUNT), **meeting_place()}
     said = []
     watch = Watch(
@@ -148,7 +161,6 @@ def _run_forked(cell, folder, outcome):
     outcome.terminal = "".join([*said, *(path.read_text() for path in sorted(folder.glob("terminal-*")))])
     if watch.stopped is not None:
         outcome.terminal += f"evenstep: {watch.stopped}\n"
-    return began
 
 
 class Workers:
@@ -170,15 +182,13 @@ class Workers:
     def follow(self, watch):
         """Until all have ended, or all but a victim that is to stay; the victim goes on after its pause."""
         ends = time.monotonic() + GUARD_SECONDS
-        pauses = self._cell.fault == "paused"
         while self._running and time.monotonic() < ends:
-            if pauses and _go_on(self._folder / "fired"):
-                pauses = False
+            _go_on(self._cell, self._folder)
             for rank, process in list(self._running.items()):
                 process.join(POLL_SECONDS / COUNT)
                 if process.exitcode is not None:
                     self._note(rank, process.exitcode, watch)
-            if set(self._running) == {self._cell.victim} and self._cell.expected.victim == "stays":
+            if set(self._running) <= set(self._cell.faults) and self._cell.expected.victim == "stays":
                 return
 
     def _note(self, rank, exit_code, watch):
@@ -216,16 +226,14 @@ class Workers:
         return left
 
 
-def _go_on(fired):
+def _go_on(cell, folder):
     """Let a paused victim go on, once its time has come."""
-    try:
-        pid, since = int(fired.read_text()), fired.stat().st_mtime
-    except (OSError, ValueError):
-        return False
-    if time.time() - since < PAUSE_SECONDS:
-        return False
-    os.kill(pid, signal.SIGCONT)
-    return True
+    fired = folder / f"fired-{cell.victim}"
+    if cell.fault != "paused" or not fired.exists() or (folder / "went-on").exists():
+        return
+    if time.time() - fired.stat().st_mtime >= PAUSE_SECONDS:
+        os.kill(int(fired.read_text()), signal.SIGCONT)
+        (folder / "went-on").touch()
 
 
 @contextmanager
@@ -258,7 +266,8 @@ def _servers(cell, folder, watch):
         yield {**launched.to_environment(), SECRET_VARIABLE: secret}
     finally:
         # The end of its input, while its last words can still be read.
-        socket.socket(fileno=os.dup(ours.fileno())).shutdown(socket.SHUT_WR)
+        with socket.socket(fileno=os.dup(ours.fileno())) as wire:
+            wire.shutdown(socket.SHUT_WR)
         server.join(GUARD_SECONDS)
         server.kill()
         server.join()
@@ -286,7 +295,6 @@ def _serve(settings, secret, end, folder):
 
 def _run_launched(cell, folder, outcome):
     (folder / "tmp").mkdir()
-    began = time.time()
     mark = secrets.token_hex(8)
     script = [str(SCRIPT), json.dumps(asdict(cell)), str(folder)]
     if cell.launcher == "evenstep run":
@@ -294,7 +302,7 @@ def _run_launched(cell, folder, outcome):
         command = ["-m", "evenstep.cli.main", "run", *options]
     else:
         command = ["-m", "torch.distributed.run", "--nproc-per-node", str(COUNT), "--standalone"]
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), MARK: mark, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), worker.MARK: mark, "OMP_NUM_THREADS": "1"}
     with (folder / "terminal").open("wb") as terminal:
         launcher = subprocess.Popen(
             [sys.executable, *command, "--max-restarts", str(cell.restarts), *script],
@@ -303,16 +311,13 @@ def _run_launched(cell, folder, outcome):
     outcome.codes[None] = _follow_launcher(cell, folder, launcher)
     outcome.left += _marked(mark)
     outcome.terminal = (folder / "terminal").read_text()
-    return began
 
 
 def _follow_launcher(cell, folder, launcher):
     """Its exit code; None where it had to be killed, as it does where nobody waits for a victim that stays."""
     ends = time.monotonic() + GUARD_SECONDS
-    pauses = cell.fault == "paused"
     while time.monotonic() < ends:
-        if pauses and _go_on(folder / "fired"):
-            pauses = False
+        _go_on(cell, folder)
         with suppress(subprocess.TimeoutExpired):
             return launcher.wait(POLL_SECONDS)
     launcher.send_signal(signal.SIGTERM)
@@ -328,7 +333,57 @@ def _marked(mark):
     left = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
+            if process.environ().get(worker.MARK) == mark:
                 left.append(f"process {process.pid} {' '.join(process.cmdline())[:200]}")
                 process.kill()
     return left
+
+
+# On two hosts.
+
+
+def _run_on_two_hosts(cell, folder, outcome):
+    (folder / "tmp").mkdir()
+    with two_hosts() as hosts:
+        place = {
+            **LaunchSettings(heartbeat_seconds=cell.heartbeat).to_environment(), SECRET_VARIABLE: secrets.token_hex(32),
+            "MASTER_ADDR": hosts[0][2], "MASTER_PORT": "29400", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
+            "LOCAL_WORLD_SIZE": "1", "TMPDIR": str(folder / "tmp"), worker.MARK: secrets.token_hex(8),
+        }  # fmt: skip
+        processes = [
+            _start_on(host, [str(SCRIPT), json.dumps(asdict(cell)), str(folder)], {**place, "RANK": str(rank)}, folder)
+            for rank, host in enumerate(hosts)
+        ]
+        _cut(cell, folder, hosts[cell.side])
+        ends = time.monotonic() + GUARD_SECONDS
+        for rank, process in enumerate(processes):
+            with suppress(subprocess.TimeoutExpired):
+                outcome.codes[rank] = process.wait(max(ends - time.monotonic(), 0.0))
+            process.kill()
+            process.wait()
+        outcome.left += _marked(place[worker.MARK])
+    outcome.codes = {rank: outcome.codes.get(rank) for rank in range(len(hosts))}
+    outcome.terminal = "".join(path.read_text() for path in sorted(folder.glob("terminal-*")))
+
+
+def _start_on(host, command, environment, folder):
+    namespace, interface, _ = host
+    with (folder / f"terminal-{environment['RANK']}").open("wb") as terminal:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", namespace, sys.executable, *command],
+            env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": interface},
+            stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
+        )  # fmt: skip
+
+
+def _cut(cell, folder, host):
+    """Take down this host's end of the link once the fault is due, and up again where that is for a while."""
+    namespace, interface, _ = host
+    fired, ends = folder / f"fired-{cell.victim}", time.monotonic() + GUARD_SECONDS
+    while not fired.exists() and time.monotonic() < ends:
+        time.sleep(POLL_SECONDS)
+    ip("-n", namespace, "link", "set", interface, "down")
+    (folder / "cut").touch()
+    if cell.fault == "cut for a while":
+        time.sleep(PAUSE_SECONDS)
+        ip("-n", namespace, "link", "set", interface, "up")

@@ -5,54 +5,107 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import psutil
 import torch
 from support import training
 from support.training import Run
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from faults.cells import SCHEMES, Cell
+from faults.cells import LINK, SCHEMES, SERVER, Cell
 
 RUN = Run(samples=96, batch_size=4, epochs=3)
+POLL_SECONDS = 0.02
+MARK = "EVENSTEP_TEST_MARK"
+"""In the environment of every process of a launched run."""
 MIDDLE = 3
 """The batch of the victim's, counted from 1, at which a fault in mid-epoch befalls it."""
 
 
 class Fault:
-    """The fault of a cell, which befalls its victim once, in its first life."""
+    """The fault of a cell that befalls this worker, or that it does to others, once and in its first life."""
 
     def __init__(self, cell, folder):
         self.cell = cell
+        self.folder = Path(folder)
         self.rank = int(os.environ["RANK"])
         self.life = int(os.environ.get("EVENSTEP_RESTART", "0"))
-        self.due = self.rank == cell.victim and not self.life
-        self.fired = Path(folder, "fired")
+        self.due = [] if self.life else [each for each in cell.faults.items() if self.rank == doer(cell, each[0])]
 
     def at(self, moment):
-        if self.due and moment == self.cell.moment:
-            self.due = False
-            self.fired.write_text(str(os.getpid()))
-            self.befall()
+        if moment == self.cell.moment:
+            due, self.due = self.due, []
+            for victim, fault in due:
+                self.befall(victim, fault)
 
-    def befall(self):
-        fault = self.cell.fault
-        if fault in ("killed", "stopped", "paused"):
-            os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
-        elif fault == "raises":
-            raise ValueError("boom")
-        elif fault == "out of memory":
-            raise torch.OutOfMemoryError("out of memory")
-        elif fault == "hangs":
-            threading.Event().wait()
-        elif self.rank == 0:
-            sys.exit(0)
+    def befall(self, victim, fault):
+        if victim == SERVER:
+            self.others_are_hit()
+            (server,) = servers()
+            server.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+            self.fired(victim)
+        elif victim == LINK:
+            self.fired(victim)
+            self.wait_for("cut")  # The test has done it.
+        elif fault == "killed when all go on":
+            self.wait_for("went-on")
+            self.fired(victim)
+            os.kill(os.getpid(), signal.SIGKILL)
         else:
-            os._exit(0)
+            self.fired(victim)
+            befall(fault, self.rank)
+
+    def others_are_hit(self):
+        for victim in self.cell.faults:
+            if victim != SERVER:
+                self.wait_for(f"fired-{victim}")
+
+    def fired(self, victim):
+        file = self.folder / "firing"
+        file.write_text(str(os.getpid()))
+        file.rename(self.folder / f"fired-{victim}")
+
+    def wait_for(self, name):
+        while not (self.folder / name).exists():
+            time.sleep(POLL_SECONDS)
+
+
+def doer(cell, victim):
+    """The worker in whose script a fault takes place."""
+    if victim == SERVER:
+        return 0
+    return cell.side if victim == LINK else victim
+
+
+def servers():
+    """The servers of this run."""
+    mark = os.environ[MARK]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if "evenstep.runtime.server" in " ".join(process.cmdline()) and process.environ().get(MARK) == mark:
+                yield process
+
+
+def befall(fault, rank):
+    if fault in ("killed", "stopped", "paused"):
+        os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    elif fault == "raises":
+        raise ValueError("boom")
+    elif fault == "out of memory":
+        raise torch.OutOfMemoryError("out of memory")
+    elif fault == "hangs":
+        threading.Event().wait()
+    elif rank == 0:
+        sys.exit(0)
+    else:
+        os._exit(0)
 
 
 class Faulty:
@@ -86,11 +139,11 @@ def train(cell, folder):
         for epoch in range(loader.epoch, RUN.epochs):
             for inputs, targets in loader:
                 done += 1
-                positions = list(loader.current.positions[: loader.current.samples])
+                positions, known = list(loader.current.positions[: loader.current.samples]), incarnation(loader)
+                Path(folder, f"hand-{fault.rank}").write_text(json.dumps([epoch, positions]))
                 fault.at("first iteration" if done == 1 else "mid-epoch" if done == MIDDLE else "")
                 training.step(model, optimizer, inputs, targets)
-                forfeited = getattr(loader._engine, "_forfeited", False)
-                journal.write(json.dumps([fault.life, epoch, positions, forfeited]) + "\n")
+                journal.write(json.dumps([fault.life, epoch, positions, incarnation(loader) != known]) + "\n")
             if epoch == 0:
                 fault.at("evaluation")
                 save(cell, folder, fault, model, optimizer, loader)
@@ -103,6 +156,12 @@ def train(cell, folder):
     balancer.close = closing
     loader.close()
     Path(folder, f"finished-{fault.rank}").touch()
+
+
+def incarnation(loader):
+    """Which one of this worker the servers know; another one after a step: they had given the batch to others."""
+    link = getattr(loader._engine, "_link", None)
+    return None if link is None else link.incarnation
 
 
 def save(cell, folder, fault, model, optimizer, loader):

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from html import escape
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from support.made_log import write_log
 
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
+from evenstep.report.page import page_html
 from evenstep.report.page.png import file_names
 from evenstep.report.recorded import read_run
 
@@ -68,6 +70,15 @@ def test_its_numbers_are_those_of_the_log(page, desktop):
     # The traces too: the sizes of the last worker, as plotly draws them.
     drawn = desktop.evaluate("Array.from(document.getElementById('sizes-b<a>lanced')._fullData[2].y)")
     assert drawn == [sizes[2] for sizes in SIZES]
+
+
+def test_the_page_of_a_single_run_begins_with_its_verdict(tmp_path):
+    write_log(tmp_path, (FAST, FAST, SLOW))
+    overview = overview_of("run", read_run(tmp_path))
+    text = page_html([overview], version="0")
+    verdict = escape(overview.verdict.text)
+    assert text.count(verdict) == 1
+    assert text.index(verdict) < text.index("<main")
 
 
 def test_zooming_in_shows_more_and_works_by_keyboard(desktop):

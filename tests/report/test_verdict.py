@@ -204,8 +204,8 @@ def test_on_servers_the_slow_one_is_named_with_how_long_others_were_held():
     assert verdict.slowdown == pytest.approx(4)
     assert verdict.cost == pytest.approx(60 / 126)
     assert verdict.text == (
-        "Worker 2 computes 4x slower; the others were held for it 48% of all workers' time, and ran up to 3 iterations"
-        " ahead."
+        "Worker 2 computes 4x slower; waiting for it takes 48% of all workers' time, and the others ran up to 3"
+        " iterations ahead."
     )
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
     overview = overview_of("run", recorded_run(events, [*came, *left]))
     assert (overview.verdict.worker, overview.verdict.cause) == (None, None)
     assert overview.verdict.text == (
-        "No worker is slow: workers were held 0% of their time. Worker 2 was lost after 5 iterations (was silent for"
+        "No worker is slow: waiting takes 0% of all workers' time. Worker 2 was lost after 5 iterations (was silent for"
         " too long)."
     )
     # One that came back was not lost for good.

@@ -14,7 +14,7 @@ WAYS = {"before prepare": 1, "in place": 1, "for one shape": 1, "after prepare":
 @pytest.mark.multiprocess
 def test_graphs_are_counted_and_the_mathematics_is_that_of_one_process():
     run = Run(samples=120, epochs=2, scripted=11, batch_size=10)
-    values = results(run_workers(compiling.train_each, 2, run, list(WAYS), limit_seconds=100))
+    values = results(run_workers(compiling.train_each, 2, run, list(WAYS)))
     expected = training.train_alone(run, 20)
     for value in values:
         for how, most in WAYS.items():

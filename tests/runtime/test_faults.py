@@ -39,7 +39,7 @@ def test_a_worker_that_is_gone_when_others_measure_is_named():
 
 def test_a_stopped_worker_is_named_within_the_timeout():
     run = Run(scripted=1, options={"timeout": 6.0})
-    outcomes = run_workers(training.train_and_die, 3, run, 1, 7, "SIGSTOP", limit_seconds=30, stopped=[1])
+    outcomes = run_workers(training.train_and_die, 3, run, 1, 7, "SIGSTOP", stopped=[1])
     for rank in (0, 2):
         assert outcomes[rank].error.startswith("WorkerLostError")
         assert "did not answer within 6 s" in outcomes[rank].error
@@ -60,7 +60,7 @@ def test_a_worker_that_skips_a_batch_is_named():
 
 def test_a_worker_that_stops_before_it_can_say_what_differs_is_named_all_the_same():
     run = Run(scripted=1, options={"timeout": 6.0})
-    outcomes = run_workers(training.skip_a_batch_and_stay_away, 3, run, 1, 4, limit_seconds=30, stopped=[1])
+    outcomes = run_workers(training.skip_a_batch_and_stay_away, 3, run, 1, 4, stopped=[1])
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error.startswith("DisagreementError: worker 1 did not do the same iteration as the others")
 

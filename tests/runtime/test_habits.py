@@ -27,7 +27,7 @@ SCHEMES = {
 def found():
     """What every habit came to under every scheme, on each worker, from one start of the workers."""
     every = [*habits.EXACT, *habits.ROUNDED, habits.normalise_and_report, *habits.MISTAKES]
-    return results(run_workers(habits.together, habits.WORKERS, every, RUN, SCHEMES, limit_seconds=110))
+    return results(run_workers(habits.together, habits.WORKERS, every, RUN, SCHEMES))
 
 
 @cache

@@ -6,12 +6,12 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from support.guard import GUARD_SECONDS
 
 from evenstep.runtime.keeper import group_file, keeper_command, status_file
 
 pytestmark = pytest.mark.multiprocess
 
-LIMIT_SECONDS = 30.0
 ERROR = {"message": {"message": "ConfigError: too small: raise it\nmore", "extraInfo": {"timestamp": "1"}}}
 # Blocked first: the signal may come as soon as the worker has said that it is ready.
 WAITS = (
@@ -42,7 +42,7 @@ def run(keep, tmp_path):
 
     def run(program, *arguments, given="", **options):
         with keep(program, *arguments, **options) as keeper:
-            output, error = keeper.communicate(given, timeout=LIMIT_SECONDS)
+            output, error = keeper.communicate(given, timeout=GUARD_SECONDS)
         assert not group_file(tmp_path, 2).exists()
         return keeper.returncode, output, error, status(tmp_path)
 
@@ -123,7 +123,7 @@ def test_a_signal_reaches_the_worker_which_may_finish(keep, tmp_path, number):
         assert keeper.stdout.readline() == "ready\n"
         keeper.send_signal(number)
         assert keeper.stdout.readline() == "heard\n"
-        assert keeper.communicate("done", timeout=LIMIT_SECONDS) == ("done\n", "")
+        assert keeper.communicate("done", timeout=GUARD_SECONDS) == ("done\n", "")
     assert (keeper.returncode, status(tmp_path)["exit_code"]) == (0, 0)
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_was_asked_to_end_is_not_started_again(keep, tmp_path):
     with keep(program, restarts=3) as keeper:
         assert keeper.stdout.readline() == "ready\n"
         keeper.terminate()
-        assert keeper.communicate(timeout=LIMIT_SECONDS) == ("", "")
+        assert keeper.communicate(timeout=GUARD_SECONDS) == ("", "")
     assert keeper.returncode == 0
     assert (status(tmp_path)["signal"], status(tmp_path)["asked_to_end"]) == (signal.SIGTERM, True)
 
@@ -155,4 +155,4 @@ def test_a_keeper_whose_parent_dies_ends_its_worker(tmp_path):
         assert process.stdout.readline() == "ready\n"
         process.kill()
         # Ends when the keeper, who has the other ends too, is gone.
-        assert process.communicate(timeout=LIMIT_SECONDS) == ("heard\n", "")
+        assert process.communicate(timeout=GUARD_SECONDS) == ("heard\n", "")

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import faults
+from support.guard import GUARD_SECONDS
 from support.hosts import ip, two_hosts
 from support.processes import run_workers
 from support.training import Run
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.multiprocess
 SCRIPT = Path(faults.__file__).with_name("meets_fault.py")
 RUN = Run(scheme="bsp", options={"timeout": 10.0})
 LOCAL = replace(RUN, scheme="local-sgd:period=4")
-GUARD_SECONDS = 90.0
-
 
 HUNG = {
     "before prepare": "worker 2 has not come to prepare within 10 s: look at its output, then start again",
@@ -43,9 +42,7 @@ def cases(tmp_path_factory):
         started = {
             **{moment: pool.submit(faults.run_hung, RUN, 2, moment, 7) for moment in list(HUNG)[:-1]},
             "between averages": pool.submit(faults.run_hung, LOCAL, 2, "after the step", 6),
-            "killed in prepare": pool.submit(
-                run_workers, faults.die_in_prepare, 3, RUN, 2, limit_seconds=GUARD_SECONDS
-            ),
+            "killed in prepare": pool.submit(run_workers, faults.die_in_prepare, 3, RUN, 2),
             "keeper stopped": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGSTOP"),
             "keeper killed": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGKILL"),
             **{ranks: pool.submit(faults.run_incomplete, RUN, ranks, 3, outputs[ranks]) for ranks in outputs},

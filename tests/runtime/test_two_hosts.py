@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import training
+from support.guard import GUARD_SECONDS
 from support.hosts import two_hosts
 from support.training import Run
 
@@ -40,7 +41,7 @@ def test_two_hosts_follow_the_trajectory_of_one_process(hosts, tmp_path):
         for n, (namespace, interface, _) in enumerate(hosts)
     ]
     try:
-        printed = [process.communicate(timeout=55)[0] for process in processes]
+        printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

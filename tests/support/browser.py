@@ -11,6 +11,8 @@ from itertools import count
 
 import pytest
 
+from support.guard import GUARD_SECONDS
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -123,7 +125,7 @@ class Browser:
 
     def close(self):
         os.write(self._write, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=GUARD_SECONDS)
         os.close(self._write)
         os.close(self._read)
         self._folder.cleanup()

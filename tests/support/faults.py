@@ -92,7 +92,7 @@ def meeting_place():
 
 
 def run_hung(run, victim, moment, iteration):
-    return run_workers(train_and_hang, 3, run, victim, moment, iteration, stopped=[victim], limit_seconds=90.0)
+    return run_workers(train_and_hang, 3, run, victim, moment, iteration, stopped=[victim])
 
 
 def run_signalled(run, victim, iteration, name):
@@ -106,7 +106,6 @@ def run_signalled(run, victim, iteration, name):
         name,
         stopped=stopped,
         environment=meeting_place(),
-        limit_seconds=90.0,
     )
 
 
@@ -119,5 +118,4 @@ def run_incomplete(run, ranks, count, output):
         count,
         str(output),
         environment=meeting_place(),
-        limit_seconds=90.0,
     )

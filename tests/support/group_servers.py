@@ -16,9 +16,7 @@ from support.served import environment, forked, serving
 DYING = Path(__file__).with_name("dying_server.py")
 
 
-def run_grouped(
-    function, groups, *arguments, run_dir, behind, network=False, limit_seconds=50.0, dying=None, **settings
-):
+def run_grouped(function, groups, *arguments, run_dir, behind, network=False, dying=None, **settings):
     """Every worker's outcome of `function(*arguments)`; the groups whose numbers are in `behind` have a server.
 
     `network`: workers reach theirs over TCP too. `dying`: a `Dying` server. `settings` are the server program's.
@@ -40,9 +38,7 @@ def run_grouped(
             for worker in groups[group]:
                 reached[worker] = server
         environments = [environment([each], secret, run_dir, network=network) for each in reached]
-        return run_workers(
-            placed, workers, environments, function, *arguments, limit_seconds=limit_seconds, environment={}
-        )
+        return run_workers(placed, workers, environments, function, *arguments, environment={})
 
 
 @dataclass(frozen=True)

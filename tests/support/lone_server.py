@@ -29,13 +29,24 @@ class Kept(list):
         pass
 
 
+class Line:
+    """A connection within the process that says whether its ends are on one host."""
+
+    def __init__(self, connection, *, local):
+        self.connection, self.local = connection, local
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+
 class LoneServer:
     """Has one weight, which begins at 0 and which each push lowers by 1.
 
+    `local`: the worker is on the server's host, and shares memory with it.
     `unlocked` counts how often its head was told something by a thread that did not hold the lock.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, local=True):
         model = torch.nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         layout, spec = Layout.of(model.named_parameters(), [optimizer]), describe(optimizer)
@@ -54,15 +65,19 @@ class LoneServer:
             snapshot_seconds=60.0, heartbeat_seconds=1e9, recorder=self.events, first_incarnation=0,
             clock=self.clock, say=self.said.append, report=lambda event: None,
         )  # fmt: skip
+        self.local, self.described = local, described
+        self.incarnation = self.connect()["incarnation"]
+        self.unlocked = 0
+
+    def connect(self, incarnation=-1):
+        """Connect, again if there was a connection, and take this place; returns the answer."""
         self.end, other = connected_pair()
         self.session = Session(
-            other, replica=self.replica, head=self.head, meeting=Meeting(1), lock=self.lock, workers=1,
-            heartbeat_seconds=1.0,
+            Line(other, local=self.local), replica=self.replica, head=self.head, meeting=Meeting(1), lock=self.lock,
+            workers=1, heartbeat_seconds=1.0,
         )  # fmt: skip
-        self.unlocked = 0
-        self.ask(
-            {"op": "start", "rank": 0, "incarnation": -1, "seq": 0, "has": -1, "timeout": 60.0}, memoryview(described)
-        )
+        place = {"rank": 0, "incarnation": incarnation, "has": -1}
+        return self.ask({"op": "start", "seq": 0, "timeout": 60.0, **place}, memoryview(self.described))
 
     def clock(self):
         """The head asks for the time whatever it is told."""

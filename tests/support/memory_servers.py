@@ -27,6 +27,7 @@ from evenstep.transport.base import SilentError
 from evenstep.transport.clock import FakeClock
 from evenstep.transport.faulty import Faulty, seeded
 from evenstep.transport.memory import connected_pair
+from support.guard import GUARD_SECONDS
 
 WORKERS = 3
 SAMPLES = 77
@@ -36,7 +37,6 @@ PROBLEM = Problem(
     maximum=np.full(WORKERS, UNLIMITED, dtype=np.int64),
 )
 HEARTBEAT_SECONDS = 0.2  # of the time that jumps; the thread of a worker's pulse looks four times in it whether to end
-LIMIT_SECONDS = 30.0
 
 
 def optimizer_of(model):
@@ -148,14 +148,14 @@ class Trial:
         for thread in workers:
             thread.start()
         for thread in workers:
-            thread.join(LIMIT_SECONDS)
+            thread.join(GUARD_SECONDS)
             assert not thread.is_alive(), "the run did not end"
         # Shard 0 tells the others that the workers are gone, so its lines to them are closed last: they are the first.
         for line, thread in zip(reversed(self.lines), reversed(self.threads), strict=True):
             line.close()
-            thread.join(LIMIT_SECONDS)
+            thread.join(GUARD_SECONDS)
         for thread in self.pulses:
-            thread.join(LIMIT_SECONDS)
+            thread.join(GUARD_SECONDS)
         if self.failures:
             raise self.failures[0]
         return self.weights

@@ -9,6 +9,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from support.guard import GUARD_SECONDS
+
 CONTEXT = multiprocessing.get_context("forkserver")
 # The fork server imports torch once (DDP imports the compiler too), so that a worker starts in tens of milliseconds.
 CONTEXT.set_forkserver_preload(
@@ -25,7 +27,7 @@ class Outcome:
     exitcode: int | None = None
 
 
-def run_workers(function, workers, *arguments, limit_seconds=50.0, stopped=(), environment=None):
+def run_workers(function, workers, *arguments, stopped=(), environment=None):
     """Every worker's outcome of `function(*arguments)`.
 
     Workers in `stopped` stop themselves for good (SIGSTOP): they are killed once all others have ended. With an
@@ -44,7 +46,7 @@ def run_workers(function, workers, *arguments, limit_seconds=50.0, stopped=(), e
             processes.append(process)
             ends.append(end)
         try:
-            return _outcomes(processes, ends, time.monotonic() + limit_seconds, set(stopped))
+            return _outcomes(processes, ends, time.monotonic() + GUARD_SECONDS, set(stopped))
         finally:
             for process, end in zip(processes, ends, strict=True):
                 process.kill()

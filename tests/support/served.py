@@ -12,13 +12,12 @@ from pathlib import Path
 
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
+from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT, run_workers
 from support.records import check_records
 
-LIMIT_SECONDS = 30.0
 
-
-def run_served(function, workers, *arguments, run_dir, servers=1, network=False, limit_seconds=50.0, **settings):
+def run_served(function, workers, *arguments, run_dir, servers=1, network=False, **settings):
     """Every worker's outcome of `function(*arguments)`; the servers end with the last worker.
 
     `network`: over TCP only, as between hosts. `settings` are the server program's, such as `heartbeat_seconds`.
@@ -29,7 +28,6 @@ def run_served(function, workers, *arguments, run_dir, servers=1, network=False,
             function,
             workers,
             *arguments,
-            limit_seconds=limit_seconds,
             environment=environment(addresses, secret, run_dir, network=network),
         )
 
@@ -63,7 +61,7 @@ def forked(settings, secret):
         with os.fdopen(os.dup(end.fileno()), "rb") as said:
             yield json.loads(said.readline())["addresses"]
         end.close()
-        process.join(LIMIT_SECONDS)
+        process.join(GUARD_SECONDS)
         assert process.exitcode == 0, f"server {settings['index']} ended with {process.exitcode}"
     finally:
         process.kill()

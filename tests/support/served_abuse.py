@@ -13,7 +13,7 @@ from evenstep.core.values import Reports
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.codec import DEFAULT_LIMITS, PREFIX_BYTES, Prefix, encode_header
 from support import served_training
-from support.served_faults import PATIENCE_SECONDS
+from support.guard import GUARD_SECONDS
 from support.training import step
 
 ROW = [0] * Reports.columns()
@@ -145,7 +145,7 @@ class Peer:
     def _await(self, field):
         """The next message that has this field."""
         while True:
-            message = self._connection.receive(PATIENCE_SECONDS)
+            message = self._connection.receive(GUARD_SECONDS)
             for file in message.files:
                 os.close(file)
             if field in message.header:

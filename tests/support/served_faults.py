@@ -15,9 +15,8 @@ from evenstep.runtime import join_servers
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
 from support import served_training
+from support.guard import GUARD_SECONDS
 from support.training import step, weights
-
-PATIENCE_SECONDS = 30.0
 
 
 def rank():
@@ -232,7 +231,7 @@ class Kill:
 
     def __call__(self):
         if self.others is not None:
-            self.others.wait(PATIENCE_SECONDS)
+            self.others.wait(GUARD_SECONDS)
         kill()
 
 
@@ -255,7 +254,7 @@ def train_and_stop(run, folder, victim, iteration, pid, barrier):
     def have_it_go_on():
         if rank() == (victim + 1) % 3:
             os.kill(pid.value, signal.SIGCONT)
-        barrier.wait(PATIENCE_SECONDS)
+        barrier.wait(GUARD_SECONDS)
 
     return train(run, folder, rank(), {(0, "epoch"): have_it_go_on})
 

@@ -5,7 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
-LIMIT_SECONDS = 30.0
+from support.guard import GUARD_SECONDS
 
 
 def stand_in(reports, behaviour="good"):
@@ -19,14 +19,14 @@ class Reports:
 
     def __init__(self):
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.listener.settimeout(LIMIT_SECONDS)
+        self.listener.settimeout(GUARD_SECONDS)
         self.port = self.listener.getsockname()[1]
         self.files = []
 
     def next(self):
         """The next process that has started: what it was told."""
         connection, _ = self.listener.accept()
-        connection.settimeout(LIMIT_SECONDS)
+        connection.settimeout(GUARD_SECONDS)
         file = connection.makefile("r")
         connection.close()
         self.files.append(file)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.guard import GUARD_SECONDS
 from support.records import check_records
 
 from evenstep.core.cluster import parse_cluster
@@ -165,7 +166,7 @@ for name in ("closes", "is killed", "raises", "exits"):
 
 
 def test_who_ends_by_itself_says_so_once(tmp_path):
-    subprocess.run([sys.executable, "-c", ENDS, tmp_path], stderr=subprocess.DEVNULL, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", ENDS, tmp_path], stderr=subprocess.DEVNULL, timeout=GUARD_SECONDS, check=True)
     kinds = {folder.name: [event["event"] for event in read_events(folder)] for folder in tmp_path.iterdir()}
     ended = ["run", "end"]
     assert kinds == {"closes": ended, "is killed": ["run"], "raises": ended, "exits": ended}

@@ -7,6 +7,7 @@ import sys
 import urllib.request
 
 import pytest
+from support.guard import GUARD_SECONDS
 from support.made_log import events_of, write_log
 
 from evenstep.cli.main import main
@@ -48,7 +49,7 @@ def test_prometheus_is_served_on_this_host_alone():
     try:
         for event in events_of(PARTS, notes=True):
             sink.record(event)
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
     finally:
         sink.close()
@@ -65,7 +66,7 @@ def test_what_was_noted_under_any_name_has_a_metric():
         for values in ({"loss/train [\xe4]": 0.5}, {"loss_train ____": None}, {"loss-train": 2}):
             sink.record({**note, "values": values})
         sink.record({"event": "error", "worker": 0, "type": "ValueError", "text": ""})
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
     finally:
         sink.close()
@@ -95,10 +96,10 @@ def test_export_follows_a_run_until_it_is_interrupted(tmp_path):
     assert address.startswith("http://127.0.0.1:")
     text = ""
     while 'evenstep_iterations_total{worker="1"} 12.0' not in text:
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=GUARD_SECONDS) as answer:
             text = answer.read().decode()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
     assert process.returncode == 0
     assert "events were exported" in errors
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.guard import GUARD_SECONDS
 
 from evenstep.core.disturb import AffineCurve, Chain, Device, From
 from evenstep.testing.baseline import DeviceHold, SlicedSampler, plain_loader
@@ -102,7 +103,7 @@ def weights(tmp_path_factory):
         [sys.executable, *launcher, WORKER, folder],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=GUARD_SECONDS,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+import time
 
 import psutil
 import pytest
@@ -194,10 +195,10 @@ def test_files_arrive_closed_to_programs_that_are_started(connected):
         os.close(descriptor)
 
 
-def send_too_much(client):
+def send_too_much(client, nbytes=10**6 + 1):
     """The receiver may have gone before all of it is on its way."""
     with contextlib.suppress(ConnectionLostError):
-        client.send({}, memoryview(bytes(10**6 + 1)))
+        client.send({}, memoryview(bytes(nbytes)))
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
@@ -237,3 +238,42 @@ def test_messages_that_came_together_over_tcp_are_received_one_by_one():
                 assert connection.receive(0.0).header == {"kind": "push"}
             with pytest.raises(ConnectionLostError, match="has closed"):
                 connection.receive(0.0)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
+def test_after_a_send_that_failed_what_had_come_is_received_and_then_the_loss(kind, connected):
+    client, server = connected(kind)
+    client.send({"last": "words"})
+    client.close()
+    with pytest.raises(ConnectionLostError):
+        send_for_ever(server)
+    assert server.fileno() >= 0, "a selector that waits on it would not be woken"
+    assert server.receive(30.0).header == {"last": "words"}
+    with pytest.raises(ConnectionLostError):
+        server.receive(30.0)
+    assert server.fileno() == -1
+
+
+def send_for_ever(connection, **options):
+    while True:
+        connection.send({"more": 1}, memoryview(bytes(1000)), **options)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
+def test_a_send_that_is_not_to_wait_does_not_wait_for_a_peer_that_reads_nothing(kind, connected):
+    patience = 60.0
+    _, server = connected(kind, limits=Limits(patience_seconds=patience))
+    began = time.monotonic()
+    with pytest.raises(ConnectionLostError, match="took in nothing more"):
+        send_for_ever(server, wait=False)
+    assert time.monotonic() - began < patience / 2
+
+
+def test_a_send_that_is_not_to_wait_does_not_wait_for_another_one_either(raw_peer):
+    peer, connection = raw_peer(Limits(patience_seconds=60.0))
+    much = threading.Thread(target=send_too_much, args=(connection, 2**26))
+    much.start()
+    peer.recv(1)  # The other one is in the middle of its message.
+    with pytest.raises(ConnectionLostError, match="took in nothing more"):
+        connection.send({}, wait=False)
+    much.join()

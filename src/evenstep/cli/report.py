@@ -43,10 +43,10 @@ def run_report(arguments: list[str]) -> int:
         _require_writable(output)
     folders = [found for each in options.run_dirs for found in _runs_in(each)]
     overviews = read_overviews(folders, console)
-    for each in overviews:
-        console.print(f"[bold]{escape(each.name)}[/bold]  {each.verdict.text}", soft_wrap=True)
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
+    for each in overviews:
+        console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.verdict.text)}", soft_wrap=True)
     if options.json:
         print(json.dumps([values_of(each) for each in overviews]))
     if options.png is not None:

@@ -61,6 +61,7 @@ def _without_prepare(options: argparse.Namespace) -> str:
         "--emulate": options.emulate,
         "--run-dir": options.run_dir and not options.resume,
         "--resume": options.resume,
+        "--heartbeat": options.heartbeat != HEARTBEAT_SECONDS,
     }
     given = [name for name, value in asked.items() if value]
     without = f"{options.training_script} never called evenstep.prepare, so it ran without evenstep"

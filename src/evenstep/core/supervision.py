@@ -100,8 +100,14 @@ class _Worker:
     gave_up: str = ""
     broke_off: float | None = None
     """When it left its loop early and said goodbye, if nothing was said of that yet."""
+    completed: bool = False
+    """Whether it left after the end of an epoch."""
     vanished: bool = False
     """Whether it was in its loop when its connection ended."""
+    done: bool = False
+    """Whether it said goodbye."""
+    missed: bool = False
+    """Whether an epoch began without it, if nothing was said of that yet."""
     over: bool = False
     failed: bool = False
 
@@ -144,12 +150,13 @@ class Supervision:
     def left(self, leave: Leave, now: float) -> list[Action]:
         """The worker is not at the servers any more."""
         state = self._all[leave.worker]
-        state.here = False
+        state.here, state.done = False, leave.why is Why.DONE
         if leave.why in (Why.SILENT, Why.HUNG, Why.NEVER_CAME):
             state.gave_up = _how(leave)
             return [Say(f"worker {leave.worker} {state.gave_up}{self._then()}")]
-        if leave.why is Why.DONE and leave.in_loop:
-            state.broke_off = now
+        if leave.why is Why.DONE:
+            state.completed = not leave.in_loop
+            state.broke_off = now if leave.in_loop else None
         elif leave.why is Why.ENDED and leave.in_loop:
             state.vanished = True
             return self._vanished(leave.worker)
@@ -157,7 +164,8 @@ class Supervision:
 
     def missing(self, worker: int) -> list[Action]:
         """The worker has left between two epochs, and others have begun the next one."""
-        return [Say(f"worker {worker} ended early, between two epochs{self._then()}")]
+        self._all[worker].missed = True
+        return self._missed(worker)
 
     def ended(self, ending: Ending) -> list[Action]:
         """The worker's process has ended; nothing is said of one that ended well."""
@@ -165,7 +173,7 @@ class Supervision:
         state.failed = state.failed or ending.failed
         state.over = not ending.restart
         if not ending.failed:
-            return self._vanished(worker)
+            return [*self._vanished(worker), *self._missed(worker)]
         if ending.restart:
             return [Say(f"worker {worker} {ending.how}; it is started again ({ending.restart} of {self.restarts})")]
         if not self._begun and not self._stopped:
@@ -173,9 +181,9 @@ class Supervision:
             return [Stop(f"worker {worker} {ending.how}; the others were stopped, since all workers must call prepare")]
         return [] if self._stopped else [Say(f"worker {worker} {ending.how}{self._then()}")]
 
-    def look(self, now: float) -> list[Action]:
-        """Time has passed."""
-        return [*self._look_for_broken_off(now), *self._look_for_stuck(now)]
+    def look(self, now: float, *, last: bool = False) -> list[Action]:
+        """Time has passed; `last`: all workers have ended."""
+        return [*self._look_for_broken_off(now, last=last), *self._look_for_stuck(now)]
 
     # In between.
 
@@ -196,13 +204,24 @@ class Supervision:
         how, then = ("ended with exit code 0", self._then()) if self.kept else ("ended", "")
         return [Say(f"worker {worker} {how} in the middle of an epoch{then}")]
 
-    def _look_for_broken_off(self, now: float) -> list[Action]:
+    def _missed(self, worker: int) -> list[Action]:
+        """An epoch began without it: without a goodbye its process may have failed, which is heard of in any order."""
+        state = self._all[worker]
+        if not state.missed or state.failed or (self.kept and not state.done and not state.over):
+            return []
+        state.missed = False
+        return [Say(f"worker {worker} ended early, between two epochs{self._then()}")]
+
+    def _look_for_broken_off(self, now: float, *, last: bool) -> list[Action]:
+        """Nothing is said where all have broken off, as scripts do that train for some number of steps."""
         actions: list[Action] = []
         for worker, state in enumerate(self._all):
-            if state.broke_off is not None and now - state.broke_off > GRACE_SECONDS:
-                state.broke_off = None
-                if then := self._then():
-                    actions.append(Say(f"worker {worker} left in the middle of an epoch{then}"))
+            if state.broke_off is None or not (last or now - state.broke_off > GRACE_SECONDS):
+                continue
+            state.broke_off = None
+            finished = any(each.completed for each in self._all)
+            if then := self._then() or ("; the others finished without it" if finished else ""):
+                actions.append(Say(f"worker {worker} left in the middle of an epoch{then}"))
         return actions
 
     def _look_for_stuck(self, now: float) -> list[Action]:

@@ -6,13 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.account import (
-    Account,
-    Cause,
-    Meetings,
-    ServedWorker,
-    served_slowdowns,
-)
+from evenstep.core.account import Account, Cause, Meetings, ServedWorker, served_slowdowns
 from evenstep.core.supervision import Why
 from evenstep.report.iterations import BASES, FloatArray, Iterations
 from evenstep.report.lateness import own_parts
@@ -31,7 +25,7 @@ def account_of(run: RecordedRun) -> Account:
             own=np.stack([own_parts(each) for each in done], axis=1),
             wait=np.array([each.wait_seconds for each in done]),
             comm=np.array([each.comm_seconds for each in done]),
-            seconds=np.max([each.iteration_seconds for each in done], axis=0),
+            seconds=done[0].iteration_seconds,  # As in the summary at the end of the run.
             bases=tuple(BASES[int(code)] for code in done[0].basis),
         )
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from evenstep.core.account import Account, Interval, ServedWorker
+from evenstep.core.account import Interval
 from evenstep.report.summary import RunSummary
 
 
@@ -32,13 +32,8 @@ class Gain:
         return self.measured / self.ideal
 
 
-def gain_of(summary: RunSummary, account: Account) -> Gain:
-    """The gain of a run behind a barrier."""
-    return Gain(measured=summary.samples_per_second, speed_up=account.speed_up, ideal=account.ideal)
-
-
-def served_gain(summary: RunSummary, workers: list[ServedWorker]) -> Gain:
-    """The throughput of a run on servers; there is nothing to compare its sizes with."""
-    samples = {each.worker: each.samples for each in summary.workers}
-    ideal = sum(samples[each.worker] / each.compute for each in workers if each.compute)
-    return Gain(measured=summary.samples_per_second, speed_up=None, ideal=ideal)
+def gain_of(summary: RunSummary, speed_up: Interval | None) -> Gain:
+    """The gain of a run, where its account tells that speed-up."""
+    computing = [each for each in summary.workers if each.compute_seconds]
+    ideal = sum(each.samples / (each.compute_seconds * each.iterations) for each in computing)
+    return Gain(measured=summary.samples_per_second, speed_up=speed_up, ideal=ideal)

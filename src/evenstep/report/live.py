@@ -8,7 +8,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from evenstep.core.account import Verdict, served_verdict, verdict_of
+from evenstep.core.account import Verdict, duration, served_verdict, verdict_of
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Why
 from evenstep.report.accounts import account_of, served_workers
@@ -165,7 +165,7 @@ class LiveRun:
         if over is not None:
             return over
         if silent >= max(_SILENT_SECONDS, _SILENT_ITERATIONS * iteration_seconds) and not run.simulated:
-            return f"silent {_duration(silent)}"
+            return f"silent {duration(round(silent))}"
         return self._slowness.get(worker) or ("simulated" if run.simulated else "training")
 
 
@@ -175,7 +175,7 @@ def _verdict(run: RecordedRun, recent: Mapping[int, Iterations]) -> Verdict:
         return served_verdict(served_workers(replace(run, iterations=recent)))
     together = {worker: done[: run.length][-_RECENT:] for worker, done in run.iterations.items()}
     latest = replace(run, iterations=together)
-    return verdict_of(account_of(latest), run.workers, longer=account_of(run))
+    return verdict_of(account_of(latest), run.workers, run.scheme, longer=account_of(run))
 
 
 def _latest(run: RecordedRun) -> tuple[str, ...]:
@@ -195,9 +195,3 @@ def _slowed(factor: float, extra_seconds: float) -> str:
     by = [f"{factor:.3g}x"] if factor != 1 else []
     by += [f"{1000 * extra_seconds:.3g} ms"] if extra_seconds else []
     return f"slowed {', '.join(by)}" if by else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -10,7 +10,7 @@ from evenstep.core.account import Verdict, served_slowdowns, served_verdict, ver
 from evenstep.report.accounts import account_of, served_workers
 from evenstep.report.clock import Times, times_of
 from evenstep.report.curves import Curve, curves_of
-from evenstep.report.gain import Gain, gain_of, served_gain
+from evenstep.report.gain import Gain, gain_of
 from evenstep.report.lanes import parts_of
 from evenstep.report.moves import Move, moves_of
 from evenstep.report.recorded import RecordedRun
@@ -66,11 +66,11 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
     times, summary = times_of(run), summary_of(run)
     if run.servers is None:
         account = account_of(run)
-        gain, verdict = gain_of(summary, account), verdict_of(account, run.workers)
+        gain, verdict = gain_of(summary, account.speed_up), verdict_of(account, run.workers, run.scheme)
         slow = {run.workers[index]: ratio for index, ratio in account.slowdowns().items()}
     else:
         workers = served_workers(run)
-        gain, verdict, slow = served_gain(summary, workers), served_verdict(workers), served_slowdowns(workers)
+        gain, verdict, slow = gain_of(summary, None), served_verdict(workers), served_slowdowns(workers)
     return RunOverview(
         name=name,
         run=run,

@@ -51,7 +51,7 @@ class FollowsServers:
         return self.supervision.left(_leave(event), now)
 
     def look(self, now: float, *, last: bool) -> list[Action]:
-        return self.supervision.look(now)
+        return self.supervision.look(now, last=last)
 
 
 @final

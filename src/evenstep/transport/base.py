@@ -49,7 +49,8 @@ class Connection(Protocol):
         Raises:
             ValueError: The header holds other than plain values or is too long, a buffer is not contiguous, or files
                 cannot go over this line, or not so many; nothing was sent.
-            ConnectionLostError: The peer is gone, or took nothing in for too long.
+            ConnectionLostError: The peer is gone, or took nothing in for too long. What it had sent before can still be
+                received; then `receive` raises this too.
         """
 
     def receive(self, timeout: float | None = None) -> Message:

@@ -29,7 +29,8 @@ class StreamConnection:
     """A `Connection` over a stream socket.
 
     Whatever goes wrong in the middle of a message ends it, since nobody could tell where the next one begins. A send
-    waits until the peer's system has taken the message in: of two peers, at least one must receive.
+    waits until the peer's system has taken the message in: of two peers, at least one must receive. A send that fails
+    leaves the descriptor open until the receiver has seen the end, as it may be waiting on it in a selector.
     """
 
     def __init__(self, wire: Wire, *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -40,6 +41,8 @@ class StreamConnection:
         self._sending = threading.RLock()
         self._receiving = threading.RLock()
         self._closed = False
+        self._broken = False
+        """Whether a send has failed: nothing more is sent, and what had come before is still received."""
         self._unread = 0
         self._prefix = memoryview(bytearray(PREFIX_BYTES))
         self._header = memoryview(bytearray(min(limits.header_bytes, _SCRATCH_BYTES)))
@@ -56,12 +59,16 @@ class StreamConnection:
             if not self._sending.acquire(blocking=wait):
                 raise BlockingIOError("another message is on its way")
             try:
-                self._require_open()
+                self._require_open(sending=True)
                 self._write(buffers, files, wait)
             finally:
                 self._sending.release()
         except BaseException as error:
-            self._end(error, "took in nothing more of a message")
+            ended = self._closed or self._broken
+            # The receiver closes the descriptor: it may be waiting on it, and must see the end.
+            self._broken = True
+            self._wire.shut()
+            self._raise(error, "took in nothing more of a message", ended=ended)
 
     def receive(self, timeout: float | None = None) -> Message:
         try:
@@ -112,17 +119,22 @@ class StreamConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _require_open(self) -> None:
-        if self._closed:
+    def _require_open(self, *, sending: bool = False) -> None:
+        if self._closed or (sending and self._broken):
             raise ConnectionLostError("the connection was closed")
 
     def _end(self, error: BaseException, when_silent: str) -> NoReturn:
-        """Close, and say why the peer cannot be talked to any more."""
-        was_closed = self._closed
+        """Close, and say why nothing more can be received."""
+        ended = self._closed
         self.close()
+        self._raise(error, when_silent, ended=ended)
+
+    @staticmethod
+    def _raise(error: BaseException, when_silent: str, *, ended: bool) -> NoReturn:
+        """Say why; `ended` tells that the connection had ended before."""
         if not isinstance(error, OSError):
             raise error
-        if was_closed:
+        if ended:
             raise ConnectionLostError("the connection was closed") from error
         if isinstance(error, ConnectionLostError):
             raise error

@@ -8,7 +8,7 @@ from evenstep.core.account import Account, Meetings, summary_lines, verdict_of
 COMM = 0.002
 
 
-def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.0, noise=None):
+def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.0, noise=None, comm=COMM):
     samples = np.array(sizes, dtype=np.float64).T
     compute = fixed + samples * np.array(seconds_per_sample)[:, np.newaxis]
     if noise is not None:
@@ -18,8 +18,8 @@ def meetings(sizes, bases, *, seconds_per_sample=(0.001, 0.001, 0.004), fixed=0.
         samples=samples,
         own=np.stack([compute, np.zeros_like(compute), np.zeros_like(compute)]),
         wait=wait,
-        comm=np.full_like(wait, COMM),
-        seconds=compute.max(axis=0) + COMM,
+        comm=np.full_like(wait, comm),
+        seconds=compute.max(axis=0) + comm,
         bases=tuple(bases),
     )
 
@@ -48,7 +48,7 @@ def test_iterations_may_come_some_at_a_time(step):
     at_once.take(run)
     for start in range(0, len(run.seconds), step):
         in_pieces.take(some(run, slice(start, start + step)))
-    one, other = (verdict_of(account, range(3)) for account in (at_once, in_pieces))
+    one, other = (verdict_of(account, range(3), "lb-bsp") for account in (at_once, in_pieces))
     assert one.text == other.text
     assert one.cost == pytest.approx(other.cost)
     assert str(at_once.speed_up) == str(in_pieces.speed_up)
@@ -59,7 +59,7 @@ def test_a_run_in_three_lines():
     account = Account(3, 36)
     account.take(a_run())
     assert summary_lines(account, "lb-bsp") == [
-        "lb-bsp trained 1,800 samples/s for 2.6 s on 3 workers; batch sizes 12 12 12 at first, 16 16 4 at the end.",
+        "lb-bsp trained 1,800 samples/s for 2.57 s on 3 workers; batch sizes 12 12 12 at first, 16 16 4 at the end.",
         "Training is 2.50 times as fast as with equal sizes: worker 2 computes 4x slower and"
         " gets 4 of 36 samples instead of 12; waiting fell from 48% to 0% of all workers' time.",
     ]
@@ -76,7 +76,9 @@ def test_what_slower_sizes_cost_is_said():
     # Sizes that make it worse: the slow worker has more.
     account = Account(3, 36)
     account.take(meetings([(12, 12, 12)] * 5 + [(8, 8, 20)] * 40, ["start"] * 5 + ["speed"] * 40))
-    assert verdict_of(account, range(3)).text.startswith("Training is slower than with equal sizes, 0.64 times as fast")
+    assert verdict_of(account, range(3), "lb-bsp").text.startswith(
+        "Training is slower than with equal sizes, 0.64 times as fast"
+    )
 
 
 def test_the_slowness_of_a_worker_is_measured_at_equal_sizes():
@@ -91,3 +93,45 @@ def test_sums_over_several_iterations_between_two_meetings_are_shown_as_batch_si
     account = Account(3, 36)
     account.take(meetings([(48, 48, 48)] * 5 + [(64, 64, 16)] * 20, ["start"] * 5 + ["speed"] * 20))
     assert (account.first_sizes, account.last_sizes) == ((12, 12, 12), (16, 16, 4))
+
+
+SLIGHTLY = (0.001, 0.001, 0.0015)
+EVENED_OUT = (0.001, 0.001, 14 / 12000)
+"""With 12 samples each as fast as with 14, 14 and 8."""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rest"),
+    [
+        ("bsp", ", and waiting for it takes 20% of all workers' time; lb-bsp would give it smaller batches."),
+        (
+            "local-sgd",
+            ", and waiting for it takes 20% of all workers' time; load=lb-bsp would give it smaller batches.",
+        ),
+        ("local-sgd:load=lb-bsp", " and gets 12 of 36 samples; waiting for it takes 20% of all workers' time."),
+        ("lb-bsp", " and gets 12 of 36 samples; waiting for it takes 20% of all workers' time."),
+    ],
+)
+def test_a_scheme_that_balances_is_not_advised_where_it_leaves_sizes_as_they_are(scheme, rest):
+    account = Account(3, 36)
+    account.take(meetings([(12, 12, 12)] * 20, ["start"] * 5 + ["speed"] * 15, seconds_per_sample=SLIGHTLY))
+    assert verdict_of(account, range(3), scheme).text == f"Worker 2 computes 1.5x slower{rest}"
+
+
+def test_the_gain_is_told_where_communication_takes_more_than_waiting():
+    account = Account(3, 36)
+    account.take(meetings([(12, 12, 12)] * 5 + [(16, 16, 4)] * 60, ["start"] * 5 + ["speed"] * 60, comm=0.012))
+    assert summary_lines(account, "lb-bsp")[1:] == [
+        "Training is 1.97 times as fast as with equal sizes.",
+        "Communication takes 39% of all workers' time, on all alike; waiting for each other takes 6%.",
+        "Larger batches, or local-sgd, communicate less often.",
+    ]
+
+
+def test_a_gain_within_its_noise_is_said_to_be():
+    account = Account(3, 36)
+    noise = np.random.default_rng(1)
+    sizes = [(12, 12, 12)] * 5 + [(14, 14, 8)] * 40
+    account.take(meetings(sizes, ["start"] * 5 + ["speed"] * 40, seconds_per_sample=EVENED_OUT, noise=noise))
+    assert account.speed_up.low < 1 < account.speed_up.high
+    assert ", which may be noise" in verdict_of(account, range(3), "lb-bsp").text

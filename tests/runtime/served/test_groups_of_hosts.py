@@ -60,7 +60,7 @@ def test_heavy_traffic_crosses_the_network_once_for_each_group(hosts, tmp_path):
     }
     before = [sent_bytes(host) for host in hosts]
     scheme = "grouped:groups=hosts,across=bsp"
-    values = results(run_workers(train, WORKERS, hosts, scheme, tmp_path, environment=environment, limit_seconds=90.0))
+    values = results(run_workers(train, WORKERS, hosts, scheme, tmp_path, environment=environment))
     # Within a host, and behind a barrier across them too, all have the same weights at each release.
     assert values[0] == values[1] == values[2] == values[3]
     assert len(values[0]) == PUSHES

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support import served_training
+from support.guard import GUARD_SECONDS
 from support.processes import results
 from support.served import environment, run_served, serving
 from support.training import Run
@@ -120,7 +121,7 @@ def test_a_sweep_leaves_no_server_no_thread_and_no_descriptor():
         loader.close()
         for thread in threading.enumerate():
             if thread.name.startswith("evenstep") and thread not in others:
-                thread.join(30.0)
+                thread.join(GUARD_SECONDS)
                 assert not thread.is_alive()
         del model, optimizer, loader
         assert children() == before

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.server_reports import LIMIT_SECONDS, Reports, stand_in
+from support.guard import GUARD_SECONDS
+from support.server_reports import Reports, stand_in
 
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.server.process import ServerSettings, start_servers
@@ -104,7 +105,7 @@ def test_when_one_dies_all_start_again_at_their_ports_from_the_last_snapshot(sta
     with start(2) as servers:
         one, zero = reports.next(), reports.next()
         os.kill((zero, one)[killed].pid, signal.SIGKILL)
-        event = start.recorded.get(timeout=LIMIT_SECONDS)
+        event = start.recorded.get(timeout=GUARD_SECONDS)
         text = f"server {killed} was killed by SIGKILL; all start again from their last snapshot (1 of 3)"
         assert event == {"event": "servers_restarted", "server": killed, "restart": 1, "text": text}
         again = [reports.next(), reports.next()]
@@ -123,7 +124,7 @@ def test_when_one_dies_all_start_again_at_their_ports_from_the_last_snapshot(sta
 def test_a_server_that_is_stopped_is_replaced_as_a_dead_one_after_its_heartbeat(start, reports):
     with start(1, "stops", heartbeat_seconds=0.5) as servers:
         stopped = reports.next()
-        event = start.recorded.get(timeout=LIMIT_SECONDS)
+        event = start.recorded.get(timeout=GUARD_SECONDS)
         assert event["text"] == "server 0 was silent for 0.5 s; all start again from their last snapshot (1 of 3)"
         assert reports.next().told["resume"] is True
         assert not psutil.pid_exists(stopped.pid)
@@ -134,7 +135,7 @@ def test_what_shard_0_tells_of_workers_is_passed_on(reports, tmp_path):
     told = queue.Queue()
     settings = ServerSettings(count=1, workers=2, snapshots=tmp_path, command=stand_in(reports, "good"))
     with start_servers(settings, print, told.put):
-        joins = [told.get(timeout=LIMIT_SECONDS) for _ in range(2)]
+        joins = [told.get(timeout=GUARD_SECONDS) for _ in range(2)]
     assert joins == [{"event": "join", "worker": worker, "limit_seconds": 1.0} for worker in range(2)]
 
 
@@ -142,8 +143,8 @@ def test_it_gives_up_after_the_restarts_that_it_has(start, reports):
     with start(1, restarts=1) as servers:
         os.kill(reports.next().pid, signal.SIGKILL)
         os.kill(reports.next().pid, signal.SIGSEGV)
-        assert start.recorded.get(timeout=LIMIT_SECONDS)["event"] == "servers_restarted"
-        event = start.recorded.get(timeout=LIMIT_SECONDS)
+        assert start.recorded.get(timeout=GUARD_SECONDS)["event"] == "servers_restarted"
+        event = start.recorded.get(timeout=GUARD_SECONDS)
         assert event["event"] == "servers_lost"
         assert event["text"] == servers.lost == "server 0 was killed by SIGSEGV; no restart is left of 1"
 
@@ -151,7 +152,7 @@ def test_it_gives_up_after_the_restarts_that_it_has(start, reports):
 def test_a_restart_that_fails_counts_as_one(start, reports):
     with start(2, "fails-again", restarts=2) as servers:
         os.kill(reports.next().pid, signal.SIGKILL)
-        kinds = [start.recorded.get(timeout=LIMIT_SECONDS)["event"] for _ in range(3)]
+        kinds = [start.recorded.get(timeout=GUARD_SECONDS)["event"] for _ in range(3)]
         assert kinds == ["servers_restarted", "servers_restarted", "servers_lost"]
         assert servers.lost == "server 1 ended with exit code 3; no restart is left of 2"
 
@@ -198,7 +199,7 @@ settings = ServerSettings(count=1, workers=1, snapshots=Path(sys.argv[1]), comma
 servers = start_servers(settings, print)
 """
     command = [sys.executable, "-c", program, str(tmp_path), *stand_in(reports, "good")]
-    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_SECONDS, check=True)
+    ended = subprocess.run(command, capture_output=True, timeout=GUARD_SECONDS, check=True)
     assert ended.stdout == ended.stderr == b""
     assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
 
@@ -218,7 +219,7 @@ def close():
 threading.Thread(target=close).start()
 """
     command = [sys.executable, "-c", program, str(tmp_path), *stand_in(reports, "good")]
-    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_SECONDS, check=True)
+    ended = subprocess.run(command, capture_output=True, timeout=GUARD_SECONDS, check=True)
     assert ended.stdout == b"there\n"
     assert reports.next().after_listening() == [{"event": "ended", "by": "signal"}]
 
@@ -229,7 +230,7 @@ def test_an_interrupted_close_kills_the_servers_and_waits_for_it(reports, tmp_pa
         first = got[-1]
         assert [first.next()["event"], first.next()["event"]] == ["listening", "asked"]
         owner.send_signal(signal.SIGINT)
-        assert owner.wait(LIMIT_SECONDS) != 0
+        assert owner.wait(GUARD_SECONDS) != 0
     for report in got:
         report.rest()
         assert not psutil.pid_exists(report.pid)

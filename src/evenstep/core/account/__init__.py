@@ -6,7 +6,7 @@ from evenstep.core.account.comparisons import Interval
 from evenstep.core.account.meetings import OWN, Meetings
 from evenstep.core.account.served import ServedWorker, served_slowdowns, served_verdict
 from evenstep.core.account.served_totals import ServedTotals
-from evenstep.core.account.summary import served_summary_lines, summary_lines
+from evenstep.core.account.summary import duration, served_summary_lines, summary_lines
 from evenstep.core.account.verdict import Verdict, verdict_of
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ServedTotals",
     "ServedWorker",
     "Verdict",
+    "duration",
     "served_slowdowns",
     "served_summary_lines",
     "served_verdict",

@@ -115,21 +115,13 @@ class Account:
             return Interval(low=1.0, estimate=1.0, high=1.0) if self._equal[1] else None
         return self.comparisons.speed_up(self.seconds)
 
-    @property
-    def ideal(self) -> float:
-        """The sum of the workers' speeds on the sizes that they had, in samples per second: nobody waits or sends."""
-        computed = self.own[0] > 0
-        return float((self.samples[computed] / self.own[0][computed]).sum())
-
     def slowdowns(self) -> dict[int, float]:
         """Each worker's seconds per sample over the median of the others', both measured at equal sizes.
 
         Empty where too few iterations had equal sizes, because seconds per sample depend on the size.
         """
-        paces, iterations = (
-            self._even[0] / np.maximum(self._even[1], 1.0) * self._even_iterations,
-            self._even_iterations,
-        )
+        iterations = self._even_iterations
+        paces = self._even[0] / np.maximum(self._even[1], 1.0) * iterations
         for stands_for, measured in self.comparisons.paces():
             paces = paces + measured * stands_for
             iterations += stands_for
@@ -160,22 +152,27 @@ class Account:
             if basis == "speed":
                 self.comparisons.add_short(tuple(sizes.tolist()), meetings.seconds[stretch].tolist())
             return
-        even = not uneven(sizes.astype(np.int64), np.full(len(sizes), round(whole / len(sizes)), dtype=np.int64))
         time = np.array([meetings.wait[:, stretch].sum(), meetings.seconds[stretch].sum() * len(sizes)])
         taken = [(seconds, busy) for seconds, busy in times[stretch]]
         compute = meetings.own[0][:, stretch]
-        if basis != "speed":
+        if basis == "speed":
+            self._take_decided(sizes, taken, time, compute.sum(axis=1))
+        else:
             self._equal += time
             self.comparisons.add_equal(taken, compute.mean(axis=1) / np.maximum(sizes, 1.0))
-            return
+
+    def _take_decided(
+        self, sizes: FloatArray, taken: list[tuple[float, float]], time: FloatArray, compute: FloatArray
+    ) -> None:
+        """Add iterations whose sizes were decided from speeds; `compute` are every worker's seconds in all of them."""
         self._last_sizes = sizes
-        if even:
-            self._equal += time
-            self._even_iterations += len(taken)
-            self._even += [compute.sum(axis=1), sizes * len(taken)]
-        else:
+        if uneven(sizes, float(sizes.mean())):
             self._decided += time
             self.comparisons.add_decided(tuple(sizes.tolist()), taken)
+        else:
+            self._equal += time
+            self._even_iterations += len(taken)
+            self._even += [compute, sizes * len(taken)]
 
 
 def over_others(values: FloatArray | Sequence[float]) -> dict[int, float]:

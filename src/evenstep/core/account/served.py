@@ -86,7 +86,7 @@ def _verdict(workers: Sequence[ServedWorker]) -> Verdict:
     if ratios[worker] < SLOW and pace.get(slowest, 1.0) < SLOW:
         if cost >= SPREAD:
             return spread(cost, pace.get(slowest))
-        text = f"No worker is slow: workers were held {cost:.0%} of their time."
+        text = f"No worker is slow: waiting takes {cost:.0%} of all workers' time."
         return Verdict(worker=None, cause=None, slowdown=None, cost=cost, text=text)
     cause = max(means[worker], key=lambda each: means[worker][each] - _median(means, each))
     if ratios[worker] < SLOW:  # Sizes have evened out what it needs for a sample.
@@ -105,10 +105,9 @@ def _why(cause: Cause, slow: float | None, parts: Mapping[Cause, float]) -> str:
 
 def _others(cost: float, lead: int) -> str:
     """What the slow worker meant for the others."""
-    ahead = f"ran up to {_iterations(lead)} ahead" if lead else ""
-    if cost < COSTLY:
-        return f"the others do not wait for it, and {ahead}" if ahead else "no worker waits for it"
-    return f"the others were held for it {cost:.0%} of all workers' time" + (f", and {ahead}" if ahead else "")
+    ahead = f", and the others ran up to {_iterations(lead)} ahead" if lead else ""
+    waiting = "no worker waits for it" if cost < COSTLY else f"waiting for it takes {cost:.0%} of all workers' time"
+    return f"{waiting}{ahead}"
 
 
 def _median(means: Mapping[int, Mapping[Cause, float]], cause: Cause) -> float:

@@ -1,7 +1,8 @@
 """What the servers see of each worker's time, in running totals."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from evenstep.core.account.cause import Cause
@@ -15,7 +16,7 @@ _NEARLY: Final = 8
 
 @final
 class ServedTotals:
-    """Takes what workers ask and are answered; its memory does not grow with the run.
+    """Takes what workers ask and are answered; its memory does not grow with the length of the run.
 
     A worker's own time is that between an answer and its next push: its compute, which it tells, and the rest.
 
@@ -65,6 +66,7 @@ class ServedTotals:
         if known.since is None:
             return
         known.iterations += 1
+        known.sizes[samples] += 1
         known.own += now - known.since
         known.compute += compute_seconds
         known.since = None
@@ -91,6 +93,10 @@ class ServedTotals:
             if each.iterations
         ]
 
+    def batch_sizes(self) -> Sequence[int]:
+        """The most common batch size of every worker that has pushed anything; the ends of epochs have smaller ones."""
+        return [each.sizes.most_common(1)[0][0] for _, each in sorted(self._workers.items()) if each.sizes]
+
     def verdict(self) -> Verdict:
         """The verdict on the workers that have pushed anything."""
         return served_verdict(self.workers())
@@ -104,6 +110,7 @@ class _Totals:
     since: float | None = None
     lost: str | None = None
     iterations: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
     own: float = 0.0
     compute: float = 0.0
     wait: float = 0.0

@@ -20,7 +20,7 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
     if last != first:
         sizes = f"batch sizes {_sizes(first)} at first, {_sizes(last)} at the end"
     head = _head(scheme, account.workers, account.seconds, float(account.samples.sum()))
-    verdict = verdict_of(account, range(account.workers))
+    verdict = verdict_of(account, range(account.workers), scheme)
     if account.workers == 1 and verdict.cause is not Cause.INPUT:
         return [f"{head}."]
     return [f"{head}; {sizes}.", *_sentences(verdict.text)]
@@ -34,12 +34,12 @@ def served_summary_lines(totals: ServedTotals, scheme: str) -> list[str]:
     head = _head(scheme, len(workers), totals.seconds, float(totals.samples))
     if len(workers) == 1:
         return [f"{head}."]
-    return [f"{head}.", *_sentences(totals.verdict().text)]
+    return [f"{head}; batch sizes {_sizes(totals.batch_sizes())}.", *_sentences(totals.verdict().text)]
 
 
 def _head(scheme: str, workers: int, seconds: float, samples: float) -> str:
     who = "1 worker" if workers == 1 else f"{workers:,} workers"
-    return f"{scheme} trained {samples / max(seconds, 1e-9):,.0f} samples/s for {_duration(seconds)} on {who}"
+    return f"{scheme} trained {samples / max(seconds, 1e-9):,.0f} samples/s for {duration(seconds)} on {who}"
 
 
 def _sizes(sizes: Sequence[int]) -> str:
@@ -48,11 +48,11 @@ def _sizes(sizes: Sequence[int]) -> str:
     return " ".join(map(str, sizes))
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: `44.1 s`, `12 min`, `3.5 h`."""
+    if seconds < 600:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _sentences(text: str) -> list[str]:

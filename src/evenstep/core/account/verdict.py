@@ -5,7 +5,7 @@ something else; only the first can be helped by another batch size, so the cause
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -27,7 +27,7 @@ class Verdict:
         slowdown: Its seconds per sample over the median of the others', measured at equal sizes; for other causes than
             compute its own seconds per iteration over theirs. None where that was not measured.
         cost: The part of all workers' time that is spent waiting for it, 0 to 1.
-        text: The verdict in one or two sentences.
+        text: The verdict in one to three sentences.
     """
 
     worker: int | None
@@ -48,32 +48,46 @@ _MAIN: Final = 0.2
 _COMMUNICATION: Final = 0.25
 
 
-def verdict_of(account: Account, workers: Sequence[int], *, longer: Account | None = None) -> Verdict:
-    """The verdict on a run; `workers` are the ranks of those in the account, in its order.
+def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer: Account | None = None) -> Verdict:
+    """The verdict on a run under this scheme; `workers` are the ranks of those in the account, in its order.
 
     Where the account is of a few iterations, a `longer` one of the same run tells what they gained and how slow each
     worker is, which is measured in few iterations alone.
     """
     if len(workers) == 1:
         return _alone(account, workers[0])
+    measured = longer or account
+    verdict = _verdict(account, measured, workers, scheme)
+    gain = measured.speed_up if measured.waiting_after is not None else None
+    if gain is None or (verdict.worker is not None and verdict.cause is Cause.COMPUTE):  # Which tells the gain itself.
+        return verdict
+    return replace(verdict, text=f"{_gained(gain)}. {verdict.text}")
+
+
+def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: str) -> Verdict:
     blame = account.blame_shares
     index, part = np.unravel_index(int(blame.argmax()), blame.shape)
-    cost, cause, worker = float(blame[index, part]), OWN[part], workers[int(index)]
+    cost, waiting, cause = float(blame[index, part]), float(blame.sum()), OWN[part]
     communication = account.communication_share
     if communication >= _COMMUNICATION and communication > cost:
-        text = (
-            f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
-            f" {float(blame.sum()):.0%}. Larger batches, or local-sgd, communicate less often."
-        )
-        return Verdict(worker=None, cause=Cause.COMMUNICATION, slowdown=None, cost=communication, text=text)
-    if cost < max(COSTLY, _MAIN * float(blame.sum())):
-        return _balanced(longer or account, workers, float(blame.sum()))
+        return _communication(communication, waiting)
+    if cost < max(COSTLY, _MAIN * waiting):
+        return _balanced(measured, workers, scheme, waiting)
     if cause is Cause.COMPUTE:
-        return _slow(longer or account, workers, int(index), cost, float(blame.sum()))
-    own = account.own.sum(axis=0)
+        return _slow(measured, workers, scheme, int(index), cost, waiting)
+    worker, own = workers[int(index)], account.own.sum(axis=0)
     others = float(np.median(np.delete(own, int(index))))
     text = f"Worker {worker} {WHY[cause]}, and all wait for it {cost:.0%} of their time: {CURE[cause]}."
     return Verdict(worker=worker, cause=cause, slowdown=float(own[index]) / (others or 1.0), cost=cost, text=text)
+
+
+def _communication(share: float, waiting: float) -> Verdict:
+    """Communication takes more of the time than waiting for any worker."""
+    text = (
+        f"Communication takes {share:.0%} of all workers' time, on all alike; waiting for each other takes"
+        f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often."
+    )
+    return Verdict(worker=None, cause=Cause.COMMUNICATION, slowdown=None, cost=share, text=text)
 
 
 WHY: Final = {
@@ -109,31 +123,32 @@ def _alone(account: Account, worker: int) -> Verdict:
     return Verdict(worker=worker, cause=Cause.INPUT, slowdown=None, cost=share, text=text)
 
 
-def _balanced(account: Account, workers: Sequence[int], waiting: float) -> Verdict:
+def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: float) -> Verdict:
     """No worker is waited for much: sizes have evened it out, none is slow, or one after another is for a while."""
     slow = account.slowdowns()
     index = max(slow, key=lambda each: slow[each], default=None)
     if waiting >= SPREAD:
         return spread(waiting, None if index is None else slow[index])
     if account.waiting_after is not None and (index is None or slow[index] >= SLOW):
-        return _slow(account, workers, _smallest(account) if index is None else index, waiting, waiting)
+        return _slow(account, workers, scheme, _smallest(account) if index is None else index, waiting, waiting)
     if index is None or slow[index] < SLOW:
         text = f"No worker is slow: waiting takes {waiting:.0%} of all workers' time."
         return Verdict(worker=None, cause=None, slowdown=None, cost=waiting, text=text)
-    return _slow(account, workers, index, waiting, waiting)
+    return _slow(account, workers, scheme, index, waiting, waiting)
 
 
-def _slow(account: Account, workers: Sequence[int], index: int, cost: float, waiting: float) -> Verdict:
+def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cost: float, waiting: float) -> Verdict:
     """One worker computes longer than the others; `waiting` is for all of them."""
     slow = account.slowdowns().get(index)
     if slow is not None and slow < SLOW:
         return spread(waiting, slow)
     worker = workers[index]
     if account.waiting_after is None:
-        text = (
-            f"Worker {worker} {_computes(slow)}, and waiting for it takes {cost:.0%} of all workers' time; lb-bsp would"
-            " give it smaller batches."
-        )
+        waits = f"waiting for it takes {cost:.0%} of all workers' time"
+        text = f"Worker {worker} {_computes(slow)} and gets {_part(account, index)}; {waits}."
+        if not _balances(scheme):
+            load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
+            text = f"Worker {worker} {_computes(slow)}, and {waits}; {load} would give it smaller batches."
     elif account.speed_up is None:
         text = (
             f"Worker {worker} {_computes(slow)}: it gets {_part(account, index)}, and waiting takes"
@@ -146,6 +161,11 @@ def _slow(account: Account, workers: Sequence[int], index: int, cost: float, wai
             f" {_waiting(account)}."
         )
     return Verdict(worker=worker, cause=Cause.COMPUTE, slowdown=slow, cost=cost, text=text)
+
+
+def _balances(scheme: str) -> bool:
+    """Whether the scheme itself gives slow workers less, so that it need not be advised to."""
+    return any(name in scheme for name in ("lb-bsp", "dbs"))
 
 
 def _smallest(account: Account) -> int:
@@ -174,8 +194,7 @@ def _waiting(account: Account) -> str:
 def _gained(speed_up: Interval) -> str:
     """What the sizes gained, with its interval."""
     interval = f" (95% interval {speed_up.ends})" if speed_up.ends else ""
-    if speed_up.low > 1:
-        return f"Training is {speed_up.estimate:.2f} times as fast as with equal sizes{interval}"
     if speed_up.high < 1:
         return f"Training is slower than with equal sizes, {speed_up.estimate:.2f} times as fast{interval}"
-    return f"Training is about as fast as with equal sizes, {speed_up.estimate:.2f} times{interval}"
+    noise = "" if speed_up.low > 1 else ", which may be noise"
+    return f"Training is {speed_up.estimate:.2f} times as fast as with equal sizes{interval}{noise}"

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, cast, final
 
 import numpy as np
+import numpy.typing as npt
 
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.equal import equal_sizes
@@ -141,6 +142,6 @@ class _Times:
         return self.microseconds // max(self.iterations, 1)
 
 
-def uneven(sizes: IntArray, equal: IntArray) -> bool:
+def uneven(sizes: IntArray | npt.NDArray[np.float64], equal: IntArray | float) -> bool:
     """Whether any size is further from its equal share than an eighth, so that the two are worth comparing."""
     return bool((np.abs(sizes - equal) * _UNEVEN > equal).any())

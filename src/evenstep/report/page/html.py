@@ -35,7 +35,7 @@ def page_html(overviews: Sequence[RunOverview], *, version: str, title: str = "e
             _header(overviews, title),
             "<main id=main>",
             _comparison(overviews, compared),
-            *(_run(index, each, plots[each.name]) for index, each in enumerate(overviews)),
+            *(_run(index, each, plots[each.name], alone=len(overviews) == 1) for index, each in enumerate(overviews)),
             "</main>",
             f"<footer>evenstep {escape(version)}. Everything here is worked out from the events of the runs.</footer>",
         ]
@@ -135,8 +135,9 @@ def _header(overviews: Sequence[RunOverview], title: str) -> str:
 
 
 def _conclusion(overviews: Sequence[RunOverview]) -> str:
-    """Of several runs how they compare; that of a single run is its verdict, which follows."""
-    return f'<p class="conclusion">{escape(compared(overviews))}</p>\n' if len(overviews) > 1 else ""
+    """Of several runs how they compare, of a single run its verdict."""
+    text = compared(overviews) if len(overviews) > 1 else overviews[0].verdict.text
+    return f'<p class="conclusion">{escape(text)}</p>\n'
 
 
 def _comparison(overviews: Sequence[RunOverview], plots: Iterable[Plot]) -> str:
@@ -150,12 +151,12 @@ def _comparison(overviews: Sequence[RunOverview], plots: Iterable[Plot]) -> str:
     return f'<section aria-labelledby="all">\n<h2 id="all">{heading}</h2>\n' + "\n".join(parts) + "\n</section>"
 
 
-def _run(index: int, overview: RunOverview, plots: Sequence[Plot]) -> str:
+def _run(index: int, overview: RunOverview, plots: Sequence[Plot], *, alone: bool) -> str:
     return "\n".join(
         [
             f'<section aria-labelledby="run-{index}">',
             f'<h2 id="run-{index}">{escape(_heading(overview))}</h2>',
-            f'<p class="verdict">{escape(overview.verdict.text)}</p>',
+            "" if alone else f'<p class="verdict">{escape(overview.verdict.text)}</p>',  # The page begins with it.
             _figures(overview),
             _left_out(overview),
             _plot(plots[0]),
@@ -181,7 +182,7 @@ def _figures(overview: RunOverview) -> str:
     if gain.speed_up is not None and gain.speed_up.low < gain.speed_up.high:
         figures.append((f"{gain.speed_up}", "times as fast as with equal sizes"))
     figures += [
-        (f"{gain.of_ideal:.0%}", "of the ideal: no worker waits, nothing is sent"),
+        (f"{gain.of_ideal:.0%}", "of the ideal, where no worker waits or communicates"),
         (f"{summary.iterations:,}", f"iterations in {_seconds(summary.training_seconds)}"),
         (f"{len(overview.workers)}", f"workers, global batch {overview.run.global_batch_size:,}"),
     ]

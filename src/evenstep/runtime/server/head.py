@@ -113,7 +113,7 @@ class Head:
         self._left_loop: dict[int, int] = {}
         """The pass that a worker has left before its end."""
         self._done: dict[int, int] = {}
-        """The last pass of each worker that has said goodbye."""
+        """The last pass of each worker that ended between two."""
         self._saved = (clock(), -1)
         self._written: deque[tuple[int, str | None]] = deque()
         """Of snapshots that have been written: the version, and why it failed, if it did."""
@@ -239,9 +239,9 @@ class Head:
     def _report_leave(self, worker: int, why: Why, seconds: float) -> None:
         """Tell the process that watches over the run; `why` decides what it makes of that."""
         seen = self._seen.pop(worker, None)
-        if why is Why.DONE:
-            self._done[worker] = self.coordinator.number
         in_loop = self.coordinator.in_loop(worker) or self._broke_off(worker)
+        if why is Why.DONE or (why is Why.ENDED and not in_loop):
+            self._done[worker] = self.coordinator.number
         doing = "" if seen is None else str(seen)
         about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}
         self._report({"event": "leave", **about})
@@ -508,6 +508,7 @@ class Head:
 
     def finish(self) -> None:
         """The servers end: write down and save the last of it."""
+        self._report_missing()
         self._write_tally(self._clock())
         self._snapshot()
         if self._totals is not None and self.replica.spec is not None:

@@ -1,0 +1,113 @@
+"""Workers of `evenstep run` that are lost: each is named on the terminal, and the run ends as it says it does."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+SCRIPTS = Path(__file__).parent / "scripts"
+GUARD_SECONDS = 90.0
+
+
+@contextmanager
+def launched(*words):
+    """`evenstep run` with these arguments; it and all its processes are gone in the end."""
+    command = [sys.executable, "-m", "evenstep.cli.main", "run", *map(str, words)]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, **pipes) as launcher:
+        try:
+            yield launcher
+        finally:
+            if launcher.poll() is None:
+                for process in (*psutil.Process(launcher.pid).children(recursive=True), launcher):
+                    process.kill()
+
+
+def run(*words, timeout, faults):
+    """Exit code, which workers met their fault, which finished, and what the launcher said of workers, in its order."""
+    with launched(*words, "--workers", len(faults), SCRIPTS / "meets_faults.py", timeout, *faults) as launcher:
+        printed, error = launcher.communicate(timeout=GUARD_SECONDS)
+    met = {int(rank) for rank in re.findall(r"worker (\d) meets", printed)}
+    assert met == {rank for rank, fault in enumerate(faults) if fault != "none"}, error
+    finished = {int(rank) for rank in re.findall(r"worker (\d) finished", printed)}
+    return launcher.returncode, finished, re.findall(r"^evenstep: (worker .*)", error, re.MULTILINE)
+
+
+def test_workers_that_stop_leave_or_die_on_servers_are_named_and_the_others_finish():
+    faults = ["none", "middle:SIGSTOP", "middle:os._exit", "middle:exit", "middle:SIGKILL"]
+    words = ("--scheme", "ssp:bound=2", "--heartbeat", 1)
+    code, finished, said = run(*words, timeout=4, faults=faults)
+    assert (code, finished) == (0, {0})
+    then, without = "; the others go on", "; the others finished without it"
+    assert sorted(said[:-3]) == [
+        f"worker 1 was silent for 1 s{then}",
+        f"worker 2 ended with exit code 0 in the middle of an epoch{then}",
+        f"worker 3 left in the middle of an epoch{then}",
+        f"worker 4 was killed by SIGKILL{then}",
+    ]
+    assert said[-3:] == [
+        "worker 1 did not come back within 4 s, and is ended",
+        f"worker 1 was silent for 1 s and did not come back{without}",
+        f"worker 4 was killed by SIGKILL, which is what a system out of memory does{without}",
+    ]
+
+
+def test_a_death_before_prepare_ends_a_run_on_servers_at_once_with_one_sentence():
+    code, finished, said = run("--scheme", "ssp:bound=2", timeout=600, faults=["none", "none", "start:SIGKILL"])
+    assert (code, finished) == (128 + signal.SIGKILL, set())
+    assert said == ["worker 2 was killed by SIGKILL; the others were stopped, since all workers must call prepare"]
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [("os._exit", "ended with exit code 0 in the middle of an epoch"), ("SIGKILL", "was killed by SIGKILL")],
+)
+def test_each_restart_of_all_workers_is_told_with_its_cause(what, how):
+    words = ("--scheme", "lb-bsp", "--max-restarts", 1)
+    code, finished, said = run(*words, timeout=60, faults=["none", f"middle:{what}"])
+    assert (code, finished) == (0, {0, 1})
+    assert said == [f"worker 1 {how}; all workers start again (1 of 1)"]
+
+
+# Without servers, workers run under keepers too.
+
+
+@contextmanager
+def waiting():
+    """A launcher of two workers that wait, and the processes that these and their children are."""
+    with launched("--workers", 2, SCRIPTS / "waits.py") as launcher:
+        pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
+        yield launcher, [psutil.Process(pid) for pid in pids]
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=GUARD_SECONDS)
+    assert alive == []
+
+
+def test_no_worker_outlives_a_launcher_that_is_killed():
+    with waiting() as (launcher, processes):
+        keepers = [process.parent() for process in processes[::2]]
+        launcher.kill()
+        launcher.communicate(timeout=GUARD_SECONDS)
+        assert_gone([*processes, *keepers])
+
+
+def test_a_keeper_that_is_killed_is_told_of_as_what_it_is():
+    with waiting() as (launcher, processes):
+        (keeper,) = {worker.parent() for worker in processes[::2] if worker.environ()["RANK"] == "1"}
+        os.kill(keeper.pid, signal.SIGKILL)
+        _, error = launcher.communicate(timeout=GUARD_SECONDS)
+        assert_gone(processes)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert error == (
+        "evenstep: the keeper of worker 1 was killed by SIGKILL, and the worker with it; the others were stopped\n"
+    )
