@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.runtime.join_servers import _JOINED as JOINED
+from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Shard
 from evenstep.transport.base import Message
 from evenstep.transport.segment import Segment
@@ -225,6 +226,21 @@ def test_servers_that_die_cost_the_pass_in_hand_and_no_state():
         kill_servers(before)
         optimizer.load_state_dict(state)
         assert train(model, optimizer, loader) == 4
+
+
+def test_a_stopped_server_of_this_process_is_replaced_after_its_heartbeat(monkeypatch, capfd):
+    for name, value in LaunchSettings(heartbeat_seconds=2.0).to_environment().items():
+        monkeypatch.setenv(name, value)
+    before = children()
+    model, optimizer, loader = prepared(torch.nn.Linear(4, 2))
+    with loader:
+        train(model, optimizer, loader)
+        (server,) = set(children()) - set(before)
+        os.kill(int(server), signal.SIGSTOP)
+        assert train(model, optimizer, loader) == 4
+        assert server not in children()
+    text = "evenstep: server 0 was silent for 2 s; all start again from their last snapshot (1 of 3)"
+    assert text in capfd.readouterr().err.splitlines()
 
 
 def test_more_param_groups_than_travel_with_a_push_are_refused():
