@@ -102,7 +102,11 @@ class Cell:
     @property
     def timeout(self):
         """Seconds, as `prepare` takes them: short where it has to pass, long where it must not."""
-        return 8.0 if self.waits or (self.fault, self.moment) == ("exits", "start") else 60.0
+        if not self.waits and (self.fault, self.moment) != ("exits", "start") or self.victim == SERVER:
+            return 60.0
+        if self.second_victim == SERVER:  # Which must be back before it has passed.
+            return 30.0
+        return 8.0 if self.launcher == "forked" else 16.0
 
     @property
     def heartbeat(self):
@@ -122,6 +126,8 @@ class Cell:
             return Expected(others, named, "" if named else "finishes")
         if self.restarts:
             return Expected("finish", (self.victim,), "finishes")
+        if self.launcher == "torchrun" and self.served and self.fault == "killed":
+            return Expected("stopped", (self.victim,), "ended")
         victim = "ended" if set(self.faults.values()) <= set(ENDINGS) else "stays"
         return self._on_servers(victim) if self.served else self._in_collectives(victim)
 
