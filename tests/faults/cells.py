@@ -102,7 +102,7 @@ class Cell:
     @property
     def timeout(self):
         """Seconds, as `prepare` takes them: short where it has to pass, long where it must not."""
-        if not self.waits and (self.fault, self.moment) != ("exits", "start") or self.victim == SERVER:
+        if (not self.waits and (self.fault, self.moment) != ("exits", "start")) or self.victim == SERVER:
             return 60.0
         if self.second_victim == SERVER:  # Which must be back before it has passed.
             return 30.0

@@ -28,11 +28,11 @@ Outcomes are those of the workers that nothing befell:
 - **finish**: they train to the end, and on each sample once. Where the victim may come back, it finishes too.
 - **fail**: each of them ends with an error that names the victim. Start again from a checkpoint, or have
   `evenstep run --max-restarts` do so.
-- **stopped**: the launcher ends the run, and says which worker did not come to `prepare`.
+- **stopped**: the launcher ends the run, and names the victim.
 
-The seconds are from the fault to the end of the run, with `--heartbeat 4`, and with `timeout=8` (under a
-launcher 16) where a worker has to be waited for. In the first tables each entry is of two cells, one for worker 0 and one for worker {COUNT - 1}, and has the
-longer time. The machine ran several cells at a time.
+The seconds are from the fault to the end of the run, with `--heartbeat 4`, and with `timeout=8` (under a launcher 16)
+where a worker has to be waited for. In the first tables each entry is of two cells, one for worker 0 and one for worker
+{COUNT - 1}, and has the longer time. The machine ran several cells at a time.
 """
 
 

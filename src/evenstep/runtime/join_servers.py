@@ -256,6 +256,7 @@ def _host(
         count=shards,
         workers=workers,
         snapshots=run_dir / "snapshots",
+        temporary=scratch is not None,
         listen=host,
         secret=secret,
         resume=resume,

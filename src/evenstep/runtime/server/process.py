@@ -50,6 +50,8 @@ class ServerSettings:
         count: Servers, which is shards; 1 or more.
         workers: Workers of the run.
         snapshots: Where they write their snapshots, and find them.
+        temporary: The folder above is for this run alone: servers remove it where the process that started them, which
+            should, was killed.
         listen: The host name or address that they listen on.
         resume: Whether they continue from the last snapshot.
         allow: Further optimizers that they may run, by name.
@@ -68,6 +70,7 @@ class ServerSettings:
     count: int
     workers: int
     snapshots: Path
+    temporary: bool = False
     listen: str = "127.0.0.1"
     resume: bool = False
     allow: tuple[str, ...] = ()
@@ -207,6 +210,7 @@ class Servers:
             "workers": settings.workers,
             "listen": settings.listen,
             "snapshots": str(settings.snapshots),
+            "temporary": settings.temporary,
             "allow": settings.allow,
             "parent": settings.parent,
             "heartbeat_seconds": settings.heartbeat_seconds,

@@ -6,6 +6,7 @@ It listens, says where in one line on its output, and serves until its input clo
 import json
 import os
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -52,6 +53,7 @@ class Settings:
     count: int
     workers: int
     snapshots: str
+    temporary: bool = False
     listen: str = "127.0.0.1"
     port: int = 0
     resume: bool = False
@@ -75,12 +77,19 @@ def main(arguments: Sequence[str]) -> int:
     settings = Settings.parse(arguments[0])
     # One thread of this process computes at a time; a pool for each would only be in the way.
     torch.set_num_threads(1)
-    ended = threading.Event()
+    ended, asked = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        asked.set()
+        ended.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, end)
     secret = bytes.fromhex(os.environ[SECRET_VARIABLE])
     try:
         serve(settings, secret, ended)
+        if settings.temporary and not asked.is_set():
+            shutil.rmtree(Path(settings.snapshots).parent, ignore_errors=True)
     except BrokenServerError:
         traceback.print_exc()
         return 1
