@@ -208,7 +208,10 @@ def link_cells():
 
 
 def part(cells):
-    """Few cells in which each pair of fault and moment, fault and scheme, moment and scheme occurs that any has."""
+    """Few cells: of those that are forked, one for each fault and moment, fault and scheme, moment and scheme.
+
+    Of the others one for each launcher and kind of victim, with servers and without.
+    """
     missing = {pair for cell in cells for pair in _pairs(cell)}
     chosen = []
     for cell in sorted(cells, key=lambda cell: (cell.waits, cell.victim == 0)):
@@ -219,4 +222,6 @@ def part(cells):
 
 
 def _pairs(cell):
+    if cell.launcher != "forked":
+        return {(cell.launcher, cell.victim == SERVER, cell.served)}
     return {(cell.fault, cell.moment, ""), (cell.fault, "", cell.scheme), ("", cell.moment, cell.scheme)}
