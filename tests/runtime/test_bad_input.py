@@ -276,3 +276,13 @@ def test_a_wrong_argument_of_one_worker_is_told_on_all():
     for rank, sentences in enumerate(results(outcomes)):
         for sentence, (_, says) in zip(sentences, MISTAKES, strict=True):
             assert sentence.startswith(f"worker 1: {says}" if rank != 1 else says)
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_would_join_no_servers_where_the_others_do_is_told_of_before_any_waits():
+    mistakes = [{"scheme": 3}, {"scheme": "aspp"}, {"scheme": "bsp"}]
+    for rank, told in enumerate(results(run_workers(training.prepare_wrongly, 3, Run(scheme="asp"), 1, mistakes))):
+        whose = "worker 1: " if rank != 1 else ""
+        assert told[0].startswith(f"{whose}scheme must be a scheme string")
+        assert told[1].startswith(f"{whose}there is no scheme 'aspp'")
+        assert told[2] == "worker 1 has the scheme 'bsp' where the others have 'asp': start every worker with the same"

@@ -12,6 +12,7 @@ import pytest
 from support import faults
 
 from evenstep.runtime.meeting_place import meet
+from evenstep.runtime.one_host import OneHost
 
 SCRIPT = Path(faults.__file__).with_name("listening.py")
 
@@ -48,6 +49,14 @@ def test_a_run_on_one_host_is_reached_from_there_alone(scheme, tmp_path):
     # The store, and what the scheme has: the sockets of both workers, or those of both servers.
     assert len(found) >= 3
     assert {address for address, _ in found} == {"127.0.0.1"}
+
+
+def test_each_start_of_the_workers_has_a_store_without_what_those_before_it_left():
+    starts = OneHost("a run")
+    first, second = starts.next_rendezvous(), starts.next_rendezvous()
+    first.store.set("address of worker 1", "somewhere")
+    assert not second.store.check(["address of worker 1"])
+    assert first.bootstrap_store_info.master_port != second.bootstrap_store_info.master_port
 
 
 def test_a_worker_keeps_a_store_at_a_loopback_address_for_this_host_alone():

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import training
 
 model, optimizer, loader = training.prepared(training.Run())
-for inputs, targets in loader:
-    if os.environ["RANK"] == "0" and not loader.iteration:
+for number, (inputs, targets) in enumerate(loader):
+    if os.environ["RANK"] == "0" and number == 0:
         launcher = psutil.Process().parents()[1]  # Behind the keeper.
         processes = [launcher, *launcher.children(recursive=True)]
         sockets = [each for process in processes for each in process.net_connections("inet")]

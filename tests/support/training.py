@@ -444,6 +444,7 @@ def prepare_wrongly(run, worker, mistakes):
             "model": model,
             "optimizer": optimizer_of(run, model),
             "loader": DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size),
+            "scheme": run.scheme,
         }
         if dist.get_rank() == worker:
             arguments |= mistake
@@ -451,7 +452,7 @@ def prepare_wrongly(run, worker, mistakes):
                 arguments["loader"] = DataLoader(NoLength(), batch_size=1, sampler=[0])
         try:
             evenstep.prepare(**arguments)
-        except evenstep.ConfigError as error:
+        except (evenstep.ConfigError, evenstep.DisagreementError) as error:
             told.append(str(error))
         except TypeError as error:
             told.append(f"TypeError: {error}")

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, final
 
-from evenstep.core.errors import DisagreementError
+from evenstep.core.errors import ConfigError, DisagreementError
 from evenstep.core.values import IntArray
 from evenstep.runtime.workers import Workers, gather, minority, name_workers
 
@@ -57,6 +58,29 @@ def require_agreement(records: Sequence[Mapping[str, Any]], fields: Mapping[str,
         said = disagreement(field, [record[key] for record in records])
         if said is not None:
             raise DisagreementError(said)
+
+
+NOTHING_ASKED: Final[Mapping[str, object]] = MappingProxyType({"scheme": None, "servers": None})
+_SCHEME: Final = Field(phrase="the scheme {}")
+
+
+def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Check that all workers are to join each other in the same way, before any waits for others to do as it does.
+
+    Args:
+        asked: By rank what each was asked for: the `scheme` and its number of `servers` (None: none), or an `error`.
+        rank: This worker's.
+
+    Raises:
+        ConfigError: One was asked for something wrong, which all workers say.
+        DisagreementError: Not all are to join as many servers.
+    """
+    for worker, each in enumerate(asked):
+        if "error" in each:
+            own = asked[rank].get("error")
+            raise ConfigError(own or f"worker {worker}: {each['error']}")
+    if len({each["servers"] for each in asked}) > 1:
+        raise DisagreementError(disagreement(_SCHEME, [each["scheme"] for each in asked]))
 
 
 _EVERY_BATCH: Final = "every worker must take every batch of the loader and run backward on it"

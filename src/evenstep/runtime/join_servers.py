@@ -18,6 +18,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Supervision
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
+from evenstep.runtime.disagreement import NOTHING_ASKED
 from evenstep.runtime.failure import when_failing
 from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.handover import Handover, remove, run_of
@@ -54,7 +55,12 @@ class Joined:
 
 
 def join_servers(
-    launched: LaunchSettings, shards: int, timeout_seconds: float, run_dir: Path | None, activity: Activity
+    launched: LaunchSettings,
+    shards: int,
+    timeout_seconds: float,
+    run_dir: Path | None,
+    activity: Activity,
+    asked: Mapping[str, object] = NOTHING_ASKED,
 ) -> Joined:
     """Join the workers of a run on servers.
 
@@ -63,7 +69,8 @@ def join_servers(
 
     Raises:
         ConfigError: torchrun's environment is incomplete, or the servers could not be started, or serve a run that
-            this process was prepared for before.
+            this process was prepared for before, or a worker was `asked` for something wrong.
+        DisagreementError: Another worker joins none, or another number of them.
     """
     rank, count = _place(os.environ)
     hosting: _Hosting | None = None
@@ -73,7 +80,7 @@ def join_servers(
         hosting = _host(shards, count, "127.0.0.1", run_dir, None, launched)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
-        store = _store(rank, count, timeout_seconds)
+        store = _store(rank, count, timeout_seconds, asked)
         addresses, secret, hosting = bounded(
             lambda: _meet_in_store(store, rank, count, shards, run_dir, launched),
             timeout_seconds + (_START_SECONDS if rank == 0 else 0.0),
@@ -217,11 +224,11 @@ def _meet_in_store(
     return handover.addresses, secret, None
 
 
-def _store(rank: int, count: int, timeout_seconds: float) -> Store:
+def _store(rank: int, count: int, timeout_seconds: float, asked: Mapping[str, object]) -> Store:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing and not dist.is_initialized():
         raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
-    return meet(rank, count, timeout_seconds)
+    return meet(rank, count, timeout_seconds, asked=asked)
 
 
 def _host(

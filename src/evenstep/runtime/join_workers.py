@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, WorkerLostError
 from evenstep.runtime.c10d import Store, reason
+from evenstep.runtime.disagreement import NOTHING_ASKED
 from evenstep.runtime.meeting_place import GRACE_SECONDS, keeper_of, meet
 from evenstep.runtime.store_line import within
 from evenstep.runtime.workers import Workers
@@ -19,11 +20,12 @@ NAMING_SECONDS: Final = 2.0
 """How long the survivors of a failed collective may take to find out who is missing."""
 
 
-def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
+def join_workers(device: torch.device, timeout_seconds: float, asked: Mapping[str, object] = NOTHING_ASKED) -> Workers:
     """Join the process group, initialising it from torchrun's environment where the script has not.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete.
+        ConfigError: torchrun's environment is incomplete, or a worker was `asked` for something wrong.
+        DisagreementError: Another worker joins servers.
         WorkerLostError: Not all workers came; it names those.
     """
     alone = Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=timeout_seconds)
@@ -32,7 +34,7 @@ def join_workers(device: torch.device, timeout_seconds: float) -> Workers:
     rank, count = _numbers(os.environ)
     if count == 1 and dist.is_initialized():
         return alone
-    store = meet(rank, count, timeout_seconds)
+    store = meet(rank, count, timeout_seconds, asked=asked)
     # Leave the survivors time to name the missing worker within the timeout that the user gave.
     limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
     host_group, device_group = _connect(device, store, rank, count, limit)

@@ -5,6 +5,7 @@ addresses that the dead ones left in it. So they first agree on a prefix that is
 """
 
 import itertools
+import json
 import os
 import socket
 import time
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from evenstep.core.activity import FIRST_PULSE
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.runtime.c10d import PrefixStore, Store, TCPStore, reason
+from evenstep.runtime.disagreement import NOTHING_ASKED, require_same_way
 from evenstep.runtime.loopback import loopback_listener
 from evenstep.runtime.store_line import Result, StoreKeeper, within
 from evenstep.runtime.workers import name_workers
@@ -40,30 +42,53 @@ _meetings = itertools.count(1)
 """Each `prepare` of a process meets in keys of its own; all workers call it equally often."""
 
 
-def meet(rank: int, count: int, timeout_seconds: float, environment: Mapping[str, str] = os.environ) -> Store:
+def meet(
+    rank: int,
+    count: int,
+    timeout_seconds: float,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    asked: Mapping[str, object] = NOTHING_ASKED,
+) -> Store:
     """Meet the other workers in the default group's store, or in the environment's where there is no group yet.
+
+    Args:
+        rank: This worker's.
+        count: Workers.
+        timeout_seconds: How long to wait for the others.
+        environment: torchrun's.
+        asked: What this worker is to join, as `require_same_way` has it.
 
     Returns: A part of that store for this meeting alone, with a first pulse of every worker.
 
     Raises:
-        ConfigError: The store cannot be made where the environment says.
+        ConfigError: The store cannot be made where the environment says, or a worker was asked for something wrong.
+        DisagreementError: Some workers would join servers and others not.
         WorkerLostError: Not all workers came within the timeout, or the store does not answer; it says who.
     """
     number = next(_meetings)
     base = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
     keeper = keeper_of(base, environment)
     place = _Place(
-        rank=rank, count=count, seconds=timeout_seconds, ends=time.monotonic() + timeout_seconds, keeper=keeper
+        rank=rank,
+        count=count,
+        seconds=timeout_seconds,
+        ends=time.monotonic() + timeout_seconds,
+        keeper=keeper,
+        asked=json.dumps(dict(asked)),
     )
 
-    def come() -> Store:
+    def come() -> tuple[Store, list[bytes]]:
         if base is None and keeper.worker is None:
-            return _meet_in_new_life(place.join(), place)
-        store = PrefixStore(f"evenstep/{number}", base or (place.join() if rank else place.make()))
-        _call_roll(store, place)
-        return store
+            store = _meet_in_new_life(place.join(), place)
+        else:
+            store = PrefixStore(f"evenstep/{number}", base or (place.join() if rank else place.make()))
+            _call_roll(store, place)
+        return store, store.multi_get([f"asked/{each}" for each in range(count)])
 
-    return bounded(come, timeout_seconds, keeper)
+    store, told = bounded(come, timeout_seconds, keeper)
+    require_same_way([json.loads(each) for each in told], rank)
+    return store
 
 
 def keeper_of(store: Store | None, environment: Mapping[str, str]) -> StoreKeeper:
@@ -109,6 +134,7 @@ class _Place:
     seconds: float
     ends: float
     keeper: StoreKeeper
+    asked: str
 
     def looks(self) -> Iterator[None]:
         """One item for each look at the store, at ever longer intervals, until the time is over."""
@@ -166,6 +192,7 @@ def _call_roll(store: Store, place: _Place, meanwhile: Callable[[], None] = lamb
         WorkerLostError: Some did not come in time; it names them, and all workers say the same.
     """
     keys = [str(each) for each in range(place.count)]
+    store.set(f"asked/{place.rank}", place.asked)
     store.set(keys[place.rank], FIRST_PULSE.to_text())
     for _ in place.looks():
         meanwhile()

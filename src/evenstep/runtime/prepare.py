@@ -44,7 +44,7 @@ from evenstep.runtime.served import ServedEngine
 from evenstep.runtime.stopwatch import DeviceStopwatch, HostStopwatch
 from evenstep.runtime.summary import Summary
 from evenstep.runtime.workers import Workers
-from evenstep.schemes import Scheme, Served
+from evenstep.schemes import Scheme
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...])
@@ -116,12 +116,13 @@ def prepare(
         request = to_be_profiled(request)
     joined: Joined | None = None
     group_sum: GroupSum | None = None
-    served = _served(request)
-    if served is not None:
-        joined = join_servers(request.launched, served.servers, request.timeout, request.events_dir, activity)
+    servers, asked = _asked(request)
+    if servers is not None:
+        joined = join_servers(request.launched, servers, request.timeout, request.events_dir, activity, asked)
         workers = joined.workers
     else:
-        workers = join_workers(device_of(request.models[0]) if request.models else torch.device("cpu"), request.timeout)
+        device = device_of(request.models[0]) if request.models else torch.device("cpu")
+        workers = join_workers(device, request.timeout, asked)
     # The pulse begins before the workers first wait for each other.
     liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
     with explaining(liveness):
@@ -133,8 +134,10 @@ def prepare(
     recorder = Logged(summary or _kept(agreement, workers), workers.rank)
     with explaining(liveness):
         engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum, summary)
-    device = agreement.workers[workers.rank]["device"]
-    ends = partial(end_of_run, recorder=recorder, device=device, advice=_advice(request, agreement), liveness=liveness)
+    identity = agreement.workers[workers.rank]["device"]
+    ends = partial(
+        end_of_run, recorder=recorder, device=identity, advice=_advice(request, agreement), liveness=liveness
+    )
     when_failing(engine.balancer, ends)
     for each in request.optimizers:
         each.register_step_pre_hook(lambda stepped, *_: engine.before_step(stepped))
@@ -208,13 +211,17 @@ def _request(loader: DataLoader[Any], **given: object) -> Request:
     return Request(models=models, optimizers=optimizers, loader=loader, launched=launched, mistake=mistake, **values)
 
 
-def _served(request: Request) -> Served | None:
-    """What the scheme says of servers; None where it has none, or where it is wrong, which `agree` tells everybody."""
+def _asked(request: Request) -> tuple[int | None, dict[str, object]]:
+    """How many servers this worker is to join, None for none, and what the others are told of that when they meet."""
     try:
-        return asked_scheme(request).served
-    except ConfigError:
-        # The others do not wait for this worker in a process group.
-        return Served(servers=len(request.launched.servers)) if request.launched.servers else None
+        scheme = asked_scheme(request)
+    except ConfigError as error:
+        # Where the launcher has started servers the others are there, and not in a process group.
+        return len(request.launched.servers) or None, {"error": request.mistake or str(error)}
+    servers = None if scheme.served is None else scheme.served.servers
+    if request.mistake is not None:
+        return servers, {"error": request.mistake}
+    return servers, {"scheme": scheme.name, "servers": servers}
 
 
 def _kept(agreement: Agreement, workers: Workers) -> Recorder:
