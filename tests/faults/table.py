@@ -25,8 +25,8 @@ segments have no names in the file system, and end with their processes). A run 
 
 Outcomes are those of the workers that nothing befell:
 
-- **finish**: they train to the end, and on each sample once. Where the victim may come back, it finishes too. Servers that
-  come back after a death go on from their last snapshot, and say how many commits that lost.
+- **finish**: they train to the end, and on each sample once. Where the victim may come back, it finishes too. Servers
+  that come back after a death go on from their last snapshot, and say how many commits that lost.
 - **fail**: each of them ends with an error that names the victim. Start again from a checkpoint, or have
   `evenstep run --max-restarts` do so.
 - **stopped**: the launcher ends the run, and names the victim.
