@@ -146,7 +146,8 @@ class LocalEngine:
         return "each worker's weights are its own until the next average: call loader.settle() on all before saving"
 
     def settle(self) -> None:
-        self._come_in(meet=self.unsettled is not None)
+        with self.balancer.activity.waiting():  # Afterwards the script does what it did, and asks for no batch.
+            self._come_in(meet=self.unsettled is not None)
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
         self.balancer.compute_goes_on()
