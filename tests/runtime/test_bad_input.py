@@ -2,13 +2,15 @@
 
 import copy
 import math
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
-from support import training
+from support import faults, training
 from support.processes import results, run_workers
 from support.training import Run
+from torch.distributed import TCPStore
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -278,11 +280,26 @@ def test_a_wrong_argument_of_one_worker_is_told_on_all():
             assert sentence.startswith(f"worker 1: {says}" if rank != 1 else says)
 
 
+@pytest.fixture
+def agents():
+    """The environment of workers whose store torchrun's agent keeps."""
+    store = TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    yield place
+    del store
+
+
 @pytest.mark.multiprocess
-def test_a_worker_that_would_join_no_servers_where_the_others_do_is_told_of_before_any_waits():
-    mistakes = [{"scheme": 3}, {"scheme": "aspp"}, {"scheme": "bsp"}]
-    for rank, told in enumerate(results(run_workers(training.prepare_wrongly, 3, Run(scheme="asp"), 1, mistakes))):
+@pytest.mark.parametrize("keeper", ["torchrun's agent", "worker 0"])
+def test_a_worker_that_would_join_no_servers_where_the_others_do_is_told_of_before_any_waits(keeper, agents):
+    place = faults.meeting_place() if keeper == "worker 0" else agents
+    # Which come one right after the other, so that a worker may be at the next one while another is at this.
+    mistakes = [{"scheme": 3}, {"scheme": "aspp"}, {"scheme": "bsp"}, {"seed": "a"}, {"timeout": "b"}]
+    outcomes = run_workers(training.prepare_wrongly, 3, Run(scheme="asp"), 1, mistakes, environment=place)
+    for rank, told in enumerate(results(outcomes)):
         whose = "worker 1: " if rank != 1 else ""
         assert told[0].startswith(f"{whose}scheme must be a scheme string")
         assert told[1].startswith(f"{whose}there is no scheme 'aspp'")
         assert told[2] == "worker 1 has the scheme 'bsp' where the others have 'asp': start every worker with the same"
+        assert told[3].startswith(f"{whose}seed must be")
+        assert told[4].startswith(f"{whose}timeout must be")

@@ -446,7 +446,7 @@ def prepare_wrongly(run, worker, mistakes):
             "loader": DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size),
             "scheme": run.scheme,
         }
-        if dist.get_rank() == worker:
+        if worker == (dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])):
             arguments |= mistake
             if mistake.get("loader") == "a dataset without a length":
                 arguments["loader"] = DataLoader(NoLength(), batch_size=1, sampler=[0])

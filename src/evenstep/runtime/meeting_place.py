@@ -38,6 +38,9 @@ _FIRST_LOOK_SECONDS: Final = 0.01
 _LONGEST_LOOK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 
+_kept: Final[list[Store]] = []
+"""The stores that this process keeps: others may use one after an error, which the script may catch."""
+
 _meetings = itertools.count(1)
 """Each `prepare` of a process meets in keys of its own; all workers call it equally often."""
 
@@ -80,14 +83,19 @@ def meet(
 
     def come() -> tuple[Store, list[bytes]]:
         if base is None and keeper.worker is None:
-            store = _meet_in_new_life(place.join(), place)
+            store = _meet_in_new_life(PrefixStore(f"evenstep/{number}", place.join()), place)
         else:
             store = PrefixStore(f"evenstep/{number}", base or (place.join() if rank else place.make()))
             _call_roll(store, place)
         return store, store.multi_get([f"asked/{each}" for each in range(count)])
 
     store, told = bounded(come, timeout_seconds, keeper)
-    require_same_way([json.loads(each) for each in told], rank)
+    try:
+        require_same_way([json.loads(each) for each in told], rank)
+    except EvenstepError:
+        if keeper.worker == rank:
+            _let_others_read()
+        raise
     return store
 
 
@@ -149,13 +157,14 @@ class _Place:
     def make(self) -> Store:
         """The store, kept by this process."""
         try:
-            return self._store(is_master=True)
+            _kept.append(self._store(is_master=True))
         except RuntimeError as error:
             why = str(error).partition("message: ")[2] or reason(error)
             raise ConfigError(
                 f"the rendezvous store cannot be made at {self.keeper.host}:{self.keeper.port} ({why}): set"
                 " MASTER_ADDR to this host and MASTER_PORT to a free port"
             ) from None
+        return _kept[-1]
 
     def join(self) -> Store:
         """The store, once its keeper is there. It is tried in Python, since c10d's own tries print stacks."""
@@ -208,9 +217,13 @@ def _call_roll(store: Store, place: _Place, meanwhile: Callable[[], None] = lamb
             f" {'their' if len(missing) > 1 else 'its'} output, then start again"
         )
         store.set(VERDICT, text)
-        # The store may end with this process, and the others are to read this first.
-        time.sleep(4 * _LONGEST_LOOK_SECONDS)
+        _let_others_read()
         raise WorkerLostError(text)
+
+
+def _let_others_read() -> None:
+    """The store may end with this process, and the others are to read first what it says."""
+    time.sleep(4 * _LONGEST_LOOK_SECONDS)
 
 
 def _meet_in_new_life(store: Store, place: _Place) -> Store:
@@ -220,14 +233,14 @@ def _meet_in_new_life(store: Store, place: _Place) -> Store:
     """
     if place.rank == 0:
         life, answered = uuid.uuid4().hex, set[str]()
-        met = PrefixStore(f"evenstep/{life}", store)
+        met = PrefixStore(life, store)
         _call_roll(met, place, lambda: _answer_hellos(store, place.count, life, answered))
         return met
     name = uuid.uuid4().hex
-    store.set(f"evenstep/hello/{place.rank}", name)
+    store.set(f"hello/{place.rank}", name)
     for _ in place.looks():
-        if store.check([f"evenstep/life/{name}"]):
-            met = PrefixStore(f"evenstep/{store.get(f'evenstep/life/{name}').decode()}", store)
+        if store.check([f"life/{name}"]):
+            met = PrefixStore(store.get(f"life/{name}").decode(), store)
             _call_roll(met, place)
             return met
     raise WorkerLostError(
@@ -236,8 +249,8 @@ def _meet_in_new_life(store: Store, place: _Place) -> Store:
 
 
 def _answer_hellos(store: Store, count: int, life: str, answered: set[str]) -> None:
-    for hello in (f"evenstep/hello/{rank}" for rank in range(1, count)):
+    for hello in (f"hello/{rank}" for rank in range(1, count)):
         name = store.get(hello).decode() if store.check([hello]) else None
         if name is not None and name not in answered:
-            store.set(f"evenstep/life/{name}", life)
+            store.set(f"life/{name}", life)
             answered.add(name)
