@@ -25,7 +25,7 @@ def make(folder, target, fails="nothing"):
         shutil.copy(ROOT / name, folder)
     # The first program that it calls makes the environment, which is there.
     ended = subprocess.run(
-        ["make", "PYTHON=true", target],
+        ["make", "--no-print-directory", "PYTHON=true", target],
         cwd=folder,
         env={**os.environ, "MAKEFLAGS": ""},  # This may run under make, too.
         capture_output=True,
