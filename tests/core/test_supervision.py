@@ -165,6 +165,16 @@ def test_nothing_is_said_where_all_break_off_together():
     assert run.look(20.0) == run.look(20.0, last=True) == []
 
 
+def test_the_last_worker_is_told_of_once_its_timeout_after_all_others_have_ended():
+    run = Run()
+    run.ended(0, failed=False)
+    assert run.look(0.0) == []
+    run.ended(2, failed=False)
+    assert run.look(1.0) == run.look(11.0) == []
+    assert run.look(11.5) == ["all others ended 10 s ago; worker 1 still runs"]
+    assert run.look(30.0) == []
+
+
 def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have():
     run = Run()
     run.left(1, Why.SILENT, seconds=20.0)

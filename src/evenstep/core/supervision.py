@@ -136,7 +136,8 @@ class Supervision:
     """How long a worker that was given up may take to come back once all others have ended."""
     _stopped: bool = False
     _left_alone: float | None = None
-    """Since when only workers that were given up are left."""
+    """Since when only workers that were given up are left, or a single other one."""
+    _said_of_the_last: bool = False
 
     def __post_init__(self) -> None:
         self._all = [_Worker() for _ in range(self.workers)]
@@ -244,13 +245,24 @@ class Supervision:
 
     def _look_for_stuck(self, now: float) -> list[Action]:
         left = [(worker, state) for worker, state in enumerate(self._all) if not state.over]
-        if not self.kept or not left or not all(state.gave_up for _, state in left):
+        given_up = all(state.gave_up for _, state in left)
+        if not self.kept or not left or not (given_up or len(left) == 1 < self.workers):
             self._left_alone = None
             return []
         if self._left_alone is None:
             self._left_alone = now
         if now - self._left_alone <= self._limit_seconds:
             return []
+        return self._end(left) if given_up else self._say_of_the_last(left[0][0])
+
+    def _say_of_the_last(self, worker: int) -> list[Action]:
+        """It may have much to do, such as an evaluation, and may also hang where no other worker waits for it."""
+        if self._said_of_the_last:
+            return []
+        self._said_of_the_last = True
+        return [Say(f"all others ended {self._limit_seconds:g} s ago; worker {worker} still runs")]
+
+    def _end(self, left: list[tuple[int, _Worker]]) -> list[Action]:
         actions: list[Action] = []
         for worker, state in left:
             state.over = state.failed = True

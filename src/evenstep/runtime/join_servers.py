@@ -14,7 +14,7 @@ from typing import Final, cast, final
 
 import torch.distributed as dist
 
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, WorkerLostError
 from evenstep.core.supervision import Supervision
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
@@ -82,7 +82,7 @@ def join_servers(
     else:
         store = _store(rank, count, timeout_seconds, asked)
         addresses, secret, hosting = bounded(
-            lambda: _meet_in_store(store, rank, count, shards, run_dir, launched),
+            lambda: _meet_in_store(store, rank, count, shards, run_dir, launched, timeout_seconds),
             timeout_seconds + (_START_SECONDS if rank == 0 else 0.0),
             keeper_of(store, os.environ),
         )
@@ -186,7 +186,13 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _meet_in_store(
-    store: Store, rank: int, count: int, shards: int, run_dir: Path | None, launched: LaunchSettings
+    store: Store,
+    rank: int,
+    count: int,
+    shards: int,
+    run_dir: Path | None,
+    launched: LaunchSettings,
+    timeout_seconds: float,
 ) -> "tuple[tuple[tuple[str, ...], ...], str, _Hosting | None]":
     """The servers' addresses and secret; the first worker starts them and says where.
 
@@ -212,6 +218,15 @@ def _meet_in_store(
             hosting.handover = handover.write()
         store.set(key, str(hosting.handover) if one_host else "\n".join(map(" ".join, addresses)))
         return addresses, secret, hosting
+    # A wait of the store's own would end in lines of its library on the terminal.
+    ends = time.monotonic() + timeout_seconds
+    while not store.check([key]):
+        if time.monotonic() > ends:
+            raise WorkerLostError(
+                f"worker 0 has not started the servers within {timeout_seconds:g} s: look at its output, or give"
+                " prepare a longer timeout"
+            )
+        time.sleep(LOOK_SECONDS)
     told = store.get(key).decode(errors="replace")
     if not one_host:
         return tuple(tuple(line.split()) for line in told.split("\n")), cast("str", given), None

@@ -160,7 +160,7 @@ def test_a_stranger_who_writes_into_the_store_first_cannot_lead_a_worker_astray(
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     PrefixStore("evenstep/servers", store).set("addresses/1", forged)
     with pytest.raises(ConfigError, match="which the store of this run names for its servers, is not used"):
-        _meet_in_store(store, 1, 2, 1, None, LaunchSettings())
+        _meet_in_store(store, 1, 2, 1, None, LaunchSettings(), 30.0)
 
 
 def test_runs_of_a_user_on_one_host_are_told_apart_by_where_they_meet():
@@ -174,4 +174,4 @@ def test_beyond_one_host_a_secret_must_be_given_on_every_worker(store, monkeypat
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     for rank in (0, 3):
         with pytest.raises(ConfigError, match="servers beyond one host need a secret: set EVENSTEP_SECRET"):
-            _meet_in_store(store, rank, 4, 1, Path("unused"), LaunchSettings())
+            _meet_in_store(store, rank, 4, 1, Path("unused"), LaunchSettings(), 30.0)

@@ -85,7 +85,7 @@ def _verdict(workers: Sequence[ServedWorker]) -> Verdict:
     slowest = max(pace, key=lambda each: pace[each], default=worker)
     if ratios[worker] < SLOW and pace.get(slowest, 1.0) < SLOW:
         if cost >= SPREAD:
-            return spread(cost, pace.get(slowest))
+            return spread(cost, pace.get(slowest), barrier=False)
         text = f"No worker is slow: waiting takes {cost:.0%} of all workers' time."
         return Verdict(worker=None, cause=None, slowdown=None, cost=cost, text=text)
     cause = max(means[worker], key=lambda each: means[worker][each] - _median(means, each))

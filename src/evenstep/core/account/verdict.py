@@ -106,12 +106,11 @@ def times(factor: float) -> str:
     return f"{factor:.1f}".removesuffix(".0") + "x"
 
 
-def spread(waiting: float, slowest: float | None) -> Verdict:
+def spread(waiting: float, slowest: float | None, *, barrier: bool = True) -> Verdict:
     """Much waiting that no single worker causes."""
-    text = (
-        f"Waiting takes {waiting:.0%} of all workers' time, now for one worker and then for another. Without a barrier"
-        " (asp, ssp, dssp) no worker waits for slowness that passes quickly."
-    )
+    text = f"Waiting takes {waiting:.0%} of all workers' time, now for one worker and then for another."
+    if barrier:
+        text += " Without a barrier (asp, ssp, dssp) no worker waits for slowness that passes quickly."
     return Verdict(worker=None, cause=Cause.COMPUTE, slowdown=slowest, cost=waiting, text=text)
 
 

@@ -151,9 +151,10 @@ class Head:
         self._define(encoded)
         lost = has - self.coordinator.version
         if lost > self._lost:
-            self._lost = lost
+            said, self._lost = self._lost, lost
             self._record("lost", self._clock(), worker, commits=lost)
-            self._say(f"{lost} commits are lost: the servers went back from version {has} to {has - lost}")
+            if not said:  # Another worker may know of a few more: one loss is told once.
+                self._say(f"{lost} commits are lost: the servers went back from version {has} to {has - lost}")
         if worker in self.replica.seats:
             self.lose(worker, self.replica.seats[worker].incarnation, Why.AGAIN)
         self._incarnation += 1
