@@ -165,7 +165,7 @@ def test_nothing_is_said_where_all_break_off_together():
     assert run.look(20.0) == run.look(20.0, last=True) == []
 
 
-def test_the_last_worker_is_told_of_once_its_timeout_after_all_others_have_ended():
+def test_a_worker_that_evaluates_after_the_others_have_ended_is_told_of_once_and_goes_on():
     run = Run()
     run.ended(0, failed=False)
     assert run.look(0.0) == []
@@ -195,13 +195,6 @@ def test_a_worker_that_comes_back_in_time_is_not_ended():
     run.look(1.0)
     assert run.joined(1) == ["worker 1 is back"]
     assert run.look(20.0) == []
-
-
-def test_a_worker_that_evaluates_after_the_others_have_ended_is_left_alone():
-    run = Run()
-    run.ended(0, failed=False)
-    run.ended(2, failed=False)
-    assert run.look(0.0) == run.look(1e6) == []
 
 
 def test_workers_of_whom_none_goes_on_are_ended_too():

@@ -152,6 +152,7 @@ class Supervision:
         state = self._all[worker]
         back = bool(state.gave_up) or state.failed
         self._all[worker] = _Worker(here=True)
+        self._left_alone = None
         self._begun, self._limit_seconds = True, limit_seconds
         return [Say(f"worker {worker} is back")] if back else []
 
