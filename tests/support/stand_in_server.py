@@ -32,9 +32,9 @@ if behaviour == "mute":
     signal.pause()
 listener = socket.create_server((told["listen"], told["port"]))
 addresses = [f"unix:@stand-in-{os.getpid()}", f"tcp://127.0.0.1:{listener.getsockname()[1]}"]
-print(json.dumps({"addresses": addresses}), flush=True)
-for worker in range(told["workers"] if behaviour != "empty" else 0):
-    print(json.dumps({"event": "join", "worker": worker, "limit_seconds": 1.0}), flush=True)
+joins = range(told["workers"] if behaviour != "empty" else 0)
+lines = [{"addresses": addresses}, *({"event": "join", "worker": each, "limit_seconds": 1.0} for each in joins)]
+print("\n".join(map(json.dumps, lines)), flush=True)  # At once: whoever reads the first line may be killed after it.
 if behaviour == "stops" and not told["resume"]:
     print(flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
