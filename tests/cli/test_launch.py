@@ -227,9 +227,10 @@ def test_the_others_finish_when_workers_are_lost_which_are_named(reports, capfd)
         f"worker 2 ended with exit code 3: its own output above tells why; {then}",
     ]
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("evenstep: ")]
-    assert sorted(said) == [
-        "evenstep: worker 1 was killed by SIGKILL; the others go on",
-        "evenstep: worker 2 ended with exit code 3; the others go on",
+    # The others may have finished by the time that a keeper tells of an end.
+    assert sorted(line.removesuffix("; the others go on") for line in said) == [
+        "evenstep: worker 1 was killed by SIGKILL",
+        "evenstep: worker 2 ended with exit code 3",
     ]
 
 

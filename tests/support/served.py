@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sys
+import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -54,24 +55,28 @@ def serving(settings, servers):
 def forked(settings, secret):
     """The addresses of one forked server."""
     end, remote = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_serve, args=(settings, secret, remote))
-    process.start()
-    remote.close()
-    try:
-        with os.fdopen(os.dup(end.fileno()), "rb") as said:
-            yield json.loads(said.readline())["addresses"]
-        end.close()
-        process.join(GUARD_SECONDS)
-        assert process.exitcode == 0, f"server {settings['index']} ended with {process.exitcode}"
-    finally:
-        process.kill()
-        process.join()
+    # Its own terminal would be the fork server's, which no test captures.
+    with tempfile.NamedTemporaryFile() as terminal:
+        process = CONTEXT.Process(target=_serve, args=(settings, secret, remote, terminal.name))
+        process.start()
+        remote.close()
+        try:
+            with os.fdopen(os.dup(end.fileno()), "rb") as said:
+                yield json.loads(said.readline())["addresses"]
+            end.close()
+            process.join(GUARD_SECONDS)
+            assert process.exitcode == 0, f"server {settings['index']} ended with {process.exitcode}"
+        finally:
+            process.kill()
+            process.join()
+            os.write(2, terminal.read())
 
 
-def _serve(settings, secret, end):
+def _serve(settings, secret, end, terminal):
     from evenstep.runtime.server import program
 
     os.environ[SECRET_VARIABLE] = secret
+    os.dup2(os.open(terminal, os.O_WRONLY | os.O_APPEND), 2)
     os.dup2(end.fileno(), 1)
     sys.stdin = os.fdopen(os.dup(end.fileno()), "rb")
     end.close()

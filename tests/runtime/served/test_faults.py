@@ -125,7 +125,8 @@ def test_a_worker_that_was_stopped_beyond_the_heartbeat_comes_back(tmp_path, sch
     # The batch that was in hand when it stopped was the others' by the time it was pushed.
     assert served_faults.pushed(tmp_path, without={(1, 2)}) == whole(run)
     assert leaves(tmp_path)[1][0] == "was silent for too long"
-    assert len(server_events(tmp_path, "join")) == 4
+    # On a busy machine another one may have been silent for too long, too.
+    assert [event["worker"] for event in server_events(tmp_path, "join")].count(1) >= 2
 
 
 @pytest.mark.parametrize(
