@@ -333,7 +333,7 @@ class _Hosting:
         """Watch over them, in a thread."""
         when_failing(self, _Hosting.fail)
         # Not a daemon: the process stays until the others are done too.
-        threading.Thread(target=self._keep, name="evenstep-hosting").start()
+        threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False).start()
 
     def fail(self, error: BaseException) -> BaseException:
         """This script fails with that error."""
