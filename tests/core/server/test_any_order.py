@@ -1,5 +1,6 @@
 import copy
 import json
+import sys
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +34,9 @@ SYNCS = [
     Grouped(grouping=ByRank(2), across=Barrier()),
     *(Grouped(grouping=Restless(), across=across) for across in (Unbounded(), Bounded(bound=0), Barrier())),
 ]
+
+COMPILED = sys.modules[Coordinator.__module__].__file__.endswith(".so")
+"""Objects of compiled classes cannot be copied."""
 
 
 def watched(part):
@@ -376,7 +380,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.workers)
     @rule(seldom=st.integers(0, 3))
     def see_who_is_waited_for(self, seldom):
-        if seldom:
+        if seldom or COMPILED:
             return
         waited = self.coordinator.waited_for()
         waiting = {rank for rank in self.workers if self.heard(rank)}
