@@ -389,12 +389,12 @@ class Link:
         return self._gone
 
     def _meet_again(self) -> None:
-        """Servers that were started anew know nobody's record; the answer comes some time, and is thrown away."""
+        """Servers that were started anew have no worker's record; this one was told the others' before."""
         for number in range(len(self._records)):
-            self._send_record(number)
+            self._send_record(number, known=True)
 
-    def _send_record(self, number: int) -> None:
-        header = {"op": "meet", "rank": self.rank, "seq": 0, "round": number}
+    def _send_record(self, number: int, **known: bool) -> None:
+        header = {"op": "meet", "rank": self.rank, "seq": 0, "round": number, **known}
         self._line(self.shards[0]).send(header, memoryview(self._records[number]))
 
     def _take_places(self) -> None:

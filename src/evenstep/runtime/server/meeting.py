@@ -23,9 +23,9 @@ class Meeting:
         self._workers = workers
         self._rounds = [_Round(workers) for _ in range(MOST_ROUNDS)]
 
-    def come(self, rank: int, record: bytes, sequence: int, connection: Connection, number: int = 0) -> None:
-        """A worker is here with its record for this round, and waits for an answer with this sequence."""
-        self._rounds[number].come(rank, record, sequence, connection)
+    def come(self, rank: int, record: bytes, connection: Connection, number: int = 0, *, known: bool = False) -> None:
+        """A worker is here with its record for this round, and is sent all of them unless they are `known` to it."""
+        self._rounds[number].come(rank, record, connection, known=known)
 
     @property
     def absent(self) -> list[int]:
@@ -46,21 +46,23 @@ class _Round:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._records: dict[int, bytes] = {}
-        self._waiting: dict[int, tuple[Connection, int]] = {}
+        self._came: dict[int, tuple[Connection, bool]] = {}
+        """By rank, until all have; with whether the records are known there."""
         self._complete = False
 
-    def come(self, rank: int, record: bytes, sequence: int, connection: Connection) -> None:
+    def come(self, rank: int, record: bytes, connection: Connection, *, known: bool) -> None:
         self._records[rank] = record
-        self._waiting[rank] = (connection, sequence)
+        self._came[rank] = connection, known
         self._complete = self._complete or len(self._records) == self._workers
         if not self._complete:
             return
         records = [self._records[each] for each in range(self._workers)]
         header = {"lengths": [len(each) for each in records]}
-        for waiting, number in self._waiting.values():
-            # Records may be long, and a worker slow to take them in.
-            Outbox(waiting).send_last({**header, "answer": number}, *(memoryview(each) for each in records))
-        self._waiting.clear()
+        for waiting, told in self._came.values():
+            if not told:
+                # Records may be long, and a worker slow to take them in.
+                Outbox(waiting).send_last({**header, "answer": 0}, *map(memoryview, records))
+        self._came.clear()
 
     @property
     def begun(self) -> bool:
@@ -71,6 +73,6 @@ class _Round:
         return [] if self._complete else [rank for rank in range(self._workers) if rank not in self._records]
 
     def leave(self, connection: Connection) -> None:
-        for rank, (waiting, _) in list(self._waiting.items()):
-            if waiting is connection:
-                del self._waiting[rank], self._records[rank]
+        for rank, (came, _) in list(self._came.items()):
+            if came is connection:
+                del self._came[rank], self._records[rank]

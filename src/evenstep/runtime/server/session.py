@@ -205,11 +205,12 @@ class Session:
                 self._head.pulse(self._seat.worker, _seen(fields))
 
     def _meet(self, fields: Fields, message: Message) -> None:
-        rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
-        number = fields.whole("round", most=MOST_ROUNDS - 1)
+        rank, number = fields.whole("rank", most=self._workers - 1), fields.whole("round", most=MOST_ROUNDS - 1)
         record = self._text(message)
+        # A worker that was told before is in the run already: an answer would come between those that it waits for.
+        known = fields.has("known")
         with self._lock:
-            self._meeting.come(rank, record, sequence, self._connection, number)
+            self._meeting.come(rank, record, self._connection, number, known=known)
             if self._head is not None:
                 self._head.met(rank)
 
