@@ -129,7 +129,7 @@ class Supervision:
     kept: bool
     restarts: int = 0
     lost: dict[int, str] = field(default_factory=dict)
-    """Why these workers did not finish, as the rest of a sentence; of those that were ended because they hung."""
+    """Why these workers did not finish, as the rest of a sentence; of those that did not fail by themselves."""
     _all: list[_Worker] = field(init=False)
     _begun: bool = False
     _limit_seconds: float = 0.0
@@ -221,8 +221,10 @@ class Supervision:
             return []
         state.vanished = False
         # Without keepers it may have failed, and then the run ends.
-        how, then = ("ended with exit code 0", self._then()) if self.kept else ("ended", "")
-        return [Say(f"worker {worker} {how} in the middle of an epoch{then}")]
+        if not self.kept:
+            return [Say(f"worker {worker} ended in the middle of an epoch")]
+        self.lost[worker] = "ended with exit code 0 in the middle of an epoch"
+        return [Say(f"worker {worker} {self.lost[worker]}{self._then()}")]
 
     def _missed(self, worker: int) -> list[Action]:
         """An epoch began without it: without a goodbye its process may have failed, which is heard of in any order."""

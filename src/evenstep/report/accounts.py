@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.account import Account, Cause, Meetings, ServedWorker, served_slowdowns
+from evenstep.core.account import EARLY, Account, Cause, Meetings, ServedWorker, served_slowdowns
 from evenstep.core.supervision import Why
 from evenstep.report.iterations import BASES, FloatArray, Iterations
 from evenstep.report.lateness import own_parts
@@ -87,10 +87,12 @@ def _pace(done: Iterations, counts: npt.NDArray[np.bool_]) -> float | None:
 
 def _lost(run: RecordedRun) -> dict[int, str]:
     """Why workers left for good before the end."""
+    if run.servers is None:
+        return {}
     lost: dict[int, str] = {}
-    for each in run.servers.attendance if run.servers is not None else ():
+    for each in run.servers.attendance:
         if each.why is None or each.why == Why.DONE:
             lost.pop(each.worker, None)
         else:
             lost[each.worker] = each.why
-    return lost
+    return {**lost, **dict.fromkeys(run.servers.early, EARLY)}

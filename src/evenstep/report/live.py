@@ -172,7 +172,7 @@ class LiveRun:
 def _verdict(run: RecordedRun, recent: Mapping[int, Iterations]) -> Verdict:
     """On the latest iterations; few have equal sizes, so what was gained is measured on more of them."""
     if run.servers is not None:
-        return served_verdict(served_workers(replace(run, iterations=recent)))
+        return served_verdict(served_workers(replace(run, iterations=recent)), longer=served_workers(run))
     together = {worker: done[: run.length][-_RECENT:] for worker, done in run.iterations.items()}
     latest = replace(run, iterations=together)
     return verdict_of(account_of(latest), run.workers, run.scheme, longer=account_of(run))

@@ -6,7 +6,14 @@ from typing import Any, final
 
 import numpy as np
 
-from evenstep.core.account import Verdict, served_slowdowns, served_verdict, verdict_of
+from evenstep.core.account import (
+    Verdict,
+    long_enough,
+    served_long_enough,
+    served_slowdowns,
+    served_verdict,
+    verdict_of,
+)
 from evenstep.report.accounts import account_of, served_workers
 from evenstep.report.clock import Times, times_of
 from evenstep.report.curves import Curve, curves_of
@@ -66,19 +73,21 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
     times, summary = times_of(run), summary_of(run)
     if run.servers is None:
         account = account_of(run)
-        gain, verdict = gain_of(summary, account.speed_up), verdict_of(account, run.workers, run.scheme)
+        judged = long_enough(account.iterations, account.seconds)
+        verdict, speed_up = verdict_of(account, run.workers, run.scheme), account.speed_up if judged else None
         slow = {run.workers[index]: ratio for index, ratio in account.slowdowns().items()}
     else:
         workers = served_workers(run)
-        gain, verdict, slow = gain_of(summary, None), served_verdict(workers), served_slowdowns(workers)
+        judged, verdict, speed_up = served_long_enough(workers), served_verdict(workers), None
+        slow = served_slowdowns(workers)
     return RunOverview(
         name=name,
         run=run,
         times=times,
         summary=summary,
-        gain=gain,
+        gain=gain_of(summary, speed_up),
         verdict=verdict,
-        workers=tuple(_worker(run, worker, slow.get(worker)) for worker in run.workers),
+        workers=tuple(_worker(run, worker, slow.get(worker) if judged else None) for worker in run.workers),
         moves=tuple(moves_of(run, times)),
         curves=tuple(curves_of(run, times)),
     )

@@ -238,7 +238,8 @@ def wall_offset(about: Mapping[str, Any]) -> float:
 
 _RUN_NUMBERS: Final = ("global_batch_size", "iterations_per_epoch", "workers", "at", "unix_seconds")
 _COUNTED: Final = {
-    "tally": ("commits", "bytes", "seconds", "samples"),
+    "tally": ("commits", "bytes", "samples"),
+    "begin": ("worker", "number"),
     "join": ("worker", "at"),
     "leave": ("worker", "at"),
 }

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, Self, final
 
+from evenstep.core.supervision import Why
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,33 +40,43 @@ class Attendance:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """What the servers did: `commits` and `bytes` of gradients that reached the first of them, in `seconds`.
+    """What the servers did: `commits` and `bytes` of gradients that reached the first of them.
 
-    The seconds are those in which there were any commits. `samples` are those committed since the run began.
+    `samples` are those committed since the run began. `early` are workers that left by themselves, in the middle of a
+    pass or before one that others began.
     """
 
     commits: int
     bytes: int
-    seconds: float
     samples: int
     attendance: tuple[Attendance, ...]
+    early: frozenset[int]
 
     @classmethod
     def from_events(cls, events: Iterable[Mapping[str, Any]]) -> Self:
         """From the events of `server-*.jsonl`; those of other kinds than are counted here may be among them."""
-        tallies, attendance, came = [], [], set()
+        tallies, attendance = [], []
+        passes: dict[int, int] = {}
+        done: dict[int, bool] = {}  # Those who are done, and whether in the middle of a pass.
+        came = set()
         for event in events:
             if event["event"] == "tally":
                 tallies.append(event)
+            elif event["event"] == "begin":
+                passes[event["worker"]] = event["number"]
             elif event["event"] == "join" or (event["event"] == "leave" and event["worker"] in came):
                 came.add(event["worker"])  # Who never came does not go.
                 attendance.append(Attendance(worker=event["worker"], at=event["at"], why=event.get("why")))
+                done.pop(event["worker"], None)
+                if event.get("why") == Why.DONE:
+                    done[event["worker"]] = event.get("early", False)
+        latest = max(passes.values(), default=-1)
         return cls(
             commits=sum(each["commits"] for each in tallies),
             bytes=sum(each["bytes"] for each in tallies),
-            seconds=sum(each["seconds"] for each in tallies),
             samples=tallies[-1]["samples"] if tallies else 0,
             attendance=tuple(attendance),
+            early=frozenset(worker for worker, early in done.items() if early or passes.get(worker, latest) < latest),
         )
 
 
@@ -109,8 +121,8 @@ class DivergenceRecord:
 class ServedSummary:
     """What the servers did, and how stale the pushes were.
 
-    `bytes_per_second` are gradients that reached the first server. Rates are over the seconds in which there were
-    commits. All are 0 where the servers' events are not in the run directory.
+    `bytes_per_second` are gradients that reached the first server. Rates are over the `training_seconds` of the run, as
+    its samples per second are. All are 0 where the servers' events are not in the run directory.
     """
 
     pushes: tuple[PushSummary, ...]
@@ -124,14 +136,18 @@ class ServedSummary:
 
     @classmethod
     def of(
-        cls, pushes: tuple[PushSummary, ...], servers: ServerRecord, diverging: tuple[DivergenceRecord, ...]
+        cls,
+        pushes: tuple[PushSummary, ...],
+        servers: ServerRecord,
+        diverging: tuple[DivergenceRecord, ...],
+        training_seconds: float,
     ) -> Self:
         """The summary of what workers and servers wrote down."""
         return cls(
             pushes=pushes,
             commits=servers.commits,
-            commits_per_second=servers.commits / servers.seconds if servers.seconds else 0.0,
-            bytes_per_second=servers.bytes / servers.seconds if servers.seconds else 0.0,
+            commits_per_second=servers.commits / training_seconds,
+            bytes_per_second=servers.bytes / training_seconds,
             samples_committed=servers.samples,
             joins=sum(each.why is None for each in servers.attendance),
             leaves=tuple(

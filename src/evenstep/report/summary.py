@@ -34,7 +34,8 @@ class WorkerSummary:
 class RunSummary:
     """A run. `training_seconds` sums up the iterations: neither start-up nor what lies between epochs is in it.
 
-    `iterations` are those that every worker has finished. On servers workers take different numbers of them: it is the
+    Behind a barrier they are the first worker's, as in the summary at the end of the run. `iterations` are those that
+    every worker has finished. On servers workers take different numbers of them: it is the
     most that any has taken, `training_seconds` is the longest that any has spent, and `served` says the rest; it is
     None without servers.
     """
@@ -66,9 +67,10 @@ def summary_of(run: RecordedRun) -> RunSummary:
     """The summary of a run, over the iterations that every worker has finished, or on servers over all."""
     if run.servers is None:
         counted = {worker: run.iterations[worker][: run.length] for worker in run.workers}
+        training_seconds = _seconds(counted[run.workers[0]])
     else:
         counted = {worker: run.iterations[worker] for worker in run.workers}
-    training_seconds = max(_seconds(done) for done in counted.values())
+        training_seconds = max(_seconds(done) for done in counted.values())
     return RunSummary(
         scheme=run.scheme,
         global_batch_size=run.global_batch_size,
@@ -76,7 +78,7 @@ def summary_of(run: RecordedRun) -> RunSummary:
         training_seconds=training_seconds,
         samples_per_second=sum(int(done.samples.sum()) for done in counted.values()) / training_seconds,
         workers=tuple(_worker(run, worker, done) for worker, done in counted.items()),
-        served=None if run.servers is None else _served(counted, run.servers, run.diverging),
+        served=None if run.servers is None else _served(counted, run.servers, run.diverging, training_seconds),
     )
 
 
@@ -103,10 +105,13 @@ def _worker(run: RecordedRun, worker: int, done: Iterations) -> WorkerSummary:
 
 
 def _served(
-    counted: Mapping[int, Iterations], servers: ServerRecord, diverging: tuple[DivergenceRecord, ...]
+    counted: Mapping[int, Iterations],
+    servers: ServerRecord,
+    diverging: tuple[DivergenceRecord, ...],
+    training_seconds: float,
 ) -> ServedSummary:
     pushes = tuple(
         summary_of_pushes(worker, [each.push for each in done if each.push is not None], _waited(done))
         for worker, done in counted.items()
     )
-    return ServedSummary.of(pushes, servers, diverging)
+    return ServedSummary.of(pushes, servers, diverging, training_seconds)

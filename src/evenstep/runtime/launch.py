@@ -159,6 +159,7 @@ def _run_with_servers(
         resume=settings.resume,
         command=server_command,
         heartbeat_seconds=settings.heartbeat_seconds,
+        name_lost=False,  # Their keepers tell how they ended.
     )
     supervision = Supervision(workers=config.nproc_per_node, kept=True, restarts=config.max_restarts)
     watch = Watch(status_dir, FollowsServers(supervision))

@@ -222,13 +222,14 @@ class Joined:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A worker went."""
+    """A worker went; `early`: by itself, in the middle of a pass."""
 
     kind: ClassVar[str] = "leave"
     worker: int
     at: float
     version: int
     why: str
+    early: bool = False
 
 
 @final

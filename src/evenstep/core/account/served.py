@@ -1,19 +1,24 @@
 """The verdict on a run on parameter servers, where workers do not meet: which is slow, why, and who waits for it.
 
-A worker that was lost is told as lost and never called slow: what it did before does not say what held others up.
+A worker that was lost, or left before the others, is told as such and never called slow: what it did before does not
+say what held others up.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
 
 from evenstep.core.account.account import over_others
 from evenstep.core.account.cause import Cause
-from evenstep.core.account.verdict import COSTLY, SLOW, SPREAD, WHY, Verdict, spread, times
+from evenstep.core.account.length import long_enough
+from evenstep.core.account.verdict import COSTLY, SLOW, SPREAD, WHY, Verdict, spread, times, undecided
 
 _OUTSIDE: Final = "spends time outside of compute (input, script or communication; a run directory tells which)"
+
+EARLY: Final = "left early"
+"""Why a worker is not there to the end that left its loop, or the run between two epochs, by itself."""
 
 
 @final
@@ -30,7 +35,7 @@ class ServedWorker:
         rest: The rest by cause, where that is known; as `SCRIPT` alone where it is not.
         lead: Its largest lead, in iterations.
         pace: Its seconds per sample at sizes that all workers had; None where they had none in common.
-        lost: Why it left before the end; None where it did not.
+        lost: Why it left before the end, `EARLY` where it did so by itself; None where it did not.
     """
 
     worker: int
@@ -57,22 +62,45 @@ def served_slowdowns(workers: Sequence[ServedWorker]) -> dict[int, float]:
     return {workers[index].worker: ratio for index, ratio in over_others(paces).items()}
 
 
-def served_verdict(everyone: Sequence[ServedWorker]) -> Verdict:
-    """The verdict on these workers."""
-    lost = "".join(
-        f" Worker {each.worker} was lost after {_iterations(each.iterations)} ({each.lost})."
-        for each in everyone
-        if each.lost is not None
-    )
+def served_verdict(
+    workers: Sequence[ServedWorker], *, longer: Sequence[ServedWorker] | None = None, name_lost: bool = True
+) -> Verdict:
+    """The verdict on these workers.
+
+    Where they are over a few iterations, the `longer` ones of the same run tell whether there is enough to judge.
+    Without `name_lost` only those are named as gone that left by themselves.
+    """
+    everyone = _without_early(workers)
+    gone = [each for each in everyone if each.lost is not None]
     stayed = [each for each in everyone if each.lost is None]
-    verdict = _verdict(stayed or everyone)
-    return Verdict(
-        worker=verdict.worker,
-        cause=verdict.cause,
-        slowdown=verdict.slowdown,
-        cost=verdict.cost,
-        text=f"{verdict.text}{lost}" if len(stayed) > 1 or not lost else lost.strip(),
-    )
+    iterations, seconds = _length(longer or workers)
+    verdict = _verdict(stayed or everyone) if long_enough(iterations, seconds) else undecided(iterations, seconds)
+    told = [] if len(stayed) < 2 and gone else [verdict.text]
+    told += [_gone(each) for each in gone if name_lost or each.lost == EARLY]
+    return replace(verdict, text=" ".join(told))
+
+
+def served_long_enough(workers: Sequence[ServedWorker]) -> bool:
+    """Whether these workers were at work for long enough to be judged."""
+    return long_enough(*_length(workers))
+
+
+def _length(workers: Sequence[ServedWorker]) -> tuple[int, float]:
+    return max(each.iterations for each in workers), max(each.seconds for each in workers)
+
+
+def _without_early(workers: Sequence[ServedWorker]) -> list[ServedWorker]:
+    """The same, none of whom left early where all did who were not lost: a script may end its loop after some steps."""
+    if any(each.lost is None for each in workers):
+        return list(workers)
+    return [replace(each, lost=None) if each.lost == EARLY else each for each in workers]
+
+
+def _gone(worker: ServedWorker) -> str:
+    after = f"after {_iterations(worker.iterations)}"
+    if worker.lost == EARLY:
+        return f"Worker {worker.worker} left early, {after}."
+    return f"Worker {worker.worker} was lost {after} ({worker.lost})."
 
 
 def _verdict(workers: Sequence[ServedWorker]) -> Verdict:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from evenstep.core.account.cause import Cause
-from evenstep.core.account.served import ServedWorker, served_verdict
+from evenstep.core.account.served import EARLY, ServedWorker, served_verdict
 from evenstep.core.account.verdict import Verdict
 from evenstep.core.supervision import Why
 
@@ -30,39 +30,44 @@ class ServedTotals:
         self.samples = 0
         self.finished = False
         self._share = share
-        self._began: float | None = None
-        self._ended = 0.0
+        self._latest_pass = -1
         self._workers: dict[int, _Totals] = {}
 
     @property
     def seconds(self) -> float:
-        """From the first answer to the last push."""
-        return 0.0 if self._began is None else max(self._ended - self._began, 0.0)
+        """The most that any worker has spent in its iterations; what lies between epochs is not in it."""
+        return max((each.spent for each in self._workers.values()), default=0.0)
 
     def joined(self, worker: int) -> None:
         """A worker is here, maybe again."""
         known = self._workers.setdefault(worker, _Totals())
-        known.since, known.lost = None, None
+        known.since, known.answered, known.lost, known.done = None, None, None, False
 
-    def left(self, worker: int, why: str) -> None:
-        """A worker is gone."""
-        self.finished = self.finished or why == Why.DONE
+    def began(self, worker: int, number: int) -> None:
+        """A worker begins the pass of this number."""
+        self._workers.setdefault(worker, _Totals()).latest_pass = number
+        self._latest_pass = max(self._latest_pass, number)
+
+    def left(self, worker: int, why: str, *, early: bool = False) -> None:
+        """A worker is gone; `early`: it is done, and was in the middle of a pass."""
         known = self._workers.setdefault(worker, _Totals())
-        known.since, known.lost = None, None if why == Why.DONE else why
+        known.since, known.answered, known.done = None, None, why == Why.DONE
+        known.lost = (EARLY if early else None) if known.done else why
+        self.finished = self.finished or known.done
 
     def answered(self, worker: int, now: float, *, held: float, lead: int, over: bool) -> None:
         """A worker may go on, after it was held for so long; or the pass is `over`."""
         known = self._workers.setdefault(worker, _Totals())
         known.wait += held
         known.lead = max(known.lead, lead)
-        known.since = None if over else now
-        self._began = now if self._began is None else self._began
+        if known.answered is not None:
+            known.spent += now - known.answered
+        known.since = known.answered = None if over else now
 
     def pushed(self, worker: int, now: float, *, samples: int, compute_seconds: float) -> None:
         """A worker pushed what it computed on so many samples."""
         known = self._workers.setdefault(worker, _Totals())
         self.samples += samples
-        self._ended = now
         if known.since is None:
             return
         known.iterations += 1
@@ -87,7 +92,7 @@ class ServedTotals:
                 rest={Cause.SCRIPT: max(each.own - each.compute, 0.0)},
                 lead=each.lead,
                 pace=each.even_compute / each.even_samples if each.even_iterations >= _FEWEST else None,
-                lost=each.lost,
+                lost=EARLY if each.done and each.latest_pass < self._latest_pass else each.lost,
             )
             for worker, each in sorted(self._workers.items())
             if each.iterations
@@ -97,18 +102,28 @@ class ServedTotals:
         """The most common batch size of every worker that has pushed anything; the ends of epochs have smaller ones."""
         return [each.sizes.most_common(1)[0][0] for _, each in sorted(self._workers.items()) if each.sizes]
 
-    def verdict(self) -> Verdict:
-        """The verdict on the workers that have pushed anything."""
-        return served_verdict(self.workers())
+    def verdict(self, *, name_lost: bool = True) -> Verdict:
+        """The verdict on the workers that have pushed anything; `name_lost` as in `served_verdict`."""
+        return served_verdict(self.workers(), name_lost=name_lost)
 
 
 @final
 @dataclass(slots=True)
 class _Totals:
-    """One worker's; `since` is when it was answered last, None where it is not at work."""
+    """One worker's.
+
+    Attributes:
+        since: When it was answered last; None where it is not at work.
+        answered: The same; None only before its first answer in a pass.
+        spent: Seconds from answer to answer.
+    """
 
     since: float | None = None
+    answered: float | None = None
+    spent: float = 0.0
     lost: str | None = None
+    done: bool = False
+    latest_pass: int = -1
     iterations: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     own: float = 0.0

@@ -5,6 +5,7 @@ from typing import Final
 
 from evenstep.core.account.account import Account
 from evenstep.core.account.cause import Cause
+from evenstep.core.account.length import duration
 from evenstep.core.account.served_totals import ServedTotals
 from evenstep.core.account.verdict import verdict_of
 
@@ -26,15 +27,15 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
     return [f"{head}; {sizes}.", *_sentences(verdict.text)]
 
 
-def served_summary_lines(totals: ServedTotals, scheme: str) -> list[str]:
-    """The lines for a run on servers; none where no worker has finished."""
+def served_summary_lines(totals: ServedTotals, scheme: str, *, name_lost: bool = True) -> list[str]:
+    """The lines for a run on servers; none where no worker has finished. `name_lost` as in `served_verdict`."""
     workers = totals.workers()
     if not totals.finished or not workers:
         return []
     head = _head(scheme, len(workers), totals.seconds, float(totals.samples))
     if len(workers) == 1:
         return [f"{head}."]
-    return [f"{head}; batch sizes {_sizes(totals.batch_sizes())}.", *_sentences(totals.verdict().text)]
+    return [f"{head}; batch sizes {_sizes(totals.batch_sizes())}.", *_sentences(totals.verdict(name_lost=name_lost).text)]
 
 
 def _head(scheme: str, workers: int, seconds: float, samples: float) -> str:
@@ -46,13 +47,6 @@ def _sizes(sizes: Sequence[int]) -> str:
     if len(sizes) > _MOST_SIZES:
         return f"from {min(sizes)} to {max(sizes)}"
     return " ".join(map(str, sizes))
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person reads them: `44.1 s`, `12 min`, `3.5 h`."""
-    if seconds < 600:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _sentences(text: str) -> list[str]:

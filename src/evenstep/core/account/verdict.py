@@ -13,6 +13,7 @@ import numpy as np
 from evenstep.core.account.account import Account
 from evenstep.core.account.cause import Cause
 from evenstep.core.account.comparisons import Interval
+from evenstep.core.account.length import long_enough, too_short
 from evenstep.core.account.meetings import OWN
 
 
@@ -54,14 +55,21 @@ def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer:
     Where the account is of a few iterations, a `longer` one of the same run tells what they gained and how slow each
     worker is, which is measured in few iterations alone.
     """
+    measured = longer or account
+    if not long_enough(measured.iterations, measured.seconds):
+        return undecided(measured.iterations, measured.seconds)
     if len(workers) == 1:
         return _alone(account, workers[0])
-    measured = longer or account
     verdict = _verdict(account, measured, workers, scheme)
     gain = measured.speed_up if measured.waiting_after is not None else None
     if gain is None or (verdict.worker is not None and verdict.cause is Cause.COMPUTE):  # Which tells the gain itself.
         return verdict
     return replace(verdict, text=f"{_gained(gain)}. {verdict.text}")
+
+
+def undecided(iterations: int, seconds: float) -> Verdict:
+    """What there is to say of a run that is too short to be judged."""
+    return Verdict(worker=None, cause=None, slowdown=None, cost=0.0, text=too_short(iterations, seconds))
 
 
 def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: str) -> Verdict:

@@ -60,6 +60,7 @@ class Head:
         clock: Seconds that do not go back.
         say: Takes a sentence for whoever started the run.
         report: Takes the comings and goings of workers, as events, for the process that watches over the run.
+        name_lost: The summary names lost workers.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Head:
         clock: Callable[[], float],
         say: Callable[[str], None],
         report: Callable[[Mapping[str, object]], None],
+        name_lost: bool = True,
     ) -> None:
         self.replica = replica
         self.workers = workers
@@ -97,6 +99,7 @@ class Head:
         self._recorder = recorder
         self._clock = clock
         self._say = say
+        self._name_lost = name_lost
         self._report = report
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
@@ -223,7 +226,7 @@ class Head:
         seat = self.replica.seats.get(worker)
         if seat is None or seat.incarnation != incarnation:
             return
-        self._report_leave(worker, why, seconds)
+        early = self._report_leave(worker, why, seconds) and why is Why.DONE
         self._heartbeats.forget(worker)
         self._patience.left(worker)
         self._begins.pop(worker, None)
@@ -233,16 +236,19 @@ class Head:
         self._tell({"op": "leave", "worker": worker, "incarnation": incarnation, "announced": announced})
         self.replica.leave(worker, incarnation, announced)
         now = self._clock()
-        self._record("leave", now, worker, why=why)
-        self.totals.left(worker, why)
+        self._record("leave", now, worker, why=why, early=early)
+        self.totals.left(worker, why, early=early)
         if self._initialiser == worker:
             self._initialiser = None
             self._ask_to_initialise()
         self._carry_out(self.coordinator.leave(worker, now))
         self._say_farewell()
 
-    def _report_leave(self, worker: int, why: Why, seconds: float) -> None:
-        """Tell the process that watches over the run; `why` decides what it makes of that."""
+    def _report_leave(self, worker: int, why: Why, seconds: float) -> bool:
+        """Tell the process that watches over the run; `why` decides what it makes of that.
+
+        Returns: Whether it left in the middle of a pass.
+        """
         seen = self._seen.pop(worker, None)
         in_loop = self.coordinator.in_loop(worker) or self._broke_off(worker)
         if why in (Why.DONE, Why.ENDED) and not in_loop:
@@ -250,6 +256,7 @@ class Head:
         doing = "" if seen is None else str(seen)
         about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}
         self._report({"event": "leave", **about})
+        return in_loop
 
     def _broke_off(self, worker: int) -> bool:
         """Whether it has left its loop in the middle of the pass, which still goes on."""
@@ -329,6 +336,7 @@ class Head:
         now = self._clock()
         commands = self.coordinator.begin(worker, number, epoch, now, ahead=ahead)
         self._record("begin", now, worker, number=number, epoch=epoch, ahead=ahead)
+        self.totals.began(worker, number)
         self._carry_out(commands)
 
     def _report_missing(self) -> None:
@@ -517,7 +525,8 @@ class Head:
         self._write_tally(self._clock())
         self._snapshot()
         if self._totals is not None and self.replica.spec is not None:
-            for line in served_summary_lines(self._totals, self.replica.spec.scheme.name):
+            name = self.replica.spec.scheme.name
+            for line in served_summary_lines(self._totals, name, name_lost=self._name_lost):
                 self._say(line)
 
     def _snapshot(self, *, meanwhile: bool = False) -> None:

@@ -65,6 +65,7 @@ class ServerSettings:
         name: What it is called in messages, for the server of a group.
         until_closed: They stay beyond the main thread's end, as others than this process use them; whoever started them
             closes them.
+        name_lost: Their summary names lost workers; else the process that started them does.
     """
 
     count: int
@@ -83,6 +84,7 @@ class ServerSettings:
     parent: tuple[str, ...] = ()
     name: str = ""
     until_closed: bool = False
+    name_lost: bool = True
 
 
 def start_servers(settings: ServerSettings, record: Record, told: Record | None = None) -> "Servers":
@@ -214,6 +216,7 @@ class Servers:
             "allow": settings.allow,
             "parent": settings.parent,
             "heartbeat_seconds": settings.heartbeat_seconds,
+            "name_lost": settings.name_lost,
         }
         self._servers.append(
             _Server(int(str(own["index"])), (*settings.command, json.dumps(argument)), self._environment)

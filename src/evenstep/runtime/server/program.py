@@ -62,6 +62,7 @@ class Settings:
     parent: tuple[str, ...] = ()
     snapshot_seconds: float = 60.0
     heartbeat_seconds: float = 20.0
+    name_lost: bool = True
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -191,6 +192,7 @@ def _head(
         clock=time.monotonic,
         say=say,
         report=parent.tell,
+        name_lost=settings.name_lost,
     )
 
 
