@@ -115,7 +115,7 @@ def test_a_finished_run_is_shown_once_more(tmp_path):
 
 
 def test_without_a_terminal_it_prints_how_things_are(tmp_path, capsys):
-    write_log(tmp_path, PARTS)
+    write_log(tmp_path, PARTS, sizes=[(10, 10, 10)] * 20)
     assert main(["top", str(tmp_path)]) == 0
     assert "Worker 2 computes 4x slower" in capsys.readouterr().out.replace("\n", " ")
     assert main(["top", str(tmp_path), "--json"]) == 0

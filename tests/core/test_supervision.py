@@ -114,6 +114,7 @@ def test_an_exit_with_0_in_mid_epoch_without_a_goodbye_is_said_whichever_is_hear
     first, second = heard if server_first else reversed(heard)
     assert first() == []
     assert second() == ["worker 1 ended with exit code 0 in the middle of an epoch; the others go on"]
+    assert run.supervision.lost == {1: "ended with exit code 0 in the middle of an epoch"}
 
 
 def test_without_keepers_the_end_of_a_connection_in_mid_epoch_is_said():

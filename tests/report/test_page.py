@@ -24,7 +24,7 @@ SIZES = [(12, 12, 12)] * 6 + [(16, 16, 4)] * 500
 def page(tmp_path_factory):
     """Two runs and the page on them."""
     folder = tmp_path_factory.mktemp("page")
-    write_log(folder / "equal", (FAST, FAST, SLOW), notes=True)
+    write_log(folder / "equal", (FAST, FAST, SLOW), notes=True, sizes=[(10, 10, 10)] * 20)
     plans = [(0, SIZES[0]), (6, SIZES[6])]
     write_log(folder / "b<a>lanced", (FAST, FAST, FAST), scheme="lb-bsp", sizes=SIZES, plans=plans, notes=True)
     path = folder / "report.html"
@@ -163,7 +163,7 @@ def test_json_has_the_numbers_for_machines(page, capsys):
     assert values["verdict"]["worker"] == 2
     assert values["verdict"]["cause"] == "compute"
     assert values["samples_per_second"] == pytest.approx(30 / 0.087)
-    assert values["noted"]["loss"] == {"last": pytest.approx(1 / 12), "count": 12}
+    assert values["noted"]["loss"] == {"last": pytest.approx(1 / 20), "count": 20}
 
 
 @pytest.mark.parametrize(

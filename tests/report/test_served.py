@@ -98,8 +98,8 @@ def test_staleness_lead_and_time_held_of_each_worker(run_dir):
 def test_what_the_servers_did(run_dir):
     served = summarise(run_dir).served
     assert (served.commits, served.samples_committed, served.joins) == (12, 120, 2)
-    assert served.commits_per_second == pytest.approx(12 / 2.5)
-    assert served.bytes_per_second == pytest.approx(12000 / 2.5)
+    assert served.commits_per_second == pytest.approx(12 / (8 * 0.042))
+    assert served.bytes_per_second == pytest.approx(12000 / (8 * 0.042))
     assert served.leaves == (Leave(worker=1, why="was silent for too long"), Leave(worker=0, why="is done"))
 
 
@@ -186,7 +186,7 @@ def test_the_table_has_further_rows_where_a_run_had_servers(run_dir, events_of, 
     assert rows["average staleness"] == ["3.5", "1.5"]
     assert rows["largest staleness"] == ["7", "3"]
     assert rows["largest behind, batches"] == ["3.5", "1.5"]
-    assert rows["commits/s"] == ["5"]
+    assert rows["commits/s"] == ["36"]
     assert rows["workers came / went"] == ["2", "/", "2"]
     assert "commits/s" not in text_of(comparison_table([without]))
 
@@ -203,6 +203,8 @@ def test_a_real_run_is_summed_up_as_json(tmp_path, capfd):
     served = summary["served"]
     assert served["samples_committed"] == 2 * 96
     assert served["commits"] == sum(worker["iterations"] for worker in summary["workers"])
+    assert served["commits"] / served["commits_per_second"] == pytest.approx(summary["training_seconds"])
+    assert served["samples_committed"] / summary["samples_per_second"] == pytest.approx(summary["training_seconds"])
     assert served["joins"] == len(served["leaves"]) == 2
     assert all(pushes["largest_lead"] <= 2 for pushes in served["pushes"])
     assert served["bytes_per_second"] > 0

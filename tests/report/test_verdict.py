@@ -13,7 +13,8 @@ CHATTY = (0.001, 0.020, 0.061)
 
 
 def run_of(*parts, **more):
-    return recorded_run(events_of(parts, **more))
+    """Long enough to be judged, unless it is told other sizes."""
+    return recorded_run(events_of(parts, **{"sizes": [(10,) * len(parts)] * 60, **more}))
 
 
 def verdict_of(run):
@@ -64,7 +65,7 @@ def test_equal_workers_are_told_so():
 
 def test_communication_that_takes_the_time_is_no_worker_s_fault():
     tiny = (0.0001, 0.002, 0.0001)
-    verdict = verdict_of(run_of(tiny, tiny))
+    verdict = verdict_of(run_of(tiny, tiny, sizes=[(10, 10)] * 200))
     assert (verdict.worker, verdict.cause) == (None, Cause.COMMUNICATION)
     assert verdict.text.startswith("Communication takes 69% of all workers' time")
 
@@ -77,7 +78,7 @@ def test_a_worker_on_its_own_waits_for_nobody():
 
 def test_sizes_without_equal_ones_beside_them_claim_nothing():
     run = run_of(
-        FAST, FAST, FAST, scheme="lb-bsp", sizes=[(16, 16, 4)] * 12, plans=[(0, (12, 12, 12)), (1, (16, 16, 4))]
+        FAST, FAST, FAST, scheme="lb-bsp", sizes=[(16, 16, 4)] * 60, plans=[(0, (12, 12, 12)), (1, (16, 16, 4))]
     )
     overview = overview_of("run", run)
     assert (overview.verdict.worker, overview.verdict.slowdown) == (2, None)
@@ -178,7 +179,7 @@ def test_of_two_workers_the_slow_one_is_compared_with_the_other():
     assert verdict_of(run_of(FAST, SLOW)).slowdown == pytest.approx(4)
 
 
-def served(worker, *, compute, held, lead, count=8):
+def served(worker, *, compute, held, lead, count=100):
     yield {
         "event": "run", "worker": worker, "scheme": "ssp", "engine": "server", "global_batch_size": 20,
         "iterations_per_epoch": 4,
@@ -211,8 +212,8 @@ def test_on_servers_the_slow_one_is_named_with_how_long_others_were_held():
 
 def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
     events = [
-        *served(0, compute=0.010, held=0.0, lead=3, count=40),
-        *served(1, compute=0.010, held=0.0, lead=3, count=40),
+        *served(0, compute=0.010, held=0.0, lead=3),
+        *served(1, compute=0.010, held=0.0, lead=3),
         *served(2, compute=0.040, held=0.0, lead=0, count=5),
     ]
     came = [{"event": "join", "worker": worker, "at": 0.0, "version": 0} for worker in range(3)]
@@ -229,3 +230,36 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
     # One that came back was not lost for good.
     back = [*left[:1], {"event": "join", "worker": 2, "at": 0.3, "version": 12}, *left[1:]]
     assert overview_of("run", recorded_run(events, [*came, *back])).verdict.worker == 2
+
+
+def test_a_worker_that_left_early_is_told_so_and_not_called_slow():
+    workers = [(0.010, 100), (0.010, 100), (0.040, 30)]
+    events = [
+        event
+        for worker, (compute, count) in enumerate(workers)
+        for event in served(worker, compute=compute, held=0.0, lead=0, count=count)
+    ]
+    came = [{"event": "join", "worker": worker, "at": 0.0, "version": 0} for worker in range(3)]
+    begun = [
+        {"event": "begin", "worker": worker, "number": 0, "at": 0.1, "version": 0, "epoch": 0, "ahead": 0}
+        for worker in range(3)
+    ]
+    went = [
+        {"event": "leave", "worker": worker, "at": 5.0 - worker, "version": 9, "why": "is done"} for worker in (2, 1, 0)
+    ]
+    in_mid_pass = [{**went[0], "early": True}, *went[1:]]
+    next_pass = [{**each, "number": 1} for each in begun[:2]]
+    for server_events in ([*came, *begun, *in_mid_pass], [*came, *begun, went[0], *next_pass, *went[1:]]):
+        verdict = overview_of("run", recorded_run(events, server_events)).verdict
+        assert verdict.worker is None
+        assert verdict.text.endswith(" Worker 2 left early, after 30 iterations.")
+    assert overview_of("run", recorded_run(events, [*came, *begun, *went])).verdict.worker == 2
+
+
+def test_a_short_run_claims_nothing():
+    overview = overview_of("run", compared_run(decided=14))
+    assert overview.verdict.text == "Too short for a verdict: 19 iterations in 0.692 s."
+    values = values_of(overview)
+    assert (values["speed_up_over_equal"], values["equal_samples_per_second"]) == (None, None)
+    assert [worker["slowdown"] for worker in values["workers"]] == [None] * 3
+    assert values["samples_per_second"] > 0

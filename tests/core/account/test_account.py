@@ -67,7 +67,7 @@ def test_a_run_in_three_lines():
 
 def test_equal_workers_are_told_so():
     account = Account(3, 36)
-    account.take(meetings([(12, 12, 12)] * 20, ["start"] * 5 + ["speed"] * 15, seconds_per_sample=(0.001,) * 3))
+    account.take(meetings([(12, 12, 12)] * 80, ["start"] * 5 + ["speed"] * 75, seconds_per_sample=(0.001,) * 3))
     assert str(account.speed_up) == "1.00"
     assert summary_lines(account, "lb-bsp")[1:] == ["No worker is slow: waiting takes 0% of all workers' time."]
 
@@ -114,7 +114,7 @@ EVENED_OUT = (0.001, 0.001, 14 / 12000)
 )
 def test_a_scheme_that_balances_is_not_advised_where_it_leaves_sizes_as_they_are(scheme, rest):
     account = Account(3, 36)
-    account.take(meetings([(12, 12, 12)] * 20, ["start"] * 5 + ["speed"] * 15, seconds_per_sample=SLIGHTLY))
+    account.take(meetings([(12, 12, 12)] * 60, ["start"] * 5 + ["speed"] * 55, seconds_per_sample=SLIGHTLY))
     assert verdict_of(account, range(3), scheme).text == f"Worker 2 computes 1.5x slower{rest}"
 
 
@@ -131,7 +131,35 @@ def test_the_gain_is_told_where_communication_takes_more_than_waiting():
 def test_a_gain_within_its_noise_is_said_to_be():
     account = Account(3, 36)
     noise = np.random.default_rng(1)
-    sizes = [(12, 12, 12)] * 5 + [(14, 14, 8)] * 40
-    account.take(meetings(sizes, ["start"] * 5 + ["speed"] * 40, seconds_per_sample=EVENED_OUT, noise=noise))
+    sizes = [(12, 12, 12)] * 5 + [(14, 14, 8)] * 80
+    account.take(meetings(sizes, ["start"] * 5 + ["speed"] * 80, seconds_per_sample=EVENED_OUT, noise=noise))
     assert account.speed_up.low < 1 < account.speed_up.high
     assert ", which may be noise" in verdict_of(account, range(3), "lb-bsp").text
+
+
+def slowed_by_worker_2(iterations, seconds_per_sample):
+    account = Account(3, 36)
+    paces = (0.001, 0.001, seconds_per_sample)
+    account.take(meetings([(12, 12, 12)] * iterations, ["start"] * iterations, seconds_per_sample=paces))
+    return account
+
+
+@pytest.mark.parametrize(
+    ("iterations", "seconds_per_sample", "said"),
+    [(19, 0.040, "19 iterations in 9.16 s"), (60, 0.0012, "60 iterations in 0.984 s"), (1, 0.1, "1 iteration in 1.2 s")],
+)
+def test_a_short_run_has_no_verdict(iterations, seconds_per_sample, said):
+    account = slowed_by_worker_2(iterations, seconds_per_sample)
+    verdict = verdict_of(account, range(3), "bsp")
+    assert (verdict.worker, verdict.cause, verdict.slowdown) == (None, None, None)
+    assert verdict.text == f"Too short for a verdict: {said}."
+    assert summary_lines(account, "bsp")[1:] == [verdict.text]
+
+
+def test_a_run_of_twenty_iterations_and_a_second_has_one():
+    assert verdict_of(slowed_by_worker_2(20, 0.0041), range(3), "bsp").worker == 2
+
+
+def test_what_a_longer_account_of_the_run_tells_is_enough_to_judge_its_latest_iterations():
+    latest, longer = slowed_by_worker_2(5, 0.004), slowed_by_worker_2(60, 0.004)
+    assert verdict_of(latest, range(3), "bsp", longer=longer).worker == 2

@@ -16,7 +16,7 @@ def long_enough(iterations: int, seconds: float) -> bool:
 def too_short(iterations: int, seconds: float) -> str:
     """The sentence that stands for the verdict on a run that is not long enough."""
     count = f"{iterations:,} iteration" + ("" if iterations == 1 else "s")
-    return f"The run was too short for a verdict: {count} in {duration(seconds)}."
+    return f"Too short for a verdict: {count} in {duration(seconds)}."
 
 
 def duration(seconds: float) -> str:

@@ -50,4 +50,4 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _sentences(text: str) -> list[str]:
-    return [f"{sentence.rstrip('.')}." for sentence in text.split(". ")]
+    return [f"{sentence.rstrip('.')}." for sentence in text.split(". ") if sentence]
