@@ -44,39 +44,70 @@ def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
 
 def test_the_summary_says_what_the_run_directory_says(tmp_path, capfd):
     assert run("--workers", 2, "--slow", "1=3x", "--run-dir", tmp_path / "run", SCRIPT) == 0
-    shown = " ".join(said(capfd.readouterr().err)[1:])
-    verdict = overview_of("run", read_run(tmp_path / "run")).verdict
+    head, *lines = said(capfd.readouterr().err)
+    shown, overview = " ".join(lines), overview_of("run", read_run(tmp_path / "run"))
+    verdict = overview.verdict
     numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (shown, verdict.text)]
     assert re.sub(r"\d+(\.\d+)?", "", shown) == re.sub(r"\d+(\.\d+)?", "", verdict.text)
     assert numbers[0] == pytest.approx(numbers[1], rel=0.03, abs=2)
+    assert samples_per_second(head) == pytest.approx(overview.summary.samples_per_second, abs=0.51)
+
+
+def samples_per_second(head):
+    return float(re.search(r" trained ([\d,]+) samples/s ", head).group(1).replace(",", ""))
+
+
+def torchrun(scheme, *words):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+    settings = {"scheme": scheme, "slow": ["1=3x"], "servers": []}
+    environment = {**os.environ, "EVENSTEP_LAUNCH": json.dumps(settings)}
+    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment)
 
 
 @pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
 def test_plain_torchrun_has_the_summary_too_and_once(scheme):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    settings = {"scheme": scheme, "slow": ["1=3x"], "servers": []}
-    environment = {**os.environ, "EVENSTEP_LAUNCH": json.dumps(settings)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment, check=True)
+    ended = torchrun(scheme)
+    assert ended.returncode == 0
     lines = said(ended.stderr)
     assert [line.startswith(f"{scheme} trained ") for line in lines].count(True) == 1
     assert "; batch sizes 12 12" in lines[0]
     assert "orker 1 computes" in lines[1]
 
 
-def test_a_worker_that_died_is_told_as_lost_in_the_summary_and_in_the_report(tmp_path, capfd):
+def test_a_worker_that_died_is_named_once_when_it_did_and_once_at_the_end(tmp_path, capfd):
     assert run("--workers", 3, "--scheme", "asp", "--run-dir", tmp_path / "run", SCRIPT, "dies") == 0
-    lines = said(capfd.readouterr().err)
-    assert any(line.startswith("worker 1 was killed by SIGKILL") for line in lines)
-    assert any(re.fullmatch(r"Worker 1 was lost after [567] iterations \(has ended\)\.", line) for line in lines)
-    verdict = overview_of("run", read_run(tmp_path / "run")).verdict
-    assert verdict.worker != 1
-    assert re.search(r"Worker 1 was lost after [567] iterations \(has ended\)\.", verdict.text)
-    assert not any("Worker 1 computes" in line for line in [*lines, verdict.text])
+    first, head, *summary = said(capfd.readouterr().err)
+    assert first == "worker 1 was killed by SIGKILL; the others go on"
+    assert summary[-1] == (
+        "worker 1 was killed by SIGKILL, which is what a system out of memory does; the others finished without it"
+    )
+    assert len(summary) <= 3
+    assert not any("orker 1" in line for line in [head, *summary[:-1]])
+    overview = overview_of("run", read_run(tmp_path / "run"))
+    assert overview.verdict.worker != 1
+    assert re.search(r"Worker 1 was lost after [567] iterations \(has ended\)\.", overview.verdict.text)
+    # The servers see what the workers see, but for the way in between.
+    assert samples_per_second(head) == pytest.approx(overview.summary.samples_per_second, rel=0.1)
 
 
-def test_a_script_that_failed_has_no_summary(capfd):
-    assert run("--workers", 2, SCRIPT, "raises") == 1
+def test_a_worker_that_left_its_loop_before_the_others_is_told_so(tmp_path, capfd):
+    assert run("--workers", 3, "--scheme", "asp", "--run-dir", tmp_path / "run", SCRIPT, "leaves") == 0
+    text = r"Worker 1 left early, after [567] iterations\."
+    assert [bool(re.fullmatch(text, line)) for line in said(capfd.readouterr().err)].count(True) == 1
+    assert re.search(text, overview_of("run", read_run(tmp_path / "run")).verdict.text)
+
+
+@pytest.mark.parametrize(("how", "code"), [("raises", 1), ("exits", 3)])
+def test_a_script_that_failed_has_no_summary(how, code, capfd):
+    assert run("--workers", 2, SCRIPT, how) == code
     assert not any(" trained " in line for line in said(capfd.readouterr().err))
+
+
+def test_nor_has_one_that_failed_after_it_had_closed_its_loader():
+    ended = torchrun("lb-bsp", "closes")
+    assert ended.returncode == 1
+    assert "RuntimeError: no more" in ended.stderr
+    assert not any(" trained " in line for line in said(ended.stderr))
 
 
 def test_a_process_of_its_own_has_no_summary():

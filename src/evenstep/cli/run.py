@@ -13,7 +13,7 @@ from evenstep.cli.needs import require_torch
 from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.report.summary import summarise
-from evenstep.runtime.launch_settings import HEARTBEAT_SECONDS, LaunchSettings
+from evenstep.runtime.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
 
 _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
         except RunFailedError as failure:
             print(f"evenstep: {failure}", file=sys.stderr)
             return failure.exit_code
-        for notice in notices:
+        for notice in [*_summary(marks), *notices]:
             print(f"evenstep: {notice}", file=sys.stderr)
         prepared = any(marks.iterdir())
         if not prepared:
@@ -54,6 +54,12 @@ def run(arguments: list[str]) -> int:
         if options.json:
             print(json.dumps(asdict(summarise(Path(options.run_dir))) if prepared else None))
     return 0
+
+
+def _summary(marks: Path) -> list[str]:
+    """The lines that the first worker left about the run, where it is on this node and not on servers."""
+    left = marks / SUMMARY_FILE
+    return left.read_text(encoding="utf-8").splitlines() if left.exists() else []
 
 
 def _without_prepare(options: argparse.Namespace) -> str:
@@ -93,7 +99,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str]:
     """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does.
 
-    In the folder `marks` each worker that calls `prepare` leaves a file.
+    In the folder `marks` each worker that calls `prepare` leaves a file, and the first one the summary of the run.
     """
     from evenstep.runtime.launch import launch
 

@@ -12,6 +12,8 @@ from evenstep.telemetry.regular import open_regular
 
 VARIABLE = "EVENSTEP_LAUNCH"
 HEARTBEAT_SECONDS = 20.0
+SUMMARY_FILE: Final = "summary"
+"""In the folder `marks`, what the first worker has to say of the run at its end, for the launcher to repeat."""
 
 _LARGEST_FILE: Final = 16 << 20
 """Bytes of a cluster file."""

@@ -30,7 +30,7 @@ from evenstep.runtime.group_sum import GroupSum
 from evenstep.runtime.hold import Hold
 from evenstep.runtime.join_servers import Joined, join_group, join_servers
 from evenstep.runtime.join_workers import join_workers
-from evenstep.runtime.launch_settings import VARIABLE, LaunchSettings
+from evenstep.runtime.launch_settings import SUMMARY_FILE, VARIABLE, LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.liveness import Liveness, explaining
 from evenstep.runtime.loader import PreparedLoader
@@ -139,6 +139,8 @@ def prepare(
         end_of_run, recorder=recorder, device=identity, advice=_advice(request, agreement), liveness=liveness
     )
     when_failing(engine.balancer, ends)
+    if summary is not None:
+        when_failing(summary, _without_summary)
     for each in request.optimizers:
         each.register_step_pre_hook(lambda stepped, *_: engine.before_step(stepped))
     if isinstance(engine, ServedEngine):
@@ -243,8 +245,19 @@ def _summary(request: Request, agreement: Agreement, workers: Workers) -> Summar
         workers=workers.count,
         global_batch_size=agreement.problem.global_batch_size,
         scheme=agreement.scheme.name,
-        say=say,
+        say=say if request.launched.marks is None else partial(_leave_line, request.launched.marks),
     )
+
+
+def _without_summary(summary: Summary, error: BaseException) -> BaseException:
+    summary.drop()
+    return error
+
+
+def _leave_line(marks: str, line: str) -> None:
+    """Leave a line of the summary to the launcher, which learns whether the run failed."""
+    with suppress(OSError), Path(marks, SUMMARY_FILE).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 def _engine(

@@ -18,9 +18,10 @@ _AT_ONCE: Final = 64
 
 @final
 class Summary:
-    """A `Recorder` that passes everything on, and says a few lines when it is closed or its process ends.
+    """A `Recorder` that passes everything on, and says a few lines when it is no longer used or its process ends.
 
-    Nothing is said after an exception has ended the script. Totals are kept in memory that does not grow with the run.
+    Nothing is said after an exception has ended the script, also where the run was closed before. Totals are kept in
+    memory that does not grow with the run.
 
     Args:
         recorder: Gets all events.
@@ -47,8 +48,6 @@ class Summary:
     def record(self, event: Mapping[str, object]) -> None:
         """Pass on an event."""
         self._recorder.record(event)
-        if event["event"] == "error":
-            self._finish.detach()
 
     def take(self, done: Iteration, reports: Reports, outside: IntArray, ended: float) -> None:
         """All workers have met in this iteration of the first worker, which ended then.
@@ -58,9 +57,12 @@ class Summary:
         self._sums.take(done, reports, outside, ended)
 
     def close(self) -> None:
-        """Say the lines; closing twice says them once."""
-        self._finish()
+        """Nothing more will come; how the script ends decides whether the lines are said."""
         self._recorder.close()
+
+    def drop(self) -> None:
+        """The script has failed: say nothing."""
+        self._finish.detach()
 
 
 @final

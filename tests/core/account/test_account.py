@@ -146,7 +146,11 @@ def slowed_by_worker_2(iterations, seconds_per_sample):
 
 @pytest.mark.parametrize(
     ("iterations", "seconds_per_sample", "said"),
-    [(19, 0.040, "19 iterations in 9.16 s"), (60, 0.0012, "60 iterations in 0.984 s"), (1, 0.1, "1 iteration in 1.2 s")],
+    [
+        (19, 0.040, "19 iterations in 9.16 s"),
+        (60, 0.0012, "60 iterations in 0.984 s"),
+        (1, 0.1, "1 iteration in 1.2 s"),
+    ],
 )
 def test_a_short_run_has_no_verdict(iterations, seconds_per_sample, said):
     account = slowed_by_worker_2(iterations, seconds_per_sample)

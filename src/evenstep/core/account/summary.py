@@ -35,7 +35,10 @@ def served_summary_lines(totals: ServedTotals, scheme: str, *, name_lost: bool =
     head = _head(scheme, len(workers), totals.seconds, float(totals.samples))
     if len(workers) == 1:
         return [f"{head}."]
-    return [f"{head}; batch sizes {_sizes(totals.batch_sizes())}.", *_sentences(totals.verdict(name_lost=name_lost).text)]
+    return [
+        f"{head}; batch sizes {_sizes(totals.batch_sizes())}.",
+        *_sentences(totals.verdict(name_lost=name_lost).text),
+    ]
 
 
 def _head(scheme: str, workers: int, seconds: float, samples: float) -> str:
