@@ -85,7 +85,7 @@ def test_a_worker_that_died_is_named_once_when_it_did_and_once_at_the_end(tmp_pa
     assert not any("orker 1" in line for line in [head, *summary[:-1]])
     overview = overview_of("run", read_run(tmp_path / "run"))
     assert overview.verdict.worker != 1
-    assert re.search(r"Worker 1 was lost after [567] iterations \(has ended\)\.", overview.verdict.text)
+    assert re.search(r"Worker 1 was lost after [567] iterations \(was killed by SIGKILL\)\.", overview.verdict.text)
     # The servers see what the workers see, but for the way in between.
     assert samples_per_second(head) == pytest.approx(overview.summary.samples_per_second, rel=0.1)
 

@@ -122,6 +122,13 @@ def test_without_keepers_the_end_of_a_connection_in_mid_epoch_is_said():
     assert Run(kept=False).left(1, Why.ENDED) == []
 
 
+def test_a_worker_that_broke_off_and_then_failed_has_one_line():
+    run = Run()
+    assert run.left(1, Why.DONE, now=5.0, in_loop=True) == []
+    assert run.ended(1, "ended with exit code 1") == ["worker 1 ended with exit code 1; the others go on"]
+    assert run.look(9.0) == run.look(9.0, last=True) == []
+
+
 def test_a_worker_that_breaks_off_alone_is_said_to():
     run = Run()
     assert run.left(1, Why.DONE, now=5.0, in_loop=True) == []

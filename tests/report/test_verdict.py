@@ -227,6 +227,12 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
         "No worker is slow: waiting takes 0% of all workers' time. Worker 2 was lost after 5 iterations (was silent for"
         " too long)."
     )
+    # The launcher has seen how the process ended whose connection did.
+    ended = [{**left[0], "why": "has ended"}, *left[1:]]
+    failed = {"event": "worker_failed", "worker": 2, "how": "was killed by SIGKILL", "at": 0.2}
+    run = recorded_run(events, [*came, *ended], [failed])
+    assert verdict_of(run).text.endswith(" Worker 2 was lost after 5 iterations (was killed by SIGKILL).")
+    assert "worker 2 was killed by SIGKILL" in [each.text for each in run.happenings]
     # One that came back was not lost for good.
     back = [*left[:1], {"event": "join", "worker": 2, "at": 0.3, "version": 12}, *left[1:]]
     assert overview_of("run", recorded_run(events, [*came, *back])).verdict.worker == 2

@@ -184,6 +184,7 @@ class Supervision:
         state.met = False
         if not ending.failed:
             return [*self._vanished(worker), *self._missed(worker)] or self._look_for_absent()
+        state.broke_off = None  # That it failed says more.
         if ending.restart:
             return [Say(f"worker {worker} {ending.how}; it is started again ({ending.restart} of {self.restarts})")]
         if not self._begun and not self._stopped:

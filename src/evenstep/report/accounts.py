@@ -94,5 +94,6 @@ def _lost(run: RecordedRun) -> dict[int, str]:
         if each.why is None or each.why == Why.DONE:
             lost.pop(each.worker, None)
         else:
-            lost[each.worker] = each.why
+            # Servers see a connection that ends; the launcher, where it started the workers, saw how they did.
+            lost[each.worker] = run.failed.get(each.worker, each.why) if each.why == Why.ENDED else each.why
     return {**lost, **dict.fromkeys(run.servers.early, EARLY)}

@@ -79,6 +79,7 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "servers_restarted": lambda event: str(event["text"]),
     "servers_lost": lambda event: str(event["text"]),
     "server_failed": lambda event: str(event["text"]),
+    "worker_failed": lambda event: f"worker {event['worker']} {event['how']}",
     "out_of_memory": lambda event: f"worker {event['worker']} ran out of memory with {event['samples']} samples",
     "diverging": lambda event: (
         f"worker {event['worker']} took training to be diverging since its iteration {event['since']}"

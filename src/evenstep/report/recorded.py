@@ -36,7 +36,7 @@ class RecordedRun:
     `servers` is what parameter servers wrote down; None for a run without any. On servers, workers take different
     numbers of iterations, and may take their training to be `diverging`. `told` is what the script noted down,
     `happenings` what is worth a line each, `about[worker]` the event with which each began; `planned` are the plans
-    with the iterations from which they held.
+    with the iterations from which they held. `failed` says of workers whose processes failed how they did.
     """
 
     scheme: str
@@ -50,6 +50,7 @@ class RecordedRun:
     told: Told = field(default_factory=Told)
     happenings: tuple[Happening, ...] = ()
     about: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def workers(self) -> list[int]:
@@ -95,6 +96,7 @@ class RunBuilder:
         self._plans: dict[int, list[Plan]] = {}
         self._diverging: list[DivergenceRecord] = []
         self._happenings: list[Happening] = []
+        self._failed: dict[int, str] = {}
         self._told: dict[int, list[Mapping[str, Any]]] = {}
         self._server_events: list[Mapping[str, Any]] = []
         self.done: dict[int, IterationsBuilder] = {}
@@ -143,6 +145,8 @@ class RunBuilder:
 
     def take_launcher(self, event: Mapping[str, Any]) -> None:
         """Add an event of the launcher."""
+        if event["event"] == "worker_failed":
+            self._failed[event["worker"]] = event["how"]
         self._happen(event)
 
     def finish(self) -> RecordedRun:
@@ -174,6 +178,7 @@ class RunBuilder:
             planned=planned,
             told=Told.from_events(self._told),
             happenings=tuple(self._happenings),
+            failed=dict(self._failed),
             about=dict(self._about),
         )
 

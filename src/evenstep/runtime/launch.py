@@ -162,7 +162,7 @@ def _run_with_servers(
         name_lost=False,  # Their keepers tell how they ended.
     )
     supervision = Supervision(workers=config.nproc_per_node, kept=True, restarts=config.max_restarts)
-    watch = Watch(status_dir, FollowsServers(supervision))
+    watch = Watch(status_dir, FollowsServers(supervision, partial(_keep, run_dir)))
     with start_servers(server_settings, partial(_tell, run_dir), watch.told) as servers:
         os.environ[SECRET_VARIABLE] = servers.secret
         with watch:
@@ -197,9 +197,16 @@ def _killed_keepers(status_dir: Path, exit_codes: Mapping[int, int]) -> dict[int
 def _tell(run_dir: Path | None, event: Mapping[str, object]) -> None:
     """Tell what happened to a server, and keep it with the run."""
     say(str(event["text"]))
-    if run_dir is not None:
-        with (run_dir / "launcher.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**event, "at": time.perf_counter()}, separators=(",", ":")) + "\n")
+    _keep(run_dir, event)
+
+
+def _keep(run_dir: Path | None, event: Mapping[str, object]) -> None:
+    """Keep with the run what the launcher saw."""
+    if run_dir is None:
+        return
+    # A full disk must not end the watch over the workers.
+    with suppress(OSError), (run_dir / "launcher.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**event, "at": time.perf_counter()}, separators=(",", ":")) + "\n")
 
 
 def _end_on_signals() -> None:

@@ -35,13 +35,18 @@ class Follows(Protocol):
 
 @final
 class FollowsServers:
-    """Follows workers of a run on servers, whose keepers start them again."""
+    """Follows workers of a run on servers, whose keepers start them again; `record` is given how one failed."""
 
-    def __init__(self, supervision: Supervision) -> None:
+    def __init__(self, supervision: Supervision, record: Callable[[Mapping[str, object]], None] | None = None) -> None:
         self.supervision = supervision
+        self._record = record
 
     def ended(self, end: WorkerEnd, now: float) -> list[Action]:
-        return [] if end.asked_to_end else self.supervision.ended(_ending(end, end.restarts + 1 if end.again else 0))
+        if end.asked_to_end:
+            return []
+        if end.failed and self._record is not None:
+            self._record({"event": "worker_failed", "worker": end.worker, "how": end.how})
+        return self.supervision.ended(_ending(end, end.restarts + 1 if end.again else 0))
 
     def told(self, event: Mapping[str, Any], now: float) -> list[Action]:
         if event["event"] == "join":

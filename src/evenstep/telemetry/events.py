@@ -387,6 +387,17 @@ class ServerFailed:
     at: float | None = None
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed:
+    """A worker of a run on servers ended `how`, such as "was killed by SIGKILL", as its keeper saw."""
+
+    kind: ClassVar[str] = "worker_failed"
+    worker: int
+    how: str
+    at: float | None = None
+
+
 Event: TypeAlias = (
     Run
     | IterationDone
@@ -415,6 +426,7 @@ Event: TypeAlias = (
     | ServersRestarted
     | ServersLost
     | ServerFailed
+    | WorkerFailed
 )
 
 RECORDS: Final[Mapping[str, type[Any]]] = {record.kind: record for record in get_args(Event)}
