@@ -41,7 +41,7 @@ class ServedTotals:
     def joined(self, worker: int) -> None:
         """A worker is here, maybe again."""
         known = self._workers.setdefault(worker, _Totals())
-        known.since, known.answered, known.lost, known.done = None, None, None, False
+        known.since, known.counted, known.lost, known.done = None, None, None, False
 
     def began(self, worker: int, number: int) -> None:
         """A worker begins the pass of this number."""
@@ -51,7 +51,7 @@ class ServedTotals:
     def left(self, worker: int, why: str, *, early: bool = False) -> None:
         """A worker is gone; `early`: it is done, and was in the middle of a pass."""
         known = self._workers.setdefault(worker, _Totals())
-        known.since, known.answered, known.done = None, None, why == Why.DONE
+        known.since, known.counted, known.done = None, None, why == Why.DONE
         known.lost = (EARLY if early else None) if known.done else why
         self.finished = self.finished or known.done
 
@@ -60,14 +60,14 @@ class ServedTotals:
         known = self._workers.setdefault(worker, _Totals())
         known.wait += held
         known.lead = max(known.lead, lead)
-        if known.answered is not None:
-            known.spent += now - known.answered
-        known.since = known.answered = None if over else now
+        known.count(now)
+        known.since = known.counted = None if over else now
 
     def pushed(self, worker: int, now: float, *, samples: int, compute_seconds: float) -> None:
         """A worker pushed what it computed on so many samples."""
         known = self._workers.setdefault(worker, _Totals())
         self.samples += samples
+        known.count(now)
         if known.since is None:
             return
         known.iterations += 1
@@ -92,11 +92,15 @@ class ServedTotals:
                 rest={Cause.SCRIPT: max(each.own - each.compute, 0.0)},
                 lead=each.lead,
                 pace=each.even_compute / each.even_samples if each.even_iterations >= _FEWEST else None,
-                lost=EARLY if each.done and each.latest_pass < self._latest_pass else each.lost,
+                lost=EARLY if self._missed_pass(each) else each.lost,
             )
             for worker, each in sorted(self._workers.items())
             if each.iterations
         ]
+
+    def _missed_pass(self, worker: "_Totals") -> bool:
+        """Whether it was done before the last pass; servers that were started again know of no pass before that."""
+        return worker.done and 0 <= worker.latest_pass < self._latest_pass
 
     def batch_sizes(self) -> Sequence[int]:
         """The most common batch size of every worker that has pushed anything; the ends of epochs have smaller ones."""
@@ -114,12 +118,12 @@ class _Totals:
 
     Attributes:
         since: When it was answered last; None where it is not at work.
-        answered: The same; None only before its first answer in a pass.
-        spent: Seconds from answer to answer.
+        counted: Until when its time is in `spent`; None between passes.
+        spent: Seconds from its first answer in each pass to its last one.
     """
 
     since: float | None = None
-    answered: float | None = None
+    counted: float | None = None
     spent: float = 0.0
     lost: str | None = None
     done: bool = False
@@ -133,3 +137,9 @@ class _Totals:
     even_iterations: int = 0
     even_samples: int = 0
     even_compute: float = 0.0
+
+    def count(self, now: float) -> None:
+        """Take the time until now as spent, within a pass."""
+        if self.counted is not None:
+            self.spent += now - self.counted
+            self.counted = now
