@@ -15,8 +15,12 @@ def long_enough(iterations: int, seconds: float) -> bool:
 
 def too_short(iterations: int, seconds: float) -> str:
     """The sentence that stands for the verdict on a run that is not long enough."""
-    count = f"{iterations:,} iteration" + ("" if iterations == 1 else "s")
-    return f"Too short for a verdict: {count} in {duration(seconds)}."
+    return f"Too short for a verdict: {counted(iterations)} in {duration(seconds)}."
+
+
+def counted(iterations: int) -> str:
+    """A number of iterations as a person reads it: `1 iteration`, `1,200 iterations`."""
+    return f"{iterations:,} iteration" + ("" if iterations == 1 else "s")
 
 
 def duration(seconds: float) -> str:

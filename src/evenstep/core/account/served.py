@@ -12,7 +12,7 @@ import numpy as np
 
 from evenstep.core.account.account import over_others
 from evenstep.core.account.cause import Cause
-from evenstep.core.account.length import long_enough
+from evenstep.core.account.length import counted, long_enough
 from evenstep.core.account.verdict import COSTLY, SLOW, SPREAD, WHY, Verdict, spread, times, undecided
 
 _OUTSIDE: Final = "spends time outside of compute (input, script or communication; a run directory tells which)"
@@ -97,7 +97,7 @@ def _without_early(workers: Sequence[ServedWorker]) -> list[ServedWorker]:
 
 
 def _gone(worker: ServedWorker) -> str:
-    after = f"after {_iterations(worker.iterations)}"
+    after = f"after {counted(worker.iterations)}"
     if worker.lost == EARLY:
         return f"Worker {worker.worker} left early, {after}."
     return f"Worker {worker.worker} was lost {after} ({worker.lost})."
@@ -133,14 +133,10 @@ def _why(cause: Cause, slow: float | None, parts: Mapping[Cause, float]) -> str:
 
 def _others(cost: float, lead: int) -> str:
     """What the slow worker meant for the others."""
-    ahead = f", and the others ran up to {_iterations(lead)} ahead" if lead else ""
+    ahead = f", and the others ran up to {counted(lead)} ahead" if lead else ""
     waiting = "no worker waits for it" if cost < COSTLY else f"waiting for it takes {cost:.0%} of all workers' time"
     return f"{waiting}{ahead}"
 
 
 def _median(means: Mapping[int, Mapping[Cause, float]], cause: Cause) -> float:
     return float(np.median([parts[cause] for parts in means.values()]))
-
-
-def _iterations(count: int) -> str:
-    return f"{count:,} iteration" + ("" if count == 1 else "s")
