@@ -61,7 +61,7 @@ class _Round:
         for waiting, told in self._came.values():
             if not told:
                 # Records may be long, and a worker slow to take them in.
-                Outbox(waiting).send_last({**header, "answer": 0}, *map(memoryview, records))
+                Outbox(waiting).send_last({**header, "answer": 0}, *(memoryview(record) for record in records))
         self._came.clear()
 
     @property
