@@ -79,7 +79,7 @@ class FollowsAgent:
 
 @final
 class Watch:
-    """Watches as long as workers run: in a thread of its own where it is entered, else whenever it is told to look.
+    """Watches the workers while they run: in a thread if used as a context manager, else whenever `look` is called.
 
     Args:
         status_dir: Where keepers write down how workers end; None where there are no keepers.
