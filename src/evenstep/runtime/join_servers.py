@@ -15,7 +15,6 @@ from typing import Final, cast, final
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, WorkerLostError
-from evenstep.core.supervision import Supervision
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.disagreement import NOTHING_ASKED
@@ -28,7 +27,6 @@ from evenstep.runtime.meeting_place import bounded, keeper_of, meet
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
-from evenstep.runtime.watch import FollowsServers, Watch
 from evenstep.runtime.workers import Workers, gather, name_workers
 from evenstep.schemes import Scheme, group_servers
 from evenstep.transport.base import SilentError
@@ -285,9 +283,8 @@ def _host(
         heartbeat_seconds=launched.heartbeat_seconds,
         until_closed=True,
     )
-    watch = Watch(None, FollowsServers(Supervision(workers=workers, kept=False)))
-    servers = start_servers(settings, lambda event: say(str(event["text"])), watch.told)
-    hosting = _Hosting(servers, scratch, store, watch=watch)
+    servers = start_servers(settings, lambda event: say(str(event["text"])))
+    hosting = _Hosting(servers, scratch, store)
     hosting.start()
     return hosting
 
@@ -314,11 +311,9 @@ class _Hosting:
         scratch: "tempfile.TemporaryDirectory[str] | None" = None,
         store: Store | None = None,
         *,
-        watch: Watch | None = None,
         outlived: bool = False,
     ) -> None:
         self.servers = servers
-        self._watch = watch
         self._outlived = outlived
         # Which may be this process's own, and must not close before the others have read where the servers are.
         self._store = store
@@ -328,12 +323,13 @@ class _Hosting:
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False)
 
     def start(self) -> None:
         """Watch over them, in a thread."""
         when_failing(self, _Hosting.fail)
         # Not a daemon: the process stays until the others are done too.
-        threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False).start()
+        self._thread.start()
 
     def fail(self, error: BaseException) -> BaseException:
         """This script fails with that error."""
@@ -347,8 +343,8 @@ class _Hosting:
         with self._ending:
             if self._ended.is_set():
                 return
-            if not self._failed.is_set():
-                self._await_others()
+            if not self._failed.is_set() and self._await_others() and threading.current_thread() is not self._thread:
+                return  # The script goes on, and the thread waits for those that were given up and may come back.
             if self._failed.is_set() and self._outlived:
                 self.servers.abandon()
             else:
@@ -363,22 +359,23 @@ class _Hosting:
         main = threading.main_thread()
         while main.is_alive() and not self._ended.is_set():
             main.join(LOOK_SECONDS)
-            if self._watch is not None:
-                self._watch.look()
+        while not self._ended.is_set() and not self._failed.is_set() and self._await_others():
+            time.sleep(LOOK_SECONDS)
         self.end()
 
-    def _await_others(self) -> None:
-        """Until no worker is at the servers any more; servers that are started again meanwhile are asked again."""
+    def _await_others(self) -> bool:
+        """Until no worker is at the servers any more; servers that are started again meanwhile are asked again.
+
+        Returns whether a worker that was given up may still come back.
+        """
         secret = bytes.fromhex(self.servers.secret)
         while self.servers.lost is None:
             try:
                 with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
                     connection.send({"op": "farewell", "seq": 0})
-                    while True:
-                        if self._watch is not None:
-                            self._watch.look()
+                    while not self._failed.is_set():
                         with suppress(SilentError):
-                            connection.receive(LOOK_SECONDS)
-                            return
+                            return bool(connection.receive(LOOK_SECONDS).header.get("awaits"))
             except ConnectionError:
                 time.sleep(LOOK_SECONDS)
+        return False

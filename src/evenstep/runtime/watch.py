@@ -89,6 +89,7 @@ class Watch:
 
     Attributes:
         stopped: Why the run was ended, if it was.
+        to_end: The workers that are to end.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Watch:
         self._end_seconds = end_seconds
         self._known: dict[int, float] = {}
         """When the end of each worker was that is known, by the clock of its keeper."""
-        self._to_end: set[int] = set()
+        self.to_end: set[int] = set()
         self._asked: dict[Path, float] = {}
         """Groups that were asked to end, and when."""
         self.stopped: str | None = None
@@ -156,7 +157,7 @@ class Watch:
     def _see_ended(self, status_dir: Path, now: float) -> None:
         """See to it that workers end that are to."""
         for group in status_dir.glob("group-*"):
-            if self.stopped is not None or int(group.name.partition("-")[2]) in self._to_end:
+            if self.stopped is not None or int(group.name.partition("-")[2]) in self.to_end:
                 self._end(group, now)
 
     def _end(self, group: Path, now: float) -> None:
@@ -176,7 +177,7 @@ class Watch:
             if isinstance(action, Say):
                 self._say(action.text)
             elif isinstance(action, End):
-                self._to_end.add(action.worker)
+                self.to_end.add(action.worker)
             elif isinstance(action, Stop):
                 self.stopped = action.why
 

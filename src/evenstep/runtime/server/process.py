@@ -211,6 +211,7 @@ class Servers:
             "listen": settings.listen,
             "snapshots": str(settings.snapshots),
             "temporary": settings.temporary,
+            "hosted": settings.until_closed,
             "allow": settings.allow,
             "parent": settings.parent,
             "heartbeat_seconds": settings.heartbeat_seconds,
