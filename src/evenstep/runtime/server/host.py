@@ -17,18 +17,21 @@ class Host:
 
     A worker that was given up and does not come back would keep its launcher waiting for ever. When the host's process
     has failed, the launcher ends all others.
+
+    Args:
+        process: The host's.
+        workers: How many workers the run has.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, process: int, workers: int) -> None:
         self._supervision = Supervision(workers=workers, kept=False)
         self._watch = Watch(None, FollowsServers(self._supervision))
-        self._host = os.getppid()
+        self._process = process
         self._asked: float | None = None
 
     def tell(self, event: Mapping[str, object]) -> None:
         """A worker has come or gone."""
-        if "event" in event:
-            self._watch.told(event)
+        self._watch.told(event)
 
     def awaits(self) -> bool:
         """Whether a worker that was given up may still come back."""
@@ -37,11 +40,11 @@ class Host:
     def look(self) -> None:
         """Time has passed."""
         self._watch.look()
-        if not self._watch.to_end or os.getppid() != self._host:
+        if not self._watch.to_end or os.getppid() != self._process:
             return
         with suppress(ProcessLookupError):
             if self._asked is None:
                 self._asked = time.monotonic()
-                os.kill(self._host, signal.SIGTERM)
+                os.kill(self._process, signal.SIGTERM)
             elif time.monotonic() - self._asked > END_SECONDS:
-                os.kill(self._host, signal.SIGKILL)
+                os.kill(self._process, signal.SIGKILL)

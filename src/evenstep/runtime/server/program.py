@@ -55,7 +55,7 @@ class Settings:
     workers: int
     snapshots: str
     temporary: bool = False
-    hosted: bool = False
+    host: int = 0
     listen: str = "127.0.0.1"
     port: int = 0
     resume: bool = False
@@ -110,7 +110,7 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
     recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
     replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
-    host = Host(settings.workers) if settings.hosted and settings.index == 0 else None
+    host = Host(settings.host, settings.workers) if settings.host and settings.index == 0 else None
     head = _head(settings, secret, replica, snapshots, recorder, host or parent) if settings.index == 0 else None
     service = _Service(settings, replica, head, recorder, host)
     desk = Desk()
