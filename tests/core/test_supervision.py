@@ -187,6 +187,18 @@ def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have()
     assert run.supervision.lost == {1: "was silent for 20 s and did not come back"}
 
 
+@pytest.mark.parametrize("why", [Why.DONE, Why.ENDED])
+def test_without_keepers_the_end_of_a_connection_is_that_of_a_worker(why):
+    run = Run(kept=False)
+    run.left(1, Why.SILENT, seconds=20.0)
+    run.left(0, why)
+    run.left(2, Why.DONE)
+    assert run.supervision.awaits
+    assert run.look(1.0) == []
+    assert run.look(11.5) == ["worker 1 did not come back within 10 s; the run is ended", "end 1"]
+    assert not run.supervision.awaits
+
+
 def test_a_worker_that_comes_back_in_time_is_not_ended():
     run = Run()
     run.left(1, Why.SILENT, seconds=20.0)
@@ -195,6 +207,7 @@ def test_a_worker_that_comes_back_in_time_is_not_ended():
     run.look(1.0)
     assert run.joined(1) == ["worker 1 is back"]
     assert run.look(20.0) == []
+    assert not run.supervision.awaits
 
 
 def test_workers_of_whom_none_goes_on_are_ended_too():

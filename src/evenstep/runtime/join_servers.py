@@ -1,5 +1,6 @@
 """Finds the servers of a run, or starts them, and joins the other workers there instead of in a process group."""
 
+import atexit
 import os
 import socket
 import sys
@@ -29,7 +30,7 @@ from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSett
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.workers import Workers, gather, name_workers
 from evenstep.schemes import Scheme, group_servers
-from evenstep.transport.base import SilentError
+from evenstep.transport.base import Header, SilentError
 from evenstep.transport.connect import connect
 
 _KEY: Final = "addresses"
@@ -323,11 +324,13 @@ class _Hosting:
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._ending = threading.Lock()
+        self._lost = False
         self._thread = threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False)
 
     def start(self) -> None:
         """Watch over them, in a thread."""
         when_failing(self, _Hosting.fail)
+        atexit.register(self._exit)
         # Not a daemon: the process stays until the others are done too.
         self._thread.start()
 
@@ -343,7 +346,7 @@ class _Hosting:
         with self._ending:
             if self._ended.is_set():
                 return
-            if not self._failed.is_set() and self._await_others() and threading.current_thread() is not self._thread:
+            if threading.current_thread() is not self._thread and self._await_others().get("awaits"):
                 return  # The script goes on, and the thread waits for those that were given up and may come back.
             if self._failed.is_set() and self._outlived:
                 self.servers.abandon()
@@ -354,28 +357,40 @@ class _Hosting:
             if self.handover is not None:
                 remove(self.handover)
             self._ended.set()
+            if not self._lost:
+                atexit.unregister(self._exit)
 
     def _keep(self) -> None:
         main = threading.main_thread()
         while main.is_alive() and not self._ended.is_set():
             main.join(LOOK_SECONDS)
-        while not self._ended.is_set() and not self._failed.is_set() and self._await_others():
-            time.sleep(LOOK_SECONDS)
+        told: Header = {"awaits": True}
+        while told.get("awaits") and not self._ended.is_set():
+            told = self._await_others()
+            time.sleep(LOOK_SECONDS if told.get("awaits") else 0)
+        self._lost = bool(told.get("lost"))
         self.end()
 
-    def _await_others(self) -> bool:
+    def _exit(self) -> None:
+        """Last of all, fail where a worker is lost: the launcher, which waits for that worker too, then ends it."""
+        if self._lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _await_others(self) -> Header:
         """Until no worker is at the servers any more; servers that are started again meanwhile are asked again.
 
-        Returns whether a worker that was given up may still come back.
+        Returns what the servers say of workers that were given up: `awaits`, one may still come back; `lost`, one is.
         """
         secret = bytes.fromhex(self.servers.secret)
-        while self.servers.lost is None:
+        while self.servers.lost is None and not self._failed.is_set():
             try:
                 with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
                     connection.send({"op": "farewell", "seq": 0})
                     while not self._failed.is_set():
                         with suppress(SilentError):
-                            return bool(connection.receive(LOOK_SECONDS).header.get("awaits"))
+                            return connection.receive(LOOK_SECONDS).header
             except ConnectionError:
                 time.sleep(LOOK_SECONDS)
-        return False
+        return {}

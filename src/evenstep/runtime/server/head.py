@@ -60,7 +60,7 @@ class Head:
         clock: Seconds that do not go back.
         say: Takes a sentence for whoever started the run.
         report: Takes the comings and goings of workers, as events, for the process that watches over the run.
-        awaits: Whether a worker that was given up may still come back.
+        farewell: What a host is told when no worker is left.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Head:
         clock: Callable[[], float],
         say: Callable[[str], None],
         report: Callable[[Mapping[str, object]], None],
-        awaits: Callable[[], bool] = lambda: False,
+        farewell: Callable[[], Header] = dict,
     ) -> None:
         self.replica = replica
         self.workers = workers
@@ -100,7 +100,7 @@ class Head:
         self._clock = clock
         self._say = say
         self._report = report
-        self._awaits = awaits
+        self._farewell = farewell
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
         self._options: dict[PushKey, tuple[Options, ...]] = {}
@@ -318,7 +318,7 @@ class Head:
             return
         for connection in self._farewells:
             with suppress(ConnectionLostError):
-                connection.send({"empty": True, "awaits": self._awaits()}, wait=False)
+                connection.send({"empty": True, **self._farewell()}, wait=False)
         self._farewells.clear()
 
     # A pass.

@@ -194,7 +194,7 @@ def _head(
         clock=time.monotonic,
         say=say,
         report=parent.tell,
-        awaits=parent.awaits if isinstance(parent, Host) else lambda: False,
+        farewell=parent.farewell if isinstance(parent, Host) else dict,
     )
 
 
