@@ -175,6 +175,13 @@ def test_a_worker_that_evaluates_after_the_others_have_ended_is_told_of_once_and
     assert run.look(30.0) == []
 
 
+def test_nothing_is_said_of_the_last_worker_before_the_run_begins():
+    run = Run(come=False)
+    run.ended(0, failed=False)
+    run.ended(2, failed=False)
+    assert run.look(0.0) == run.look(1000.0) == []
+
+
 def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have():
     run = Run()
     run.left(1, Why.SILENT, seconds=20.0)

@@ -254,7 +254,7 @@ class Supervision:
     def _look_for_stuck(self, now: float) -> list[Action]:
         left = [(worker, state) for worker, state in enumerate(self._all) if not state.over]
         given_up = all(state.gave_up for _, state in left)
-        if not left or not (given_up or len(left) == 1 < self.workers):
+        if not self._begun or not left or not (given_up or len(left) == 1 < self.workers):
             self._left_alone = None
             return []
         if self._left_alone is None:
