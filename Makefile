@@ -1,6 +1,6 @@
 # Each target first makes .venv with what it needs, once, and again when pyproject.toml or constraints.txt changed.
 #   make demo      see it work, on this machine, in under a minute after the installation
-#   make test      every test; those that need root say why they are skipped without it. What starts no processes runs
+#   make test      every test but the grid of faults; those that need root say why they are skipped without it. What starts no processes runs
 #                  twice at a time; the rest runs after it, whether it passed or not
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make check     formatting, lint, types, import contracts

@@ -395,7 +395,9 @@ def test_between_micro_batches_nothing_is_saved(tmp_path):
 @pytest.mark.multiprocess
 def test_schemes_on_servers_have_snapshots_of_their_own(tmp_path):
     said = single_process(checkpoints.save_under_servers, tmp_path)
-    assert said.startswith("under the scheme 'asp' weights and optimizer state are on servers, which write snapshots")
+    assert said.startswith(
+        "under the scheme 'asp' weights and optimizer state are on servers, which write their own snapshots"
+    )
     assert "continue with --resume" in said
 
 

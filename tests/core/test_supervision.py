@@ -183,6 +183,13 @@ def test_a_worker_that_evaluates_after_the_others_have_ended_is_told_of_once_and
     assert run.look(30.0) == []
 
 
+def test_nothing_is_said_of_the_last_worker_before_the_run_begins():
+    run = Run(come=False)
+    run.ended(0, failed=False)
+    run.ended(2, failed=False)
+    assert run.look(0.0) == run.look(1000.0) == []
+
+
 def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have():
     run = Run()
     run.left(1, Why.SILENT, seconds=20.0)
@@ -195,6 +202,18 @@ def test_a_worker_that_was_given_up_is_ended_its_timeout_after_all_others_have()
     assert run.supervision.lost == {1: "was silent for 20 s and did not come back"}
 
 
+@pytest.mark.parametrize("why", [Why.DONE, Why.ENDED])
+def test_without_keepers_the_end_of_a_connection_is_that_of_a_worker(why):
+    run = Run(kept=False)
+    run.left(1, Why.SILENT, seconds=20.0)
+    run.left(0, why)
+    run.left(2, Why.DONE)
+    assert run.supervision.awaits
+    assert run.look(1.0) == []
+    assert run.look(11.5) == ["worker 1 did not come back within 10 s; the run is ended", "end 1"]
+    assert not run.supervision.awaits
+
+
 def test_a_worker_that_comes_back_in_time_is_not_ended():
     run = Run()
     run.left(1, Why.SILENT, seconds=20.0)
@@ -203,6 +222,7 @@ def test_a_worker_that_comes_back_in_time_is_not_ended():
     run.look(1.0)
     assert run.joined(1) == ["worker 1 is back"]
     assert run.look(20.0) == []
+    assert not run.supervision.awaits
 
 
 def test_workers_of_whom_none_goes_on_are_ended_too():

@@ -182,6 +182,8 @@ def launched_cells():
     cells += [Cell(fault, "mid-epoch", "lb-bsp", 1, "torchrun") for fault in ("killed", "stopped", "exits", "hangs")]
     cells += [Cell(fault, "start", "lb-bsp", 1, "torchrun") for fault in ("killed", "hangs")]
     cells += [Cell(fault, "mid-epoch", "ssp", 1, "torchrun") for fault in ("killed", "exits", "paused")]
+    stays = product(("stopped", "hangs"), (0, 1))
+    cells += [Cell(fault, "mid-epoch", "ssp", victim, "torchrun") for fault, victim in stays]
     return cells
 
 

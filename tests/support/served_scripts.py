@@ -3,6 +3,7 @@
 import math
 import os
 import tempfile
+import threading
 import warnings
 
 import torch
@@ -215,8 +216,10 @@ def meet_under_torchrun(temporary):
     tempfile.tempdir = temporary
     joined = join_servers(LaunchSettings(), 1, 30.0, None, Activity())
     values = gather(joined.workers, {"rank": joined.workers.rank})
+    keeping = [thread.daemon for thread in threading.enumerate() if thread.name == "evenstep-hosting"]
     joined.link.close()
-    return {"secret": joined.secret, "addresses": joined.addresses, "met": [each["rank"] for each in values]}
+    met = [each["rank"] for each in values]
+    return {"secret": joined.secret, "addresses": joined.addresses, "met": met, "keeping": keeping}
 
 
 def step_at_another_rate(run, odd):

@@ -1,6 +1,6 @@
-"""A folder of checkpoints on disk: each is written aside, and takes its name when it is whole and on the disk.
+"""A folder of checkpoints: each is written under another name, and renamed once it is complete and on the disk.
 
-Knows files and their digests, and nothing of what they mean.
+This module knows files and their digests, but not their meaning.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ class CheckpointFolder:
         return checkpoints(self._names())[::-1]
 
     def begin(self, known: int | None) -> str:
-        """Make room for a new one, and return its name; what an earlier writer did not finish is removed.
+        """Create a new checkpoint and return its name; what an earlier writer did not finish is removed.
 
         Args:
             known: The number of the newest one that this run has written or restored, 0 if there was none; None where
@@ -59,8 +59,8 @@ class CheckpointFolder:
                     shutil.rmtree(self.path / name, ignore_errors=True)
         if foreign is not None:
             raise CheckpointError(
-                f"another run saves into {self.path} too, since {foreign} is not this one's: give each run a folder of"
-                " its own"
+                f"another run saves into {self.path} too, since {foreign} is not this one's: give each run its own"
+                " folder"
             )
         name = next_checkpoint(names)
         self.partial(name).mkdir()
@@ -90,14 +90,14 @@ class CheckpointFolder:
         return whole
 
     def end(self, name: str) -> None:
-        """Let others write; what this one has begun and not finished is removed. Twice is fine."""
+        """Release the lock, and remove the checkpoint if it was not finished. May be called twice."""
         if self._lock is not None:
             shutil.rmtree(self.partial(name), ignore_errors=True)
             self._lock.close()
             self._lock = None
 
     def put_aside(self, name: str) -> None:
-        """Take a damaged checkpoint out of the row, under a name that says so, where the folder can be written."""
+        """Rename a damaged checkpoint to `damaged-NUMBER`, if the folder can be written."""
         aside = self.path / name.replace("checkpoint", "damaged")
         shutil.rmtree(aside, ignore_errors=True)
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Goes on from the newest checkpoint that is whole."""
+"""Restores the newest checkpoint that is whole."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def _newest_whole(checkpoints: CheckpointFolder, engine: Engine) -> str | None:
             checkpoints.put_aside(name)
     if names:
         raise CheckpointError(
-            f"no checkpoint in {checkpoints.path} is whole, and {damage}: give another folder to begin anew"
+            f"no checkpoint in {checkpoints.path} is whole, and {damage}: give another folder to start over"
         )
     return None
 
@@ -118,7 +118,7 @@ def _damage(checkpoint: Path, engine: Engine) -> str | None:
 
 
 def _read(checkpoint: Path, contents: Contents, loader: PreparedLoader) -> None:
-    """Step by step: whoever fails by itself must not do so where the others wait in a collective."""
+    """Restore in joint steps, so that no worker waits in a collective for one that has failed."""
     engine, workers = loader.engine, loader.engine.workers
     run = json.loads((checkpoint / RUN).read_bytes())
     plain = unpacked((checkpoint / VALUES).read_bytes())
@@ -164,12 +164,12 @@ def _read_tensors(reader: FileSystemReader, targets: dict[str, torch.Tensor], en
 
 
 def _continue_loader(loader: PreparedLoader, run: Mapping[str, Any], device: str) -> None:
-    """The samples go on where they were; what was learnt of speeds goes on too, under the same scheme."""
+    """Restore the position in the samples and, under the same scheme, what was learned about speeds."""
     state = run["loader"]
     if run["scheme"] != loader.scheme:
         loader.load_state_dict({**state, "load": {**state["load"], "workers": 0}})
         return
-    # Each worker has a predictor of its own, and goes on with the one that knew its device.
+    # Each worker has its own predictor, and continues the one that was trained on its device.
     loader.load_state_dict({**state, "load": {**state["load"], "worker": None}})
     predecessor = heir(device, run["devices"])
     if predecessor is not None:

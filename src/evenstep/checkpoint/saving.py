@@ -62,7 +62,7 @@ def save(
         itself, and nothing is written.
 
     Raises:
-        ConfigError: The scheme trains on servers, which have snapshots of their own, or something cannot be saved.
+        ConfigError: The scheme trains on servers, which write their own snapshots, or something cannot be saved.
         CheckpointError: It could not be written, on this worker or another. Those before it are as they were.
         WorkerLostError: A worker died meanwhile.
     """
@@ -125,8 +125,8 @@ def require_own_weights(engine: Engine, scheme: str) -> None:
     """Refuse schemes whose weights are not the workers' own."""
     if isinstance(engine, ServedEngine):
         raise ConfigError(
-            f"under the scheme {scheme!r} weights and optimizer state are on servers, which write snapshots of their"
-            " own: give evenstep run --run-dir, continue with --resume, and leave out evenstep.checkpoint"
+            f"under the scheme {scheme!r} weights and optimizer state are on servers, which write their own"
+            " snapshots: give evenstep run --run-dir, continue with --resume, and leave out evenstep.checkpoint"
         )
 
 
@@ -153,7 +153,7 @@ def _write(
 ) -> dict[str, dict[str, int | str]]:
     """Write everything but the manifest; returns what each file is recognised by."""
     workers = engine.workers
-    # Step by step: whoever fails by itself must not do so where the others wait in a collective.
+    # In joint steps, so that no worker waits in a collective for one that has failed.
     together(engine, lambda: _require_shared(partial))
     tensors: dict[str, torch.Tensor] = {}
     together(engine, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))

@@ -1,4 +1,4 @@
-"""Takes state dicts apart into tensors and plain values, and puts them together again.
+"""Splits state dicts into tensors and plain values, and joins them again.
 
 Tensors go to torch.distributed.checkpoint, which can shard and reshard them. The rest, with an empty tensor in the
 place of each, is small and is read back as plain values only.
@@ -35,7 +35,7 @@ def take_apart(tree: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def put_together(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What `take_apart` was given, with these tensors in the places of its own."""
+    """Put tensors back into a tree from `take_apart`; inverse of `take_apart`."""
 
     def put(path: str, node: Any) -> Any:
         return tensors[path] if isinstance(node, torch.Tensor) else _rebuilt(path, node, put)
@@ -44,7 +44,7 @@ def put_together(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
 
 
 def _rebuilt(path: str, node: Any, visit: Any) -> Any:
-    """The node made anew of what `visit` makes of its members; as it is where no tensor can be in it."""
+    """Rebuild a node from the results of `visit` on its members; a node without tensors is returned unchanged."""
     if not isinstance(node, _TREES) or not _holds_tensors(node):
         return node
     if isinstance(node, Mapping):

@@ -160,6 +160,8 @@ class Supervision:
         """The worker is not at the servers any more."""
         state = self._all[leave.worker]
         state.here, state.done = False, leave.why is Why.DONE
+        # Without keepers there is no other sign of the end of a process.
+        state.over = state.over or (not self.kept and leave.why in (Why.DONE, Why.ENDED))
         if leave.why in (Why.SILENT, Why.HUNG, Why.NEVER_CAME):
             state.gave_up = _how(leave)
             return [Say(f"worker {leave.worker} {state.gave_up}{self._then()}")]
@@ -194,6 +196,11 @@ class Supervision:
     def look(self, now: float, *, last: bool = False) -> list[Action]:
         """Time has passed; `last`: all workers have ended."""
         return [*self._look_for_broken_off(now, last=last), *self._look_for_stuck(now)]
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a worker that was given up may still come back."""
+        return any(state.gave_up and not state.over for state in self._all)
 
     # In between.
 
@@ -250,7 +257,7 @@ class Supervision:
     def _look_for_stuck(self, now: float) -> list[Action]:
         left = [(worker, state) for worker, state in enumerate(self._all) if not state.over]
         given_up = all(state.gave_up for _, state in left)
-        if not self.kept or not left or not (given_up or len(left) == 1 < self.workers):
+        if not self._begun or not left or not (given_up or len(left) == 1 < self.workers):
             self._left_alone = None
             return []
         if self._left_alone is None:
@@ -271,7 +278,8 @@ class Supervision:
         for worker, state in left:
             state.over = state.failed = True
             self.lost[worker] = f"{state.gave_up} and did not come back"
-            text = f"worker {worker} did not come back within {self._limit_seconds:g} s, and is ended"
+            then = ", and is ended" if self.kept else "; the run is ended"
+            text = f"worker {worker} did not come back within {self._limit_seconds:g} s{then}"
             actions += [Say(text), End(worker)]
         return actions
 

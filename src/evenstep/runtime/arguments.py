@@ -25,7 +25,7 @@ _LONGEST_TIMEOUT: Final = 1e9
 class _Argument:
     """`read` returns the value as `prepare` uses it, or raises TypeError or ValueError; `default` then stands in.
 
-    A ConfigError, which is a ValueError, has a sentence of its own.
+    The text of a ConfigError, which is a ValueError, replaces the sentence made from `must_be`.
     """
 
     read: Callable[[Any], Any]

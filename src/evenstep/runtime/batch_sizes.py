@@ -22,7 +22,7 @@ def sizes_by_rank(
         described: Each worker's `rank`, `host` and `gpu` (empty where it has none).
 
     Raises:
-        ConfigError: A key names nobody, or a worker matches no key.
+        ConfigError: A key matches no worker, or a worker matches no key.
     """
     if not isinstance(batch_sizes, Mapping):
         if len(batch_sizes) != len(described):

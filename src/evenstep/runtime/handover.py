@@ -1,8 +1,8 @@
 """Hands the servers' addresses and secret to the other workers of this host in a file that only this user can read.
 
-torchrun's store listens on all addresses and knows no authentication: any process that reaches its port can read and
-write in it. So the store carries only the name of the file, and a worker believes the file only where nobody but this
-user can have written it, for this run.
+torchrun's store listens on all addresses and has no authentication: any process that reaches its port can read and
+write it. So the store carries only the file's name, and a worker uses the file only if no other user can have written
+it and it was written for this run.
 """
 
 import json
@@ -54,7 +54,7 @@ class Handover:
 
     @classmethod
     def read(cls, path: str, run: str) -> Self:
-        """What the first worker of this run wrote; `path` comes from the store, into which anybody may have written.
+        """What the first worker of this run wrote; `path` comes from the store, which any process may have written to.
 
         Raises:
             ConfigError: The file is not one that only this user can have written, or is not of this run.
@@ -91,7 +91,7 @@ def run_of(environment: Mapping[str, str]) -> str:
 
 
 class _UntrustedError(ValueError):
-    """Somebody else may have written the file."""
+    """Another user may have written the file."""
 
 
 def _content(path: str) -> bytes:

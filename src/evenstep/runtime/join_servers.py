@@ -1,5 +1,6 @@
 """Finds the servers of a run, or starts them, and joins the other workers there instead of in a process group."""
 
+import atexit
 import os
 import socket
 import sys
@@ -15,7 +16,6 @@ from typing import Final, cast, final
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError, WorkerLostError
-from evenstep.core.supervision import Supervision
 from evenstep.runtime.activity import Activity
 from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.disagreement import NOTHING_ASKED
@@ -28,10 +28,9 @@ from evenstep.runtime.meeting_place import bounded, keeper_of, meet
 from evenstep.runtime.say import say
 from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.runtime.server.snapshots import Snapshots
-from evenstep.runtime.watch import FollowsServers, Watch
 from evenstep.runtime.workers import Workers, gather, name_workers
 from evenstep.schemes import Scheme, group_servers
-from evenstep.transport.base import SilentError
+from evenstep.transport.base import Header, SilentError
 from evenstep.transport.connect import connect
 
 _KEY: Final = "addresses"
@@ -285,9 +284,8 @@ def _host(
         heartbeat_seconds=launched.heartbeat_seconds,
         until_closed=True,
     )
-    watch = Watch(None, FollowsServers(Supervision(workers=workers, kept=False)))
-    servers = start_servers(settings, lambda event: say(str(event["text"])), watch.told)
-    hosting = _Hosting(servers, scratch, store, watch=watch)
+    servers = start_servers(settings, lambda event: say(str(event["text"])))
+    hosting = _Hosting(servers, scratch, store)
     hosting.start()
     return hosting
 
@@ -314,11 +312,9 @@ class _Hosting:
         scratch: "tempfile.TemporaryDirectory[str] | None" = None,
         store: Store | None = None,
         *,
-        watch: Watch | None = None,
         outlived: bool = False,
     ) -> None:
         self.servers = servers
-        self._watch = watch
         self._outlived = outlived
         # Which may be this process's own, and must not close before the others have read where the servers are.
         self._store = store
@@ -328,12 +324,15 @@ class _Hosting:
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._ending = threading.Lock()
+        self._lost = False
+        self._thread = threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False)
 
     def start(self) -> None:
         """Watch over them, in a thread."""
         when_failing(self, _Hosting.fail)
+        atexit.register(self._exit)
         # Not a daemon: the process stays until the others are done too.
-        threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False).start()
+        self._thread.start()
 
     def fail(self, error: BaseException) -> BaseException:
         """This script fails with that error."""
@@ -347,8 +346,8 @@ class _Hosting:
         with self._ending:
             if self._ended.is_set():
                 return
-            if not self._failed.is_set():
-                self._await_others()
+            if threading.current_thread() is not self._thread and self._await_others().get("awaits"):
+                return  # The script goes on, and the thread waits for those that were given up and may come back.
             if self._failed.is_set() and self._outlived:
                 self.servers.abandon()
             else:
@@ -358,27 +357,40 @@ class _Hosting:
             if self.handover is not None:
                 remove(self.handover)
             self._ended.set()
+            if not self._lost:
+                atexit.unregister(self._exit)
 
     def _keep(self) -> None:
         main = threading.main_thread()
         while main.is_alive() and not self._ended.is_set():
             main.join(LOOK_SECONDS)
-            if self._watch is not None:
-                self._watch.look()
+        told: Header = {"awaits": True}
+        while told.get("awaits") and not self._ended.is_set():
+            told = self._await_others()
+            time.sleep(LOOK_SECONDS if told.get("awaits") else 0)
+        self._lost = bool(told.get("lost"))
         self.end()
 
-    def _await_others(self) -> None:
-        """Until no worker is at the servers any more; servers that are started again meanwhile are asked again."""
+    def _exit(self) -> None:
+        """Last of all, fail where a worker is lost: the launcher, which waits for that worker too, then ends it."""
+        if self._lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _await_others(self) -> Header:
+        """Until no worker is at the servers any more; servers that are started again meanwhile are asked again.
+
+        Returns what the servers say of workers that were given up: `awaits`, one may still come back; `lost`, one is.
+        """
         secret = bytes.fromhex(self.servers.secret)
-        while self.servers.lost is None:
+        while self.servers.lost is None and not self._failed.is_set():
             try:
                 with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
                     connection.send({"op": "farewell", "seq": 0})
-                    while True:
-                        if self._watch is not None:
-                            self._watch.look()
+                    while not self._failed.is_set():
                         with suppress(SilentError):
-                            connection.receive(LOOK_SECONDS)
-                            return
+                            return connection.receive(LOOK_SECONDS).header
             except ConnectionError:
                 time.sleep(LOOK_SECONDS)
+        return {}

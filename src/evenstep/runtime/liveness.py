@@ -1,9 +1,9 @@
 """Finds out which worker is missing after a collective has failed.
 
-A failed collective tells that some worker is gone, seldom which. So every worker counts up a number of its own in the
-rendezvous store, from a thread, beside what its main thread does. After a failure the survivors look whose number
-stands still, or else who has come less far than the others. The first that knows leaves the sentence in the store,
-and the others repeat it.
+A failed collective tells that a worker is gone, but seldom which one. So each worker has a counter in the rendezvous
+store, which a thread increments, and beside it what the main thread last did. After a failure the surviving workers
+look for a counter that stands still, or else for a worker that is behind the others. The first one that knows writes
+the sentence to the store, and the others repeat it.
 """
 
 import os

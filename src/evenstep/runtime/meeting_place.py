@@ -26,7 +26,7 @@ from evenstep.runtime.store_line import Result, StoreKeeper, within
 from evenstep.runtime.workers import name_workers
 
 FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-"""Tells torchrun's agent to let the workers make a store of their own in each life (pytorch/pytorch#135712)."""
+"""Tells torchrun's agent to let the workers make a new store in each life (pytorch/pytorch#135712)."""
 
 VERDICT: Final = "verdict"
 """The key of the sentence that says who is lost, once a worker knows."""
@@ -42,7 +42,7 @@ _kept: Final[list[Store]] = []
 """The stores that this process keeps: others may use one after an error, which the script may catch."""
 
 _meetings = itertools.count(1)
-"""Each `prepare` of a process meets in keys of its own; all workers call it equally often."""
+"""Numbers the calls of `prepare`, each of which uses its own keys. All workers must call it equally many times."""
 
 
 def meet(

@@ -79,7 +79,7 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What all workers do alike (`scheme`, `problem`, `depth`), and what this one brings of its own."""
+    """What is the same on all workers (`scheme`, `problem`, `depth`), and what is specific to this one."""
 
     scheme: Scheme
     problem: Problem
@@ -103,7 +103,7 @@ _MUST_AGREE = {
     "global_batch_size": Field(phrase="a global_batch_size of {}", none="no global_batch_size"),
     "dataset": Field(phrase="a dataset of {} samples"),
     "length": Field(phrase="an epoch of {} samples"),
-    "sampler": Field(phrase="a sampler {}", none="no sampler of its own"),
+    "sampler": Field(phrase="a sampler {}", none="no custom sampler"),
     "shuffle": Field(phrase="shuffle={}"),
     "seed": Field(phrase="a seed of {} for the order of samples"),
     "drop_last": Field(phrase="drop_last={}"),
@@ -160,7 +160,7 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
 
 
 def _sentence(failure: Exception | None) -> str:
-    """What the other workers are told; the error of a dataset or a sampler of the user's own says less by itself."""
+    """What the other workers are told; the error of a user's dataset or sampler says less without its type."""
     return str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"
 
 
@@ -241,7 +241,7 @@ def _require_optimizes(request: Request, workers: Workers) -> None:
 
 
 def _require_goes_with(scheme: Scheme, request: Request) -> None:
-    """Refuse what the script brings and the scheme cannot heed."""
+    """Refuse arguments that do not work with the scheme."""
     if scheme.micro_batch is not None:
         require_schedulers_given(request.optimizers, request.schedulers)
         _require_one_pass_a_batch(request)
@@ -301,7 +301,7 @@ def _require_one_pass_a_batch(request: Request) -> None:
 
 
 def asked_scheme(request: Request) -> Scheme:
-    """The scheme that was asked for; with `batch_sizes` it is settled once all workers are known."""
+    """The requested scheme; with `batch_sizes` it is determined once all workers are known."""
     given = request.scheme if request.scheme is not None or request.batch_sizes is not None else request.launched.scheme
     scheme = parse_scheme(given) if isinstance(given, str) else given
     if request.batch_sizes is not None and scheme is not None:
@@ -360,7 +360,7 @@ def _settle_sizes(request: Request, scheme: Scheme, records: list[dict[str, Any]
     if request.global_batch_size not in (None, sum(sizes)):
         raise ConfigError(
             f"batch_sizes adds up to {sum(sizes)}, not to the global batch size {request.global_batch_size}:"
-            " leave out global_batch_size or mend the sizes"
+            " leave out global_batch_size or correct the sizes"
         )
     return static(sizes), sum(sizes)
 
@@ -385,6 +385,6 @@ def _problem(scheme: Scheme, global_batch_size: int, records: list[dict[str, Any
 
 
 def _limits(scheme: Scheme, records: list[dict[str, Any]]) -> IntArray:
-    """What the sizes never exceed, as far as it is known beforehand; int64 of shape [workers]."""
+    """The limits of the sizes that are known before training; int64 of shape [workers]."""
     largest = np.array([record["largest_batch"] for record in records], dtype=np.int64)
     return largest if scheme.load.maximum is None else np.minimum(largest, scheme.load.maximum)

@@ -1,4 +1,4 @@
-"""Calls to the rendezvous store that end, whatever becomes of the process that keeps it.
+"""Calls to the rendezvous store that end even if the process that keeps it hangs or cannot be reached.
 
 A TCPStore client whose server is stopped or cut off waits for ever, with a time limit or without (seen in torch 2.13).
 So every call is made in a daemon thread, which is left behind where the call does not come back.
@@ -91,7 +91,7 @@ def _make(made: "Future[Any]", call: Callable[[], Any]) -> None:
 
 @final
 class StoreLine:
-    """A connection of its own to a store, for any thread, whose calls end.
+    """A separate connection to a store. Any thread may use it, and each call has a time limit.
 
     One thread makes the calls, one after the other, since a client serves one caller at a time. A call that did not
     come back in time ends the line: all further ones fail at once.

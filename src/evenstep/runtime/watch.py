@@ -84,7 +84,7 @@ class FollowsAgent:
 
 @final
 class Watch:
-    """Watches as long as workers run: in a thread of its own where it is entered, else whenever it is told to look.
+    """Watches the workers while they run: in a thread if used as a context manager, else whenever `look` is called.
 
     Args:
         status_dir: Where keepers write down how workers end; None where there are no keepers.
@@ -94,6 +94,7 @@ class Watch:
 
     Attributes:
         stopped: Why the run was ended, if it was.
+        to_end: The workers that are to end.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Watch:
         self._end_seconds = end_seconds
         self._known: dict[int, float] = {}
         """When the end of each worker was that is known, by the clock of its keeper."""
-        self._to_end: set[int] = set()
+        self.to_end: set[int] = set()
         self._asked: dict[Path, float] = {}
         """Groups that were asked to end, and when."""
         self.stopped: str | None = None
@@ -161,7 +162,7 @@ class Watch:
     def _see_ended(self, status_dir: Path, now: float) -> None:
         """See to it that workers end that are to."""
         for group in status_dir.glob("group-*"):
-            if self.stopped is not None or int(group.name.partition("-")[2]) in self._to_end:
+            if self.stopped is not None or int(group.name.partition("-")[2]) in self.to_end:
                 self._end(group, now)
 
     def _end(self, group: Path, now: float) -> None:
@@ -181,7 +182,7 @@ class Watch:
             if isinstance(action, Say):
                 self._say(action.text)
             elif isinstance(action, End):
-                self._to_end.add(action.worker)
+                self.to_end.add(action.worker)
             elif isinstance(action, Stop):
                 self.stopped = action.why
 

@@ -56,6 +56,8 @@ def test_the_secret_is_in_no_key_of_the_store_and_no_file_is_left(given, store, 
     workers = environment(store, 3, **more)
     told = results(run_workers(served_scripts.meet_under_torchrun, 3, str(tmp_path), environment=workers))
     assert [each["met"] for each in told] == [[0, 1, 2]] * 3
+    # The process of worker 0, which has the servers, stays until the others are done with them.
+    assert [each["keeping"] for each in told] == [[False], [], []]
     (secret,) = {each["secret"] for each in told}
     assert secret == given or len(secret) == 64
     seen = in_store(store)

@@ -29,25 +29,25 @@ def records(connection):
 
 def test_all_are_told_once_the_last_has_come(pairs):
     meeting = Meeting(2)
-    meeting.come(1, b"one", pairs[1][0])
+    meeting.come(1, b"one", pairs[1][0], 0)
     assert meeting.absent == [0]
-    meeting.come(0, b"zero", pairs[0][0])
+    meeting.come(0, b"zero", pairs[0][0], 0)
     assert [records(theirs) for _, theirs in pairs] == [[b"zero", b"one"]] * 2
 
 
 def test_a_worker_that_was_told_before_hears_nothing_between_the_answers_that_it_waits_for(pairs):
     meeting = Meeting(2)
-    meeting.come(0, b"zero", pairs[0][0], known=True)
-    meeting.come(1, b"one", pairs[1][0])
+    meeting.come(0, b"zero", pairs[0][0], None)
+    meeting.come(1, b"one", pairs[1][0], 0)
     assert records(pairs[1][1]) == [b"zero", b"one"]
     pairs[0][0].send({"answer": 7}, wait=False)
     assert pairs[0][1].receive(SECONDS).header == {"answer": 7}
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_one_that_leaves_before_the_last_has_come_must_come_again(pairs, known):
+@pytest.mark.parametrize("asked", [0, None])
+def test_one_that_leaves_before_the_last_has_come_must_come_again(pairs, asked):
     meeting = Meeting(2)
-    meeting.come(0, b"zero", pairs[0][0], known=known)
+    meeting.come(0, b"zero", pairs[0][0], asked)
     meeting.leave(pairs[0][0])
-    meeting.come(1, b"one", pairs[1][0])
+    meeting.come(1, b"one", pairs[1][0], 0)
     assert meeting.absent == [0]

@@ -1,5 +1,5 @@
-"""What `evenstep demo` runs.
+"""The script that `evenstep demo` runs.
 
-A folder of its own: Python looks beside a script for what it imports, and one of the subcommands' files is called
-`profile`, as a module of the standard library is.
+It is in a separate folder because Python first looks for imports beside the script: in the parent folder `profile.py`
+of a subcommand would hide the module `profile` of the standard library.
 """

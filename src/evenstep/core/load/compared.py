@@ -31,9 +31,9 @@ class ComparedPolicy:
 
     The first five iterations of a run are equal. Later ones come three in a row, where the decided sizes are uneven: at
     the earliest after 100 iterations with decided sizes, or after 20 where a size has changed by more than a quarter
-    since the last comparison. What they take longer than decided sizes, as measured in the reported compute times, is
-    counted, and the next comparison waits until all later ones together, as far as is known, stay below 0.5 % of the
-    run's compute time. The first may take 2 % of the time so far, since sizes settle only after the start.
+    since the last comparison. The cost of these later comparisons is the reported compute time beyond that of decided
+    sizes. The next comparison waits until the cost so far and its expected cost together are at most 0.5 % of the run's
+    compute time. The first may cost 2 % of the time so far, since sizes settle only after the start.
 
     The other policy sees every report, and the workers' estimators learn nothing from a comparison, so the decided
     sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that

@@ -55,7 +55,7 @@ class Announcements:
                 return
             try:
                 os.write(self._descriptor, self._waiting[0])
-            except OSError:  # Nobody listens any more; the end of the input will tell.
+            except OSError:  # The parent has closed its end; this process sees the end of its input and ends.
                 self._gone = True
             else:
                 self._waiting.popleft()

@@ -61,6 +61,7 @@ class Head:
         say: Takes a sentence for whoever started the run.
         report: Takes the comings and goings of workers, as events, for the process that watches over the run.
         name_lost: The summary names lost workers.
+        farewell: What a host is told when no worker is left.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Head:
         say: Callable[[str], None],
         report: Callable[[Mapping[str, object]], None],
         name_lost: bool = True,
+        farewell: Callable[[], Header] = dict,
     ) -> None:
         self.replica = replica
         self.workers = workers
@@ -89,8 +91,8 @@ class Head:
         self._heartbeats = Heartbeats(heartbeat_seconds)
         self._heartbeat_seconds = heartbeat_seconds
         self._patience = Patience()
-        self._seen: dict[int, Seen] = {}
-        """What each worker's main thread did at its last pulse."""
+        self._seen: dict[int, tuple[Seen, float]] = {}
+        """What each worker's main thread did at its last pulse, and when that was."""
         self._late_seconds = heartbeat_seconds / 2
         self._looked = clock()
         self.events = 0
@@ -101,6 +103,7 @@ class Head:
         self._say = say
         self._name_lost = name_lost
         self._report = report
+        self._farewell = farewell
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
         self._options: dict[PushKey, tuple[Options, ...]] = {}
@@ -219,7 +222,7 @@ class Head:
     def pulse(self, worker: int, seen: Seen) -> None:
         """The worker lives, and this is what its main thread does."""
         self.heard(worker)
-        self._seen[worker] = seen
+        self._seen[worker] = seen, self._clock()
 
     def lose(self, worker: int, incarnation: int, why: Why, seconds: float = 0.0) -> None:
         """The worker is gone, dead or done, or was silent or hung for so many seconds; others stop waiting for it."""
@@ -249,12 +252,13 @@ class Head:
 
         Returns: Whether it left in the middle of a pass.
         """
-        seen = self._seen.pop(worker, None)
+        seen, seen_at = self._seen.pop(worker, ("", 0.0))
+        if why is Why.HUNG and self._clock() - seen_at >= seconds:
+            seen = "nothing was heard from it in that time"
         in_loop = self.coordinator.in_loop(worker) or self._broke_off(worker)
         if why in (Why.DONE, Why.ENDED) and not in_loop:
             self._done[worker] = self.coordinator.number
-        doing = "" if seen is None else str(seen)
-        about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": doing}
+        about = {"worker": worker, "why": why, "seconds": seconds, "in_loop": in_loop, "doing": str(seen)}
         self._report({"event": "leave", **about})
         return in_loop
 
@@ -309,8 +313,10 @@ class Head:
         return [worker for worker in waited if not self._says_it_waits(worker)]
 
     def _says_it_waits(self, worker: int) -> bool:
-        seen, seat = self._seen.get(worker), self.replica.seats.get(worker)
-        return seat is None or seat.receiving or (seen is not None and seen.doing is Doing.WAITING)
+        seat = self.replica.seats.get(worker)
+        if seat is None or seat.receiving:
+            return True
+        return worker in self._seen and self._seen[worker][0].doing is Doing.WAITING
 
     def tell_when_empty(self, connection: Connection) -> None:
         """Send a message when no worker is here any more."""
@@ -322,7 +328,7 @@ class Head:
             return
         for connection in self._farewells:
             with suppress(ConnectionLostError):
-                connection.send({"empty": True}, wait=False)
+                connection.send({"empty": True, **self._farewell()}, wait=False)
         self._farewells.clear()
 
     # A pass.

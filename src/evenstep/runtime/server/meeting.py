@@ -23,9 +23,12 @@ class Meeting:
         self._workers = workers
         self._rounds = [_Round(workers) for _ in range(MOST_ROUNDS)]
 
-    def come(self, rank: int, record: bytes, connection: Connection, number: int = 0, *, known: bool = False) -> None:
-        """A worker is here with its record for this round, and is sent all of them unless they are `known` to it."""
-        self._rounds[number].come(rank, record, connection, known=known)
+    def come(self, rank: int, record: bytes, connection: Connection, asked: int | None, number: int = 0) -> None:
+        """A worker is here with its record for this round.
+
+        All records are the answer to its request of the sequence `asked`; None: it knows them, and waits for no answer.
+        """
+        self._rounds[number].come(rank, record, connection, asked)
 
     @property
     def absent(self) -> list[int]:
@@ -46,22 +49,22 @@ class _Round:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._records: dict[int, bytes] = {}
-        self._came: dict[int, tuple[Connection, bool]] = {}
-        """By rank, until all have; with whether the records are known there."""
+        self._came: dict[int, tuple[Connection, int | None]] = {}
+        """By rank, until all have; with the sequence of the request that waits."""
         self._complete = False
 
-    def come(self, rank: int, record: bytes, connection: Connection, *, known: bool) -> None:
+    def come(self, rank: int, record: bytes, connection: Connection, asked: int | None) -> None:
         self._records[rank] = record
-        self._came[rank] = connection, known
+        self._came[rank] = connection, asked
         self._complete = self._complete or len(self._records) == self._workers
         if not self._complete:
             return
         records = [self._records[each] for each in range(self._workers)]
         header = {"lengths": [len(each) for each in records]}
-        for waiting, told in self._came.values():
-            if not told:
+        for waiting, number in self._came.values():
+            if number is not None:
                 # Records may be long, and a worker slow to take them in.
-                Outbox(waiting).send_last({**header, "answer": 0}, *map(memoryview, records))
+                Outbox(waiting).send_last({**header, "answer": number}, *(memoryview(record) for record in records))
         self._came.clear()
 
     @property

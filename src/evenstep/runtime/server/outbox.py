@@ -1,4 +1,4 @@
-"""Sends messages in a thread of its own, so that whoever decides need not wait for a peer that is slow to take them."""
+"""Sends messages in a separate thread, so that the caller need not wait for a slow peer."""
 
 import queue
 import threading
@@ -41,7 +41,7 @@ class Outbox:
                 header, payload = message
                 self._connection.send(header, *payload)
         except ConnectionLostError:
-            return  # Whoever receives from the peer finds out too, and knows what it means that it is gone.
+            return  # The thread that receives from the peer notices it too and handles it.
         except BaseException:
             self._connection.close()
             raise

@@ -213,6 +213,7 @@ class Servers:
             "listen": settings.listen,
             "snapshots": str(settings.snapshots),
             "temporary": settings.temporary,
+            "host": os.getpid() if settings.until_closed else 0,
             "allow": settings.allow,
             "parent": settings.parent,
             "heartbeat_seconds": settings.heartbeat_seconds,

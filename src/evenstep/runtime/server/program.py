@@ -26,6 +26,7 @@ from evenstep.runtime.server.announce import Announcements
 from evenstep.runtime.server.desk import Desk
 from evenstep.runtime.server.group import Group
 from evenstep.runtime.server.head import BrokenServerError, Head
+from evenstep.runtime.server.host import Host
 from evenstep.runtime.server.meeting import Meeting
 from evenstep.runtime.server.member import Member
 from evenstep.runtime.server.process import SECRET_VARIABLE
@@ -54,6 +55,7 @@ class Settings:
     workers: int
     snapshots: str
     temporary: bool = False
+    host: int = 0
     listen: str = "127.0.0.1"
     port: int = 0
     resume: bool = False
@@ -109,8 +111,9 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
     recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
     replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
-    head = _head(settings, secret, replica, snapshots, recorder, parent) if settings.index == 0 else None
-    service = _Service(settings, replica, head, recorder)
+    host = Host(settings.host, settings.workers) if settings.host and settings.index == 0 else None
+    head = _head(settings, secret, replica, snapshots, recorder, host or parent) if settings.index == 0 else None
+    service = _Service(settings, replica, head, recorder, host)
     desk = Desk()
     with _listening(settings, secret, ended, desk, service.open, parent):
         threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
@@ -173,7 +176,7 @@ def _head(
     replica: Replica,
     snapshots: Snapshots,
     recorder: JsonlRecorder,
-    parent: Announcements,
+    parent: Announcements | Host,
 ) -> Head:
     """What decides, with its connections to the other shards."""
     followers = [connect(addresses, secret=secret) for addresses in settings.shards]
@@ -193,6 +196,7 @@ def _head(
         say=say,
         report=parent.tell,
         name_lost=settings.name_lost,
+        farewell=parent.farewell if isinstance(parent, Host) else dict,
     )
 
 
@@ -200,8 +204,11 @@ def _head(
 class _Service:
     """What the connections of one server have in common."""
 
-    def __init__(self, settings: Settings, replica: Replica, head: Head | None, recorder: JsonlRecorder) -> None:
+    def __init__(
+        self, settings: Settings, replica: Replica, head: Head | None, recorder: JsonlRecorder, host: Host | None
+    ) -> None:
         self._settings = settings
+        self._host = host
         self._recorder = recorder
         self._replica = replica
         self._head = head
@@ -229,6 +236,8 @@ class _Service:
             if self._head is not None:
                 with self._lock:
                     self._head.look()
+            if self._host is not None:
+                self._host.look()
         # Shard 0 may still have a last snapshot to ask of the others.
         late = time.monotonic() + LAST_SECONDS
         while self._replica.led and time.monotonic() < late:

@@ -24,7 +24,7 @@ class Seat:
     """Where one incarnation of a worker puts gradients and finds weights.
 
     On one host both buffers are one shared segment; else they are private, and their bytes travel with the messages. A
-    worker behind a group server has none of its own: they are the group's.
+    worker behind a group server has none and uses the group's.
 
     Attributes:
         gradients, weights: A message each, uint8.
@@ -94,7 +94,7 @@ class Seat:
         if not self.travels:
             self._send(self._answer)
             return True
-        # Over a network, with weights of many bytes: whoever carries out decisions must not wait for the peer.
+        # Over a network another thread sends the weights: the one that executes commands must not wait for a peer.
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name=f"evenstep-sender-{self.worker}", daemon=True)
             self._sender.start()
@@ -116,7 +116,7 @@ class Seat:
         self.connection = None
         if self.segment is not None:
             self.segment.close()
-        # Whoever still refers to this place refers to no memory; what is staged has its own view of it.
+        # Remaining references to this seat then hold no memory; what is staged has its own view of it.
         self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
         self.flats = None
 
@@ -133,7 +133,7 @@ class Seat:
         try:
             connection.send(header, *payload, wait=self.travels)
         except ConnectionLostError:
-            return  # Whoever receives from it finds out too, and knows what that means.
+            return  # The thread that receives from this connection notices it too and handles it.
 
 
 def refused(seat: Seat | None, fields: Fields, error: Exception) -> Header | None:

@@ -205,12 +205,13 @@ class Session:
                 self._head.pulse(self._seat.worker, _seen(fields))
 
     def _meet(self, fields: Fields, message: Message) -> None:
-        rank, number = fields.whole("rank", most=self._workers - 1), fields.whole("round", most=MOST_ROUNDS - 1)
+        rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
+        number = fields.whole("round", most=MOST_ROUNDS - 1)
         record = self._text(message)
         # A worker that was told before is in the run already: an answer would come between those that it waits for.
-        known = fields.has("known")
+        asked = None if fields.has("known") else sequence
         with self._lock:
-            self._meeting.come(rank, record, self._connection, number, known=known)
+            self._meeting.come(rank, record, self._connection, asked, number)
             if self._head is not None:
                 self._head.met(rank)
 
