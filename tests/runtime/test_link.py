@@ -1,13 +1,13 @@
 """Every wait of a worker for its servers has a limit, whatever they say meanwhile; in a time that jumps."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from evenstep.core.errors import ProtocolError, WorkerLostError
 from evenstep.runtime.link import MOST_TRIES, Link
-from evenstep.transport.base import ConnectionLostError
+from evenstep.transport.base import ConnectionLostError, SilentError
 from evenstep.transport.clock import FakeClock
 from evenstep.transport.memory import connected_pair
 
@@ -63,6 +63,36 @@ def linked(server):
             line.close()
         for thread in server.threads:
             thread.join()
+
+
+class SlowToTakeBack(Server):
+    """Closes the first line, and on the second one refuses what comes before the worker has its place again."""
+
+    def __init__(self):
+        super().__init__(lambda header: {"answer": header["seq"], "over": True}, lines=2)
+        self.early = []
+
+    def serve(self, line):
+        if line.receive().header["op"] == "start" and not self.early:
+            self.early.append(None)
+            line.send(PLACE)
+            while line.receive().header["op"] == "ping":
+                pass
+            line.close()
+            self.clock.leave()
+            return
+        with suppress(SilentError):
+            self.early.append(line.receive(0.75 * HEARTBEAT_SECONDS).header)
+            line.send({"error": "the worker has not started here", "kind": "ProtocolError"})
+        line.send(PLACE)
+        super().serve(line)
+
+
+def test_a_worker_asks_for_no_answer_before_it_has_its_place_again():
+    server = SlowToTakeBack()
+    with linked(server) as link:
+        assert link.ask("rest")["over"]
+    assert server.early == [None]
 
 
 def test_a_server_that_runs_but_does_not_get_on_is_given_up_after_the_timeout():

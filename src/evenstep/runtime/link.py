@@ -403,7 +403,7 @@ class Link:
             place = {"rank": self.rank, "incarnation": self.incarnation, "has": self.has}
             header = {"op": "start", "seq": 0, **place, "timeout": self._timeout, "process": os.getpid()}
             self._line(shard).send(header, memoryview(self._described))
-            message = self._next(shard, lambda header: "incarnation" in header or "error" in header)
+            message = self._next(shard, lambda header: "incarnation" in header or "error" in header, placed=False)
             self._take_place(shard, message, nbytes)
 
     def _take_place(self, shard: Shard, message: Message, nbytes: int) -> None:
@@ -475,8 +475,10 @@ class Link:
         if "error" in message.header:
             _refuse(message.header)
 
-    def _next(self, shard: Shard, wanted: Callable[[Header], bool]) -> Message:
+    def _next(self, shard: Shard, wanted: Callable[[Header], bool], *, placed: bool = True) -> Message:
         """The next message of that kind, asked for again now and then while a request waits to be answered.
+
+        Without a place (`placed` False) nothing is asked for: the server would refuse it.
 
         Raises:
             ConnectionLostError: The server said nothing for as long as its heartbeat.
@@ -490,7 +492,7 @@ class Link:
             except SilentError as error:
                 if self._clock() - wait.heard > wait.limit:
                     raise ConnectionLostError(f"server {shard.index} is silent") from error
-                if self._request is not None:
+                if self._request is not None and placed:
                     connection.send({"op": "again", "seq": self._request.sequence})
                 wait.asked = self._clock()
                 continue

@@ -242,9 +242,10 @@ class _Service:
         late = time.monotonic() + LAST_SECONDS
         while self._replica.led and time.monotonic() < late:
             desk.serve(LOOK_SECONDS)
+        # Held until the process ends: a worker that asks now has to ask the server that replaces this one.
+        self._lock.acquire()
         if self._head is not None:
-            with self._lock:
-                self._head.finish()
+            self._head.finish()
 
 
 def _watch_input(orphaned: threading.Event) -> None:
