@@ -84,14 +84,14 @@ def test_it_shows_a_run_that_grows_and_heeds_the_terminals_size(tmp_path):
 
     terminal = Terminal(str(tmp_path))
     terminal.wait_for("waiting for the first iteration")
-    grow(12)
-    terminal.wait_for(r"iteration 10 ")
+    grow(23)
+    terminal.wait_for(r"iteration 21 ")
     # It may have looked while the lines of some workers were still to come.
     frame = terminal.wait_for("Worker 2 computes 4x slower")
     waits = {int(line.split()[0]): line.split()[5] for line in frame.splitlines() if re.match(r" [0-2] ", line)}
     assert waits == {0: "69%", 1: "69%", 2: "0%"}
     grow(10)
-    terminal.wait_for(r"iteration 20 ")
+    terminal.wait_for(r"iteration 31 ")
     terminal.resize(24, 70)
     frame = terminal.wait_for(r"samples/s")
     while max(map(len, frame.splitlines())) > 70:  # A frame that was drawn before it heard of the new size.
