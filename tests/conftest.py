@@ -33,7 +33,7 @@ def pytest_addoption(parser):
 def pytest_terminal_summary(terminalreporter, config):
     """Write the table of the faults that were tried, once all of them came out as they must."""
     path = config.getoption("fault_table")
-    if path is None:
+    if path is None or hasattr(config, "workerinput"):  # One of several processes that run the tests.
         return
     from faults import table
 

@@ -234,6 +234,18 @@ def test_workers_of_whom_none_goes_on_are_ended_too():
     assert [each for each in run.look(11.0) if each.startswith("end")] == ["end 0", "end 1", "end 2"]
 
 
+@pytest.mark.parametrize("workers", [3, 0])
+def test_a_worker_that_still_runs_a_minute_after_the_others_is_said_to_once(workers):
+    restarts = Restarts(0, workers)
+    restarts.ended(Ending(worker=0, how="ended with exit code 0", failed=False), 0.0)
+    assert restarts.look(100.0) == []
+    restarts.ended(Ending(worker=2, how="ended with exit code 0", failed=False), 100.0)
+    assert restarts.look(150.0) == []
+    expected = ["all others ended 60 s ago; worker 1 still runs"] if workers else []
+    assert told(restarts.look(161.0)) == expected
+    assert restarts.look(300.0) == []
+
+
 def test_a_restart_of_all_workers_is_said_once_of_the_cause():
     restarts = Restarts(2)
     missed = Ending(worker=0, how="ended with exit code 1: it missed 1", failed=True, restart=1, missed_another=True)

@@ -106,7 +106,7 @@ class Cell:
             return 60.0
         if self.second_victim == SERVER:  # Which must be back before it has passed.
             return 30.0
-        return 8.0 if self.launcher == "forked" else 16.0
+        return 8.0 if self.launcher == "forked" else 30.0
 
     @property
     def heartbeat(self):

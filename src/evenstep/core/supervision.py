@@ -14,6 +14,8 @@ GRACE_SECONDS: Final = 3.0
 
 SETTLE_SECONDS: Final = 1.0
 """How long after the first worker that failed others may fail that were its cause."""
+ALONE_SECONDS: Final = 60.0
+"""How long a worker may run after all others have ended until that is said, where its timeout is not known."""
 
 
 @final
@@ -288,12 +290,17 @@ class Supervision:
 class Restarts:
     """Says why torchrun's agent starts all workers again: once for each time, and of the worker that was the cause.
 
+    Also says, once, that one worker still runs a minute after the others have ended, because no limit ends it.
+
     Args:
         restarts: How often the agent does so.
+        workers: How many workers the agent has; 0 where the run has other workers, too.
     """
 
-    def __init__(self, restarts: int) -> None:
+    def __init__(self, restarts: int, workers: int = 0) -> None:
         self._restarts = restarts
+        self._workers = workers
+        self._last_end: float | None = None
         self._endings: dict[int, list[Ending]] = {}
         self._since: dict[int, float] = {}
         self._done: list[Ending] = []
@@ -303,6 +310,7 @@ class Restarts:
         """A worker's process has ended."""
         if not ending.failed:
             self._done.append(ending)
+            self._last_end = now
         elif ending.restart:
             self._endings.setdefault(ending.restart, []).append(ending)
             self._since.setdefault(ending.restart, now)
@@ -312,7 +320,14 @@ class Restarts:
         due = [restart for restart, since in self._since.items() if last or now - since > SETTLE_SECONDS]
         for restart in due:
             del self._since[restart]
-        return [self._say(restart, self._endings.pop(restart)) for restart in due]
+        return [*(self._say(restart, self._endings.pop(restart)) for restart in due), *self._look_for_the_last(now)]
+
+    def _look_for_the_last(self, now: float) -> list[Say]:
+        left = set(range(self._workers)) - {ending.worker for ending in self._done}
+        if self._last_end is None or len(left) != 1 or now - self._last_end <= ALONE_SECONDS:
+            return []
+        self._last_end = None
+        return [Say(f"all others ended {ALONE_SECONDS:g} s ago; worker {left.pop()} still runs")]
 
     def _say(self, restart: int, endings: list[Ending]) -> Say:
         first = min(endings, key=lambda ending: ending.missed_another)

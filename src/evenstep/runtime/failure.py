@@ -110,10 +110,9 @@ def end_of_run(
             }
         )
     if liveness is not None:
-        worker = balancer.workers.rank
+        worker, told = balancer.workers.rank, (type(error).__name__, first_line(error))
         liveness.tell(
-            f"worker {worker} ended with {type(error).__name__}: {first_line(error)}: look at its output, then start"
-            " again"
+            f"worker {worker} ended with {': '.join(filter(None, told))}: look at its output, then start again"
         )
     return error
 

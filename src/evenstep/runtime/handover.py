@@ -33,23 +33,20 @@ class Handover:
     secret: str
     run: str
 
-    def write(self) -> Path:
-        """Write it into a new file of mode 0600, in a new folder of mode 0700, and return the file's path.
+    def write(self, folder: Path) -> Path:
+        """Write it into a new file of mode 0600 in this folder, which only this user can open; return the file's path.
 
         Raises:
             ConfigError: The file cannot be written.
         """
+        path = folder / "servers"
         try:
-            path = Path(tempfile.mkdtemp(prefix="evenstep-"), "servers")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 os.fchmod(descriptor, _PRIVATE)  # The process's mask may have taken some of it away.
                 json.dump({"addresses": self.addresses, "secret": self.secret, "run": self.run}, file)
         except OSError as error:
-            raise ConfigError(
-                f"the servers' addresses cannot be handed to the other workers in {tempfile.gettempdir()}"
-                f" ({error.strerror}): make room, or set TMPDIR to another folder"
-            ) from error
+            raise _no_room(error) from error
         return path
 
     @classmethod
@@ -75,13 +72,16 @@ class Handover:
         return found
 
 
-def remove(path: Path) -> None:
-    """Remove the file and its folder; doing so twice is fine."""
-    for end in (path.unlink, path.parent.rmdir):
-        try:
-            end()
-        except OSError:
-            return
+def private_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A new folder of mode 0700 for what belongs to one run.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="evenstep-")
+    except OSError as error:
+        raise _no_room(error) from error
 
 
 def run_of(environment: Mapping[str, str]) -> str:
@@ -108,6 +108,13 @@ def _content(path: str) -> bytes:
     if len(content) > _LARGEST:
         raise _UntrustedError("it is too large")
     return content
+
+
+def _no_room(error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the servers' addresses cannot be handed to the other workers in {tempfile.gettempdir()}"
+        f" ({error.strerror}): make room, or set TMPDIR to another folder"
+    )
 
 
 def _refused(path: str, why: str) -> ConfigError:

@@ -4,14 +4,13 @@ import atexit
 import os
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast, final
+from typing import TYPE_CHECKING, Final, cast, final
 
 import torch.distributed as dist
 
@@ -21,7 +20,7 @@ from evenstep.runtime.c10d import PrefixStore, Store
 from evenstep.runtime.disagreement import NOTHING_ASKED
 from evenstep.runtime.failure import when_failing
 from evenstep.runtime.group_sum import GroupSum
-from evenstep.runtime.handover import Handover, remove, run_of
+from evenstep.runtime.handover import Handover, private_folder, run_of
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.link import Link
 from evenstep.runtime.meeting_place import bounded, keeper_of, meet
@@ -32,6 +31,9 @@ from evenstep.runtime.workers import Workers, gather, name_workers
 from evenstep.schemes import Scheme, group_servers
 from evenstep.transport.base import Header, SilentError
 from evenstep.transport.connect import connect
+
+if TYPE_CHECKING:
+    import tempfile
 
 _KEY: Final = "addresses"
 _JOINED: Final = "EVENSTEP_JOINED"
@@ -212,10 +214,11 @@ def _meet_in_store(
         host = "127.0.0.1" if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
         hosting = _host(shards, count, host, run_dir, given, launched, store=store)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
+        told = "\n".join(map(" ".join, addresses))
         if one_host and count > 1:
             handover = Handover(addresses=addresses, secret="" if given else secret, run=run_of(os.environ))
-            hosting.handover = handover.write()
-        store.set(key, str(hosting.handover) if one_host else "\n".join(map(" ".join, addresses)))
+            told = str(handover.write(hosting.scratch))
+        store.set(key, told)
         return addresses, secret, hosting
     # A wait of the store's own would end in lines of its library on the terminal.
     ends = time.monotonic() + timeout_seconds
@@ -231,7 +234,7 @@ def _meet_in_store(
         return tuple(tuple(line.split()) for line in told.split("\n")), cast("str", given), None
     handover = Handover.read(told, run_of(os.environ))
     if store.add(f"{key}/read", 1) == count - 1:
-        remove(Path(told))
+        Path(told).unlink(missing_ok=True)
     secret = handover.secret or given or ""
     if not secret:
         raise ConfigError(f"the first worker was given {SECRET_VARIABLE} and this one was not: set it for all of them")
@@ -260,7 +263,7 @@ def _host(
     Raises:
         ConfigError: They could not be started, or the run directory holds another run's snapshots.
     """
-    scratch, resume = None, launched.resume
+    resume = launched.resume
     kept = run_dir is not None and Snapshots(run_dir / "snapshots", shards).latest() is not None
     if restarted(os.environ, kept=kept):
         resume = kept
@@ -269,15 +272,12 @@ def _host(
             f"the run directory {run_dir} holds the snapshots of a run already: give another, or go on from them with"
             " evenstep run --resume"
         )
-    if run_dir is None:
-        scratch = tempfile.TemporaryDirectory(prefix="evenstep-")
-        run_dir = Path(scratch.name)
-
+    scratch = private_folder()
     settings = ServerSettings(
         count=shards,
         workers=workers,
-        snapshots=run_dir / "snapshots",
-        temporary=scratch is not None,
+        snapshots=(run_dir or Path(scratch.name)) / "snapshots",
+        scratch=Path(scratch.name),
         listen=host,
         secret=secret,
         resume=resume,
@@ -319,13 +319,17 @@ class _Hosting:
         # Which may be this process's own, and must not close before the others have read where the servers are.
         self._store = store
         self._scratch = scratch
-        self.handover: Path | None = None
-        """The file in which the others find the servers; None where there is none."""
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._lost = False
         self._thread = threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False)
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of what belongs to this run alone."""
+        assert self._scratch is not None
+        return Path(self._scratch.name)
 
     def start(self) -> None:
         """Watch over them, in a thread."""
@@ -354,8 +358,6 @@ class _Hosting:
                 self.servers.close()
             if self._scratch is not None:
                 self._scratch.cleanup()
-            if self.handover is not None:
-                remove(self.handover)
             self._ended.set()
             if not self._lost:
                 atexit.unregister(self._exit)

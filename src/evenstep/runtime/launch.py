@@ -93,7 +93,8 @@ def launch(
                 # the servers, and a worker's death ends the run, by torchrun's rule.
                 if scheme is not None and scheme.served is not None and config.max_nodes == 1:
                     return _run_with_servers(started, settings, scheme.served, server_command, Path(folder))
-                with Watch(Path(folder), FollowsAgent(config.max_restarts)):
+                workers = config.nproc_per_node if config.max_nodes == 1 else 0
+                with Watch(Path(folder), FollowsAgent(config.max_restarts, workers)):
                     _run_workers(_under_keepers(started, Path(folder), restarts=None), settings, Path(folder))
                 return []
         except SignalException as ended:

@@ -65,9 +65,9 @@ class FollowsServers:
 class FollowsAgent:
     """Follows workers that torchrun's agent starts again, all of them at once."""
 
-    def __init__(self, restarts: int) -> None:
+    def __init__(self, restarts: int, workers: int) -> None:
         self._limit = restarts
-        self._restarts = Restarts(restarts)
+        self._restarts = Restarts(restarts, workers)
 
     def ended(self, end: WorkerEnd, now: float) -> list[Action]:
         again = end.restarts + 1 if end.restarts < self._limit else 0

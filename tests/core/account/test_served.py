@@ -105,6 +105,18 @@ def test_lost_workers_are_left_to_who_knows_how_they_ended():
     totals.left(1, "has ended")
     lines = served_summary_lines(with_a_third(totals), "ssp", name_lost=False)
     assert len(lines) == 2
-    assert not any("lost" in line for line in lines)
+    assert not any("was lost" in line for line in lines)
     totals.left(2, "has ended")
     assert len(served_summary_lines(totals, "ssp", name_lost=False)) == 1
+
+
+def test_waiting_that_a_lost_worker_may_have_caused_is_not_told_as_that_of_the_others():
+    totals = ServedTotals(12)
+    for number in range(20):
+        for worker in range(3):
+            iteration(totals, worker, 3.0 * number, 1.0, held=2.0 if number and worker < 2 else 0.0)
+    totals.left(2, "was silent")
+    assert served_summary_lines(finished(totals), "ssp")[1:] == [
+        "Waiting takes 66% of all workers' time, part of it until lost workers were given up.",
+        "Worker 2 was lost after 20 iterations (was silent).",
+    ]

@@ -13,7 +13,7 @@ from support.processes import results, run_workers
 from torch.distributed import PrefixStore, TCPStore
 
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.handover import Handover, remove, run_of
+from evenstep.runtime.handover import Handover, private_folder, run_of
 from evenstep.runtime.join_servers import _meet_in_store
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
@@ -69,21 +69,23 @@ def test_the_secret_is_in_no_key_of_the_store_and_no_file_is_left(given, store, 
 
 
 def written(run="a run", **changes):
-    return Handover(**{"addresses": ADDRESSES, "secret": SECRET, "run": run, **changes}).write()
+    folder = private_folder()
+    return folder, Handover(**{"addresses": ADDRESSES, "secret": SECRET, "run": run, **changes}).write(
+        Path(folder.name)
+    )
 
 
 def test_the_file_is_private_whatever_the_mask_and_says_what_was_written(temporary):
     for mask in (0o000, 0o277):
         before = os.umask(mask)
         try:
-            path = written()
+            folder, path = written()
         finally:
             os.umask(before)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
         assert Handover.read(str(path), "a run") == Handover(addresses=ADDRESSES, secret=SECRET, run="a run")
-        remove(path)
-        remove(path)
+        folder.cleanup()
     assert list(temporary.iterdir()) == []
 
 
@@ -143,16 +145,19 @@ FORGERIES = {
 
 @pytest.mark.parametrize(("forge", "why"), FORGERIES.items(), ids=lambda part: getattr(part, "__name__", ""))
 def test_a_file_that_somebody_else_may_have_written_is_not_believed(forge, why, tmp_path, temporary):
-    path = forge(written(), tmp_path)
+    folder, path = written()
+    path = forge(path, tmp_path)
     with pytest.raises(ConfigError) as refused:
         Handover.read(str(path), "a run")
+    folder.cleanup()
     assert f"is not used ({why})" in str(refused.value)
     assert "PRIVATE KEY" not in str(refused.value)
 
 
 def test_a_file_of_another_run_is_not_believed(temporary):
-    with pytest.raises(ConfigError, match=r"is not used \(it is of another run\)"):
-        Handover.read(str(written(run="another")), "a run")
+    folder, path = written(run="another")
+    with folder, pytest.raises(ConfigError, match=r"is not used \(it is of another run\)"):
+        Handover.read(str(path), "a run")
 
 
 @pytest.mark.parametrize("forged", ["tcp://10.0.0.1:1234", "", "\0", "/dev/zero", "x" * 5000, "\xff\xfe"])

@@ -74,7 +74,10 @@ def served_verdict(
     gone = [each for each in everyone if each.lost is not None]
     stayed = [each for each in everyone if each.lost is None]
     iterations, seconds = _length(longer or workers)
-    verdict = _verdict(stayed or everyone) if long_enough(iterations, seconds) else undecided(iterations, seconds)
+    lost = any(each.lost != EARLY for each in gone)
+    verdict = (
+        _verdict(stayed or everyone, lost=lost) if long_enough(iterations, seconds) else undecided(iterations, seconds)
+    )
     told = [] if len(stayed) < 2 and gone else [verdict.text]
     told += [_gone(each) for each in gone if name_lost or each.lost == EARLY]
     return replace(verdict, text=" ".join(told))
@@ -103,7 +106,7 @@ def _gone(worker: ServedWorker) -> str:
     return f"Worker {worker.worker} was lost {after} ({worker.lost})."
 
 
-def _verdict(workers: Sequence[ServedWorker]) -> Verdict:
+def _verdict(workers: Sequence[ServedWorker], *, lost: bool) -> Verdict:
     cost = sum(each.wait for each in workers) / max(sum(each.seconds for each in workers), 1e-12)
     means = {each.worker: each.means() for each in workers}
     own = {worker: sum(parts.values()) for worker, parts in means.items()}
@@ -113,7 +116,7 @@ def _verdict(workers: Sequence[ServedWorker]) -> Verdict:
     slowest = max(pace, key=lambda each: pace[each], default=worker)
     if ratios[worker] < SLOW and pace.get(slowest, 1.0) < SLOW:
         if cost >= SPREAD:
-            return spread(cost, pace.get(slowest), barrier=False)
+            return spread(cost, pace.get(slowest), barrier=False, lost=lost)
         text = f"No worker is slow: waiting takes {cost:.0%} of all workers' time."
         return Verdict(worker=None, cause=None, slowdown=None, cost=cost, text=text)
     cause = max(means[worker], key=lambda each: means[worker][each] - _median(means, each))

@@ -114,9 +114,10 @@ def times(factor: float) -> str:
     return f"{factor:.1f}".removesuffix(".0") + "x"
 
 
-def spread(waiting: float, slowest: float | None, *, barrier: bool = True) -> Verdict:
-    """Much waiting that no single worker causes."""
-    text = f"Waiting takes {waiting:.0%} of all workers' time, now for one worker and then for another."
+def spread(waiting: float, slowest: float | None, *, barrier: bool = True, lost: bool = False) -> Verdict:
+    """Much waiting that no single worker causes; or that may be for workers that were `lost`, until they were."""
+    whom = "part of it until lost workers were given up" if lost else "now for one worker and then for another"
+    text = f"Waiting takes {waiting:.0%} of all workers' time, {whom}."
     if barrier:
         text += " Without a barrier (asp, ssp, dssp) no worker waits for slowness that passes quickly."
     return Verdict(worker=None, cause=Cause.COMPUTE, slowdown=slowest, cost=waiting, text=text)

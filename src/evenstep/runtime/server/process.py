@@ -50,7 +50,7 @@ class ServerSettings:
         count: Servers, which is shards; 1 or more.
         workers: Workers of the run.
         snapshots: Where they write their snapshots, and find them.
-        temporary: The folder above is for this run alone: servers remove it where the process that started them, which
+        scratch: A folder that belongs to this run alone: servers remove it where the process that started them, which
             should, was killed.
         listen: The host name or address that they listen on.
         resume: Whether they continue from the last snapshot.
@@ -71,7 +71,7 @@ class ServerSettings:
     count: int
     workers: int
     snapshots: Path
-    temporary: bool = False
+    scratch: Path | None = None
     listen: str = "127.0.0.1"
     resume: bool = False
     allow: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ class Servers:
             "workers": settings.workers,
             "listen": settings.listen,
             "snapshots": str(settings.snapshots),
-            "temporary": settings.temporary,
+            "scratch": str(settings.scratch or ""),
             "host": os.getpid() if settings.until_closed else 0,
             "allow": settings.allow,
             "parent": settings.parent,

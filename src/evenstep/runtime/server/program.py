@@ -54,7 +54,7 @@ class Settings:
     count: int
     workers: int
     snapshots: str
-    temporary: bool = False
+    scratch: str = ""
     host: int = 0
     listen: str = "127.0.0.1"
     port: int = 0
@@ -91,8 +91,8 @@ def main(arguments: Sequence[str]) -> int:
     secret = bytes.fromhex(os.environ[SECRET_VARIABLE])
     try:
         serve(settings, secret, ended)
-        if settings.temporary and not asked.is_set():
-            shutil.rmtree(Path(settings.snapshots).parent, ignore_errors=True)
+        if settings.scratch and not asked.is_set():
+            shutil.rmtree(settings.scratch, ignore_errors=True)
     except BrokenServerError:
         traceback.print_exc()
         return 1
