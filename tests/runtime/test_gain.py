@@ -7,7 +7,7 @@ from support.processes import results, run_workers
 from evenstep.report.overview import overview_of
 from evenstep.report.recorded import read_run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.alone]
+pytestmark = pytest.mark.multiprocess
 
 NOISE = 1.4
 """How far two measurements differ on a busy machine, which are taken in turns."""
@@ -17,7 +17,7 @@ NOISE = 1.4
 def run(tmp_path_factory):
     """What a run says of itself, and how many times as long one with equal sizes took, by a clock around both."""
     folder = tmp_path_factory.mktemp("runs")
-    balanced, equal = results(run_workers(fixed_costs.train_by_turns, 2, str(folder), ["lb-bsp", "bsp"], 12, 10))[0]
+    balanced, equal = results(run_workers(fixed_costs.train_by_turns, 2, str(folder), ["lb-bsp", "bsp"], 40, 10))[0]
     balanced_run, equal_run = (overview_of(str(number), read_run(folder / str(number))) for number in range(2))
     return balanced_run, equal_run, equal / balanced
 
