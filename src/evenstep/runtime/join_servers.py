@@ -29,7 +29,7 @@ from evenstep.runtime.server.process import SECRET_VARIABLE, Servers, ServerSett
 from evenstep.runtime.server.snapshots import Snapshots
 from evenstep.runtime.workers import Workers, gather, name_workers
 from evenstep.schemes import Scheme, group_servers
-from evenstep.transport.base import Header, SilentError
+from evenstep.transport.base import SilentError
 from evenstep.transport.connect import connect
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ class _Hosting:
         with self._ending:
             if self._ended.is_set():
                 return
-            if threading.current_thread() is not self._thread and self._await_others().get("awaits"):
+            if threading.current_thread() is not self._thread and self._await_others():
                 return  # The script goes on, and the thread waits for those that were given up and may come back.
             if self._failed.is_set() and self._outlived:
                 self.servers.abandon()
@@ -366,24 +366,21 @@ class _Hosting:
         main = threading.main_thread()
         while main.is_alive() and not self._ended.is_set():
             main.join(LOOK_SECONDS)
-        told: Header = {"awaits": True}
-        while told.get("awaits") and not self._ended.is_set():
-            told = self._await_others()
-            time.sleep(LOOK_SECONDS if told.get("awaits") else 0)
-        self._lost = bool(told.get("lost"))
+        while not self._ended.is_set() and self._await_others():
+            time.sleep(LOOK_SECONDS)
         self.end()
 
     def _exit(self) -> None:
-        """Last of all, fail where a worker is lost: the launcher, which waits for that worker too, then ends it."""
+        """Fail at exit if a worker is lost: the launcher, which also waits for that worker, then ends it."""
         if self._lost:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 
-    def _await_others(self) -> Header:
-        """Until no worker is at the servers any more; servers that are started again meanwhile are asked again.
+    def _await_others(self) -> bool:
+        """Wait until no worker is at the servers; servers that are restarted meanwhile are asked again.
 
-        Returns what the servers say of workers that were given up: `awaits`, one may still come back; `lost`, one is.
+        Returns whether a worker that was given up may still come back, and notes whether one is lost.
         """
         secret = bytes.fromhex(self.servers.secret)
         while self.servers.lost is None and not self._failed.is_set():
@@ -392,7 +389,9 @@ class _Hosting:
                     connection.send({"op": "farewell", "seq": 0})
                     while not self._failed.is_set():
                         with suppress(SilentError):
-                            return connection.receive(LOOK_SECONDS).header
+                            told = connection.receive(LOOK_SECONDS).header
+                            self._lost = bool(told.get("lost"))
+                            return bool(told.get("awaits"))
             except ConnectionError:
                 time.sleep(LOOK_SECONDS)
-        return {}
+        return False

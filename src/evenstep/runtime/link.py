@@ -389,7 +389,7 @@ class Link:
         return self._gone
 
     def _meet_again(self) -> None:
-        """Servers that were started anew have no worker's record; this one was told the others' before."""
+        """Send this worker's records to restarted servers, without asking for those of the others, which it knows."""
         for number in range(len(self._records)):
             self._send_record(number, known=True)
 

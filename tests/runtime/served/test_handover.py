@@ -4,12 +4,14 @@ import json
 import os
 import stat
 import tempfile
+import threading
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from support import served_scripts
-from support.processes import results, run_workers
+from support.guard import GUARD_SECONDS
+from support.processes import CONTEXT, results, run_workers
 from torch.distributed import PrefixStore, TCPStore
 
 from evenstep.core.errors import ConfigError
@@ -17,6 +19,8 @@ from evenstep.runtime.handover import Handover, private_folder, run_of
 from evenstep.runtime.join_servers import _meet_in_store
 from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.runtime.server.process import SECRET_VARIABLE
+from evenstep.transport.base import ConnectionLostError
+from evenstep.transport.connect import connect
 
 ADDRESSES = (("unix:@here", "tcp://127.0.0.1:1"),)
 SECRET = "ab" * 32
@@ -66,6 +70,37 @@ def test_the_secret_is_in_no_key_of_the_store_and_no_file_is_left(given, store, 
     for address in told[0]["addresses"][0]:
         assert address not in seen
     assert list(tmp_path.iterdir()) == []
+
+
+def host_servers(count, told):
+    """As worker 0, whose process stays until the others are done with the servers."""
+    os.environ.update(told)
+    tempfile.tempdir = told["TMPDIR"]
+    store = TCPStore("127.0.0.1", int(told["MASTER_PORT"]), None, False)
+    _meet_in_store(store, 0, count, 1, None, LaunchSettings(), 30.0)
+    threading.Event().wait(GUARD_SECONDS)
+
+
+@pytest.mark.multiprocess
+def test_the_folder_with_the_secret_goes_with_a_worker_0_that_is_killed_before_others_read_it(
+    store, tmp_path, monkeypatch
+):
+    told = environment(store, 2, TMPDIR=str(tmp_path))
+    process = CONTEXT.Process(target=host_servers, args=(2, told))
+    process.start()
+    try:
+        path = PrefixStore("evenstep/servers", store).get("addresses/1").decode()
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        handover = Handover.read(path, run_of(os.environ))
+        with connect(handover.addresses[0], secret=bytes.fromhex(handover.secret)) as connection:
+            process.kill()
+            with pytest.raises(ConnectionLostError):  # The server ends after the folder has.
+                connection.receive(GUARD_SECONDS)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        process.kill()
+        process.join()
 
 
 def written(run="a run", **changes):

@@ -18,7 +18,7 @@ from evenstep.core.account.verdict import COSTLY, SLOW, SPREAD, WHY, Verdict, sp
 _OUTSIDE: Final = "spends time outside of compute (input, script or communication; a run directory tells which)"
 
 EARLY: Final = "left early"
-"""Why a worker is not there to the end that left its loop, or the run between two epochs, by itself."""
+"""Why a worker is absent at the end that left its loop by itself, or left the run between two epochs."""
 
 
 @final

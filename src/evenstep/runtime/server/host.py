@@ -1,4 +1,4 @@
-"""Supervises a run whose servers one of its workers has started: that worker, their host, may be stopped itself."""
+"""Supervises a run whose servers are hosted by one of its workers, because that worker may be stopped itself."""
 
 import os
 import signal
@@ -17,10 +17,10 @@ HOST: Final = 0
 
 @final
 class Host:
-    """Says who is lost, in place of the process that hosts this server, and ends that process where it is lost itself.
+    """Reports lost workers in place of the process that hosts this server, and ends that process if it is lost itself.
 
     A worker that was given up and does not come back would keep its launcher waiting for ever. When the host's process
-    has failed, the launcher ends all others. Where another worker is lost the host ends itself, once its script has.
+    fails, the launcher ends all workers. If another worker is lost, the host fails by itself when its script has ended.
 
     Args:
         process: The host's.

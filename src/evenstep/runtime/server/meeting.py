@@ -24,9 +24,10 @@ class Meeting:
         self._rounds = [_Round(workers) for _ in range(MOST_ROUNDS)]
 
     def come(self, rank: int, record: bytes, connection: Connection, asked: int | None, number: int = 0) -> None:
-        """A worker is here with its record for this round.
+        """Take a worker's record for this round.
 
-        All records are the answer to its request of the sequence `asked`; None: it knows them, and waits for no answer.
+        The records of all workers answer its request with the sequence `asked`. With None the worker knows them
+        already, and gets no answer.
         """
         self._rounds[number].come(rank, record, connection, asked)
 
