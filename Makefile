@@ -1,7 +1,7 @@
 # Each target first makes .venv with what it needs, once, and again when pyproject.toml or constraints.txt changed.
 #   make demo      see it work, on this machine, in under a minute after the installation
-#   make test      every test but the grid of faults; those that need root say why they are skipped without it. What starts no processes runs
-#                  twice at a time; the rest runs after it, whether it passed or not
+#   make test      every test but the grid of faults; those that need root say why they are skipped without it. Most run
+#                  three at a time; those that measure this machine run one by one after them, whether they passed or not
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
@@ -26,10 +26,10 @@ demo: $(INSTALLED_DEMO)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED)
 	@trap 'exit 130' INT; \
-	$(BIN)/python -m pytest -m "not multiprocess and not faults" --numprocesses 2; alone=$$?; \
-	$(BIN)/python -m pytest -m multiprocess; together=$$?; \
-	echo "pytest's exit codes, 0 where all passed: $$alone without processes, $$together with them"; \
-	test $$alone -eq 0 -a $$together -eq 0
+	$(BIN)/python -m pytest -m "not alone and not faults" --numprocesses 3 --dist worksteal; beside=$$?; \
+	$(BIN)/python -m pytest -m alone; alone=$$?; \
+	echo "pytest's exit codes, 0 where all passed: $$beside of tests beside each other, $$alone of tests alone"; \
+	test $$beside -eq 0 -a $$alone -eq 0
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5

@@ -36,14 +36,14 @@ def make(folder, target, fails="nothing"):
 
 
 @pytest.mark.parametrize(
-    ("fails", "codes"), [("not multiprocess", "1 without"), ("-m multiprocess", "1 with "), ("nothing", "")]
+    ("fails", "codes"), [("not alone", "1 of tests beside"), ("-m alone", "1 of tests alone"), ("nothing", "")]
 )
 def test_the_second_half_of_the_tests_runs_where_the_first_fails_and_either_fails_the_target(fails, codes, tmp_path):
     ended, calls = make(tmp_path, "test", fails)
     halves = [call for call in calls if call.startswith("-m pytest")]
     assert len(halves) == 2
-    assert halves[0].startswith("-m pytest -m not multiprocess")
-    assert halves[1].startswith("-m pytest -m multiprocess")
+    assert halves[0].startswith("-m pytest -m not alone")
+    assert halves[1].startswith("-m pytest -m alone")
     assert (ended.returncode != 0) == bool(codes)
     assert codes in ended.stdout.splitlines()[-1]
 

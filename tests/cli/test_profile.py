@@ -20,6 +20,7 @@ device = "old"
 """
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 def test_a_profile_of_a_device_is_a_cluster_file_that_describes_it(tmp_path, capsys):
     device, cluster, plot = (tmp_path / name for name in ("device.toml", "cluster.toml", "plot.svg"))
@@ -42,6 +43,7 @@ def test_a_profile_of_a_device_is_a_cluster_file_that_describes_it(tmp_path, cap
     assert main(["simulate", str(cluster), "--schemes", "bsp", "--batch-size", "8", "--json"]) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 def test_a_script_that_fails_is_an_error(tmp_path, capfd):
     script = tmp_path / "fails.py"
@@ -52,6 +54,7 @@ def test_a_script_that_fails_is_an_error(tmp_path, capfd):
     assert f"evenstep: {script} ended before two batch sizes were measured" in error
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 def test_a_function_that_is_over_too_soon_and_nothing_that_it_keeps(tmp_path, capfd):
     (tmp_path / "checkpoints").mkdir()
@@ -65,6 +68,7 @@ def test_a_function_that_is_over_too_soon_and_nothing_that_it_keeps(tmp_path, ca
     assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 def test_iterations_that_take_unlike_times_are_doubted(tmp_path, capfd):
     cluster = tmp_path / "cluster.toml"

@@ -14,7 +14,7 @@ from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
 from evenstep.report.recorded import read_run
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.alone]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "trains_some.py"

@@ -89,8 +89,8 @@ def test_images_under_torchrun():
 @pytest.mark.multiprocess
 def test_gpt_under_torchrun():
     (line,) = run_example("gpt.py", *TORCHRUN).splitlines()
-    assert line.startswith("step 10: ")
-    assert line.endswith(" bits per character, batch sizes [2, 2]")
+    found = re.fullmatch(r"step 10: [\d.]+ bits per character, batch sizes \[(\d), (\d)\]", line)
+    assert int(found[1]) + int(found[2]) == 4  # How they are shared depends on how busy this machine is.
 
 
 @pytest.mark.parametrize("script", ["images.py", "gpt.py", "fsdp.py", "resume.py"])

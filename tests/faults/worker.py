@@ -68,7 +68,7 @@ class Fault:
                 self.wait_for(f"fired-{victim}")
 
     def fired(self, victim):
-        file = self.folder / "firing"
+        file = self.folder / f"firing-{victim}"
         file.write_text(str(os.getpid()))
         file.rename(self.folder / f"fired-{victim}")
 

@@ -150,6 +150,7 @@ print(codes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 """
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 def test_a_line_of_300_megabytes_takes_little_memory(whole, tmp_path):
     for worker, content in enumerate(whole):

@@ -7,7 +7,7 @@ from support.processes import results, run_workers
 from evenstep.report.overview import overview_of
 from evenstep.report.recorded import read_run
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.alone]
 
 NOISE = 1.4
 """How far two measurements differ on a busy machine, which are taken in turns."""

@@ -42,6 +42,7 @@ def test_a_size_that_does_not_fit_is_never_tried(scheme):
     assert all(sum(sizes) == 36 for sizes in values[0]["sizes"])
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 def test_micro_batches_need_no_more_memory_than_one():
     run = Run(

@@ -232,7 +232,7 @@ class Supervision:
         state.vanished = False
         # Without keepers it may have failed, and then the run ends.
         if not self.kept:
-            return [Say(f"worker {worker} ended in the middle of an epoch")]
+            return [] if self._stopped else [Say(f"worker {worker} ended in the middle of an epoch")]
         self.lost[worker] = "ended with exit code 0 in the middle of an epoch"
         return [Say(f"worker {worker} {self.lost[worker]}{self._then()}")]
 
