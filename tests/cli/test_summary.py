@@ -14,7 +14,7 @@ from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
 from evenstep.report.recorded import read_run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.alone]
+pytestmark = pytest.mark.multiprocess
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "trains_some.py"
@@ -29,6 +29,7 @@ def said(text):
     return [line.removeprefix("evenstep: ") for line in text.splitlines() if line.startswith("evenstep: ")]
 
 
+@pytest.mark.alone
 def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
     assert run("--workers", 2, "--slow", "1=3x", "--json", SCRIPT) == 0
     captured = capfd.readouterr()
@@ -42,6 +43,7 @@ def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
     assert re.search(r"[Ww]orker 1 computes [23](\.\d)?x slower", " ".join(verdict))
 
 
+@pytest.mark.alone
 def test_the_summary_says_what_the_run_directory_says(tmp_path, capfd):
     assert run("--workers", 2, "--slow", "1=3x", "--run-dir", tmp_path / "run", SCRIPT) == 0
     head, *lines = said(capfd.readouterr().err)
@@ -64,6 +66,7 @@ def torchrun(scheme, *words):
     return subprocess.run([*command, *words], capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
 def test_plain_torchrun_has_the_summary_too_and_once(scheme):
     ended = torchrun(scheme)
@@ -74,6 +77,7 @@ def test_plain_torchrun_has_the_summary_too_and_once(scheme):
     assert "orker 1 computes" in lines[1]
 
 
+@pytest.mark.alone
 def test_a_worker_that_died_is_named_once_when_it_did_and_once_at_the_end(tmp_path, capfd):
     assert run("--workers", 3, "--scheme", "asp", "--run-dir", tmp_path / "run", SCRIPT, "dies") == 0
     first, head, *summary = said(capfd.readouterr().err)

@@ -10,6 +10,7 @@ import signal
 import struct
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 from support.made_log import worker_events, write_log
@@ -74,15 +75,17 @@ class Terminal:
 
 
 @pytest.mark.multiprocess
-def test_it_shows_a_run_that_grows_and_heeds_the_terminals_size(tmp_path):
+def test_it_shows_a_run_that_grows_and_heeds_the_terminals_size(tmp_path, monkeypatch):
     streams = [worker_events(worker, parts=PARTS, sizes=[(10, 10, 10)] * 40) for worker in range(3)]
 
     def grow(lines):
         for worker, stream in enumerate(streams):
-            with (tmp_path / f"worker-{worker}.jsonl").open("a") as file:
+            with Path("run", f"worker-{worker}.jsonl").open("a") as file:
                 file.writelines(json.dumps(next(stream)) + "\n" for _ in range(lines))
 
-    terminal = Terminal(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    terminal = Terminal("run")  # A long name would take several lines.
     terminal.wait_for("waiting for the first iteration")
     grow(23)
     terminal.wait_for(r"iteration 21 ")

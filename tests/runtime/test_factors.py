@@ -400,6 +400,7 @@ def shows(sampler, low, high, *, got, wait=nothing):
     return pytest.skip(f"other processes keep this machine too busy to see a worker that gets {got:.2f} of its core")
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 @needs_record
 @needs_two_cores
@@ -416,6 +417,7 @@ def test_a_worker_without_a_competitor_can_have_its_core_computing_or_waiting(pi
         assert shows(sampler, 0.9, 1.0, got=1.0, wait=wait_alone)
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 @needs_record
 @needs_two_cores
@@ -426,6 +428,7 @@ def test_a_competitor_leaves_half_of_a_core_computing_or_waiting(pinned, sampler
         assert shows(sampler, 0.47, 0.58, got=0.5, wait=lambda: hog.wait(0.2))
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 @needs_record
 @needs_two_cores
@@ -435,6 +438,7 @@ def test_two_competitors_leave_a_third(pinned, sampler):
         assert shows(sampler, 0.27, 0.4, got=1 / 3)
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 @needs_record
 @needs_two_cores
@@ -458,6 +462,7 @@ def test_a_competitor_that_came_late_shows_in_full(pinned, sampler):
     queue.close()
 
 
+@pytest.mark.alone
 @pytest.mark.multiprocess
 @needs_record
 @needs_two_cores
