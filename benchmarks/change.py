@@ -9,7 +9,7 @@ import tempfile
 
 from harness import clusters, record, segments
 
-from evenstep.core.disturb import From
+from evenstep.cluster.slowness import From
 
 SPEEDS, BATCH, SECONDS = (1, 1, 1, 1), 256, 0.2
 WHO, FACTOR = 3, 3.0

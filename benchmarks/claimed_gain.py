@@ -21,7 +21,7 @@ from harness.workers import run_workers
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.report.overview import overview_of, values_of
 from evenstep.report.recorded import read_run
 

@@ -16,7 +16,7 @@ import torch
 from harness import clusters, learning, record, tasks, tuning
 from harness.workers import run_workers
 
-from evenstep.core.disturb import Episodic, Jitter
+from evenstep.cluster.slowness import Episodic, Jitter
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate

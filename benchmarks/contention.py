@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.factors import factor_sampler
 from evenstep.schemes import parse_scheme
 from evenstep.telemetry.recorder import read_events
 from evenstep.testing.baseline import PlainDDP, plain_loader
+from evenstep.torch.factors import sampler_of
 
 WORKERS, VICTIM = 2, 1
 BATCH, EPOCH_ITERATIONS, WARMUP = 480, 15, 10
@@ -202,7 +202,7 @@ class ComputeClock:
 
     def __init__(self, trace):
         self._trace = trace
-        self._sampler = factor_sampler(torch.device("cpu"), time.perf_counter)
+        self._sampler = sampler_of(torch.device("cpu"), time.perf_counter)
         self._factors = self._sampler.sample()
 
     def handed_out(self, batch_size):

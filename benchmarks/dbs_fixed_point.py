@@ -10,7 +10,7 @@ import sys
 import numpy as np
 from harness import clusters, record, segments, virtual
 
-from evenstep.core.disturb import MEASURED_CURVES, PointCurve
+from evenstep.cluster.slowness import MEASURED_CURVES, PointCurve
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.equal import EqualPolicy
 from evenstep.schemes import parse_scheme

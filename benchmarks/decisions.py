@@ -11,7 +11,7 @@ import time
 import numpy as np
 from harness import record
 
-from evenstep.core.server import Answer, Arrival, Coordinator
+from evenstep.core.coordinate import Answer, Arrival, Coordinator
 from evenstep.core.sync import Push, Release
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.schemes import parse_scheme

@@ -19,7 +19,7 @@ import torch
 from harness import clusters, learning, record, tasks
 from harness.workers import run_workers
 
-from evenstep.core.disturb import AffineCurve
+from evenstep.cluster.slowness import AffineCurve
 
 RATIO, FAST_SECONDS, PART = 2.17, 0.008, 40
 """The fast worker, which is the last, takes these seconds for its part of a global batch of two."""

@@ -16,8 +16,8 @@ from harness import record
 
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.values import Reports
-from evenstep.runtime.iteration import Iteration
 from evenstep.telemetry import JsonlRecorder
+from evenstep.worker.iteration import Iteration
 
 ITERATION_SECONDS = 0.1
 GOAL_PERCENT = 0.5

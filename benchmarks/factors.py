@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from harness import record
 
-from evenstep.runtime.factors import factor_sampler
+from evenstep.torch.factors import sampler_of
 
 LIMIT_MS = 0.1
 COMPUTE_SECONDS = {"back to back": 0.0, "10 ms": 0.01, "100 ms": 0.1, "1 s": 1.0}
@@ -24,7 +24,7 @@ def main():
     options = record.arguments(__doc__).parse_args()
     parts = 1 if options.quick else PARTS
     torch.set_num_threads(1)
-    sampler = factor_sampler(torch.device("cpu"), time.perf_counter)
+    sampler = sampler_of(torch.device("cpu"), time.perf_counter)
     raw, figures = {}, []
     for name, seconds in COMPUTE_SECONDS.items():
         record.console.print(f"  iterations of {name}" if seconds else f"  {name}")

@@ -26,7 +26,7 @@ from harness.workers import run_workers
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.core.disturb import Episodic, From, Jitter
+from evenstep.cluster.slowness import Episodic, From, Jitter
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import JsonlRecorder, Silent

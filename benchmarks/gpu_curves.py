@@ -4,7 +4,7 @@ import sys
 
 from harness import clusters, record, segments
 
-from evenstep.core.disturb import MEASURED_CURVES, PointCurve
+from evenstep.cluster.slowness import MEASURED_CURVES, PointCurve
 
 BATCH, WARMUP, NEAR = 512, 20, 1.05
 

@@ -16,7 +16,7 @@ import torch
 from harness import clusters, learning, record, tasks, tuning
 from harness.workers import run_workers
 
-from evenstep.core.disturb import Constant
+from evenstep.cluster.slowness import Constant
 
 WORKERS, SLOW, SLOWDOWN, SECONDS = 16, 5, 4.0, 0.1
 """The slow worker, how many times slower, and the seconds of an undisturbed iteration."""

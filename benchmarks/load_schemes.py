@@ -16,7 +16,7 @@ from multiprocessing import get_context
 import numpy as np
 from harness import clusters, oracle, record, segments, virtual
 
-from evenstep.core.disturb import Episodic, Jitter
+from evenstep.cluster.slowness import Episodic, Jitter
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.equal import EqualPolicy
 from evenstep.schemes import parse_scheme

@@ -14,7 +14,7 @@ from harness import clusters, record, served
 from harness.replay import replay
 from harness.track import pace, waiting_share
 
-from evenstep.core.disturb import Episodic, Jitter
+from evenstep.cluster.slowness import Episodic, Jitter
 from evenstep.schemes import parse_scheme
 
 BSP, SSP, DSSP, ASP = SCHEMES = ("bsp:engine=server", "ssp:bound=3", "dssp:lower=3,upper=15", "asp")

@@ -18,7 +18,7 @@ from contestants import evenstep
 from harness import record
 from harness.workers import run_workers
 
-from evenstep.runtime.server.process import ServerSettings, start_servers
+from evenstep.launch.process import ServerSettings, start_servers
 
 MODEL_BYTES = 100_000_000
 WORKERS = (1, 4)

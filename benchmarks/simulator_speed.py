@@ -14,7 +14,7 @@ import time
 
 from harness import record
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, served, simulate
 

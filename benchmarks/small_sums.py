@@ -1,7 +1,7 @@
 """What a sum of gradients costs right after a wait, when all workers wake at once: Gloo's ring against two direct hops.
 
 No training: every worker sleeps as if it computed, then all sum a tensor. It is why evenstep sums the last, small
-bucket in two hops (`evenstep.runtime.direct_sum`), and where it leaves that to the ring.
+bucket in two hops (`evenstep.torch.engines.direct_sum`), and where it leaves that to the ring.
 """
 
 import sys
@@ -13,8 +13,8 @@ import torch.distributed as dist
 from harness import record
 from harness.workers import run_workers
 
-from evenstep.runtime.direct_sum import DirectSum, suits
-from evenstep.runtime.join_workers import join_workers
+from evenstep.torch.engines.direct_sum import DirectSum, suits
+from evenstep.torch.processes.join_workers import join_workers
 
 ELEMENTS = (5_000, 51_000, 250_000, 1_000_000)
 COMPUTE_SECONDS = 0.05

@@ -11,7 +11,7 @@ from harness import clusters, record, served
 from harness.replay import replay
 from harness.track import pace
 
-from evenstep.core.disturb import Constant
+from evenstep.cluster.slowness import Constant
 from evenstep.core.groups import by_rank, rate_of
 from evenstep.schemes import parse_scheme
 

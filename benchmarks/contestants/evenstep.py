@@ -18,14 +18,14 @@ from contestants.case import LEARNING_RATE, Measured
 from contestants.models import parameter_sizes
 from contestants.timing import timed
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.runtime.link import Link
-from evenstep.runtime.served_parameters import ServedParameters
-from evenstep.runtime.server.layout import Layout
-from evenstep.runtime.server.process import ServerSettings, start_servers
-from evenstep.runtime.server.run_spec import RunSpec
-from evenstep.runtime.server.updates import describe, options_to_record
+from evenstep.launch.process import ServerSettings, start_servers
+from evenstep.protocol.optimizer import options_to_record
+from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
+from evenstep.torch.engines.describe import describe, layout_of
+from evenstep.torch.engines.served_parameters import ServedParameters
 from evenstep.transport.connect import connect
+from evenstep.worker.servers.link import Link
 
 SCHEME = "asp:rate=raw"
 """At the optimizer's own rate, so that the weights tell how many updates they have seen."""
@@ -80,7 +80,7 @@ def run_of(parameters, optimizer, workers):
         ),
         length=_LENGTH,
         drop_last=False,
-        layout=Layout.of(parameters.items(), [optimizer]),
+        layout=layout_of(parameters.items(), [optimizer]),
         optimizers=(describe(optimizer),),
     )
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from evenstep.core.cluster import Cluster, ClusterWorker
-from evenstep.core.disturb import AffineCurve, Device
+from evenstep.cluster import Cluster, ClusterWorker
+from evenstep.cluster.slowness import AffineCurve, Device
 
 
 def cluster_of(curves, disturbances=()):

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.core.cluster import Cluster
+from evenstep.cluster import Cluster
 from evenstep.telemetry.recorder import read_events
 from harness import serving
 

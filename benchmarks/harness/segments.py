@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.core.cluster import Cluster
+from evenstep.cluster import Cluster
 from evenstep.schemes import Scheme
 from evenstep.telemetry.recorder import read_events
 from evenstep.testing.baseline import DeviceHold, PlainDDP, plain_loader

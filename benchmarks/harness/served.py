@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.core.cluster import Cluster
+from evenstep.cluster import Cluster
 from harness.serving import served
 from harness.track import Track
 from harness.workers import run_workers

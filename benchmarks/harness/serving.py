@@ -14,12 +14,12 @@ from multiprocessing import get_context
 
 import torch.distributed as dist
 
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.server import program
-from evenstep.runtime.server.process import SECRET_VARIABLE
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.process import SECRET_VARIABLE
 from evenstep.schemes import parse_scheme
+from evenstep.server import program
 
-_PRELOADED = ["torch", "torch._dynamo", "evenstep.runtime.server.program"]
+_PRELOADED = ["torch", "torch._dynamo", "evenstep.server.program"]
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from evenstep.schemes import Scheme, Served, asp, bsp, dbs, dssp, grouped, lb_bs
 
 if TYPE_CHECKING:
     from evenstep import checkpoint
-    from evenstep.runtime.prepare import prepare
-    from evenstep.runtime.shards import ShardedDataset
+    from evenstep.torch.data.shards import ShardedDataset
+    from evenstep.torch.prepare import prepare
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-_OF_TORCH = {"prepare": "evenstep.runtime.prepare", "ShardedDataset": "evenstep.runtime.shards"}
+_OF_TORCH = {"prepare": "evenstep.torch.prepare", "ShardedDataset": "evenstep.torch.data.shards"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,10 +16,10 @@ from support.server_reports import Reports, stand_in
 
 from evenstep.cli.main import main
 from evenstep.cli.run import parse
-from evenstep.runtime.endings import WorkerEnd
-from evenstep.runtime.launch import launch
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.run_failed import RunFailedError, failure_of_all
+from evenstep.launch.endings import WorkerEnd
+from evenstep.launch.launch import launch
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.run_failed import RunFailedError, failure_of_all
 from evenstep.telemetry import read_events
 from evenstep.telemetry.events import parse_event
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from evenstep.cli.main import main
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEVICE = """

@@ -1,7 +1,7 @@
 import pytest
 
-from evenstep.runtime.endings import WorkerEnd
-from evenstep.runtime.run_failed import failure_of
+from evenstep.launch.endings import WorkerEnd
+from evenstep.launch.run_failed import failure_of
 
 LOST = "WorkerLostError: worker 7 died"
 

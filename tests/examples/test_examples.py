@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.guard import GUARD_SECONDS
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

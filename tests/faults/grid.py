@@ -22,10 +22,10 @@ from support.hosts import ip, two_hosts
 from support.processes import CONTEXT
 
 from evenstep.core.supervision import Supervision
-from evenstep.runtime.keeper import _message, group_file, status_file
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.server.process import SECRET_VARIABLE
-from evenstep.runtime.watch import FollowsServers, Watch
+from evenstep.launch.keeper import _message, group_file, status_file
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.process import SECRET_VARIABLE
+from evenstep.launch.watch import FollowsServers, Watch
 from faults import worker
 from faults.cells import COUNT, LINK, PAUSE_SECONDS, SERVER
 
@@ -282,7 +282,7 @@ def _servers(cell, folder, watch):
 
 
 def _serve(settings, secret, end, folder):
-    from evenstep.runtime.server import program
+    from evenstep.server import program
 
     os.environ[SECRET_VARIABLE] = secret
     terminal = os.open(os.path.join(folder, "terminal-server"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)

@@ -89,7 +89,7 @@ def servers():
     mark = os.environ[MARK]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if "evenstep.runtime.server" in " ".join(process.cmdline()) and process.environ().get(MARK) == mark:
+            if "evenstep.server" in " ".join(process.cmdline()) and process.environ().get(MARK) == mark:
                 yield process
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.made_log import write_log
 
 from evenstep.cli.main import main
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.report.live import LiveRun
 from evenstep.report.live_table import live_table

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import Silent

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, simulate
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate

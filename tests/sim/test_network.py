@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.sim.network import Network
 
 LINKS = """

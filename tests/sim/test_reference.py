@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 
 SAMPLES = 8
 WORKERS = 5

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run, recorded_run
 from evenstep.report.summary import summary_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 
 DEVICE = '[devices.d]\nper_sample = "10 ms"\n'

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 
-from evenstep.runtime.server import program
-from evenstep.runtime.server.group import Parent
-from evenstep.runtime.server.replica import Replica
+from evenstep.server import program
+from evenstep.server.group.group import Parent
+from evenstep.server.replica import Replica
 
 
 def dying(act, number):

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenstep.runtime.server.process import ServerSettings, start_servers
+from evenstep.launch.process import ServerSettings, start_servers
 from support.processes import run_workers
 from support.served import environment, forked, serving
 

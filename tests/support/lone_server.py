@@ -6,16 +6,16 @@ import numpy as np
 import torch
 
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.runtime.server.head import Head
-from evenstep.runtime.server.layout import Layout
-from evenstep.runtime.server.meeting import Meeting
-from evenstep.runtime.server.replica import Replica
-from evenstep.runtime.server.run_spec import RunSpec
-from evenstep.runtime.server.session import Session
-from evenstep.runtime.server.snapshots import Snapshots
-from evenstep.runtime.server.updates import describe, options_to_record
+from evenstep.protocol.optimizer import options_to_record
+from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
-from evenstep.transport.memory import connected_pair
+from evenstep.server.head import Head
+from evenstep.server.meeting import Meeting
+from evenstep.server.replica import Replica
+from evenstep.server.session import Session
+from evenstep.server.shard.snapshots import Snapshots
+from evenstep.testing.in_memory import connected_pair
+from evenstep.torch.engines.describe import describe, layout_of, options_of
 
 SECONDS = 30.0
 
@@ -49,8 +49,8 @@ class LoneServer:
     def __init__(self, folder, *, local=True):
         model = torch.nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        layout, spec = Layout.of(model.named_parameters(), [optimizer]), describe(optimizer)
-        self.nbytes, self.options = layout.shards(1)[0].nbytes, options_to_record(spec.options(optimizer))
+        layout, spec = layout_of(model.named_parameters(), [optimizer]), describe(optimizer)
+        self.nbytes, self.options = layout.shards(1)[0].nbytes, options_to_record(options_of(spec, optimizer))
         ones = np.ones(1, dtype=np.int64)
         described = RunSpec(
             scheme=parse_scheme("asp"),

@@ -13,20 +13,21 @@ import numpy as np
 import torch
 
 from evenstep.core.values import UNLIMITED, Problem, Reports
-from evenstep.runtime.link import Link
-from evenstep.runtime.server.head import Head
-from evenstep.runtime.server.layout import Layout
-from evenstep.runtime.server.meeting import Meeting
-from evenstep.runtime.server.replica import Replica
-from evenstep.runtime.server.run_spec import RunSpec
-from evenstep.runtime.server.session import Session
-from evenstep.runtime.server.snapshots import Snapshots
-from evenstep.runtime.server.updates import describe, options_to_record
+from evenstep.protocol.optimizer import options_to_record
+from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
+from evenstep.server.head import Head
+from evenstep.server.meeting import Meeting
+from evenstep.server.replica import Replica
+from evenstep.server.session import Session
+from evenstep.server.shard.snapshots import Snapshots
+from evenstep.tensors.messages import parameter_views
+from evenstep.testing.clock import FakeClock
+from evenstep.testing.faulty import Faulty, seeded
+from evenstep.testing.in_memory import connected_pair
+from evenstep.torch.engines.describe import describe, layout_of, options_of
 from evenstep.transport.base import SilentError
-from evenstep.transport.clock import FakeClock
-from evenstep.transport.faulty import Faulty, seeded
-from evenstep.transport.memory import connected_pair
+from evenstep.worker.servers.link import Link
 from support.guard import GUARD_SECONDS
 
 WORKERS = 3
@@ -219,7 +220,7 @@ class Trial:
         model = self.models[rank]
         optimizer = optimizer_of(model)
         spec = describe(optimizer)
-        layout = Layout.of(model.named_parameters(), [optimizer])
+        layout = layout_of(model.named_parameters(), [optimizer])
         layouts = layout.shards(len(self.replicas))
         described = RunSpec(
             scheme=self.scheme, problem=PROBLEM, length=SAMPLES, drop_last=False, layout=layout, optimizers=(spec,)
@@ -233,7 +234,7 @@ class Trial:
             wait=lambda seconds: None,
         )
         link.start(described.encode(), [each.nbytes for each in layouts])
-        worker = self.workers[rank] = Worker(link, layouts, model, options_to_record(spec.options(optimizer)))
+        worker = self.workers[rank] = Worker(link, layouts, model, options_to_record(options_of(spec, optimizer)))
         for number in range(2):
             self.committed.append((number, worker.epoch(number)))
         self.weights[rank] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
@@ -253,8 +254,8 @@ class Worker:
         self.shards = [
             (
                 [named[each.name] for each in layout.parameters],
-                layout.views(shard.gradients),
-                layout.views(shard.weights),
+                parameter_views(layout, shard.gradients),
+                parameter_views(layout, shard.weights),
             )
             for layout, shard in zip(layouts, link.shards, strict=True)
         ]

@@ -14,7 +14,7 @@ from support.guard import GUARD_SECONDS
 CONTEXT = multiprocessing.get_context("forkserver")
 # The fork server imports torch once (DDP imports the compiler too), so that a worker starts in tens of milliseconds.
 CONTEXT.set_forkserver_preload(
-    ["torch", "torch._dynamo", "evenstep.runtime.prepare", "support.training", "support.served"]
+    ["torch", "torch._dynamo", "evenstep.torch.prepare", "support.training", "support.served"]
 )
 
 

@@ -11,8 +11,8 @@ import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.server.process import SECRET_VARIABLE
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.process import SECRET_VARIABLE
 from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT, run_workers
 from support.records import check_records
@@ -73,7 +73,7 @@ def forked(settings, secret):
 
 
 def _serve(settings, secret, end, terminal):
-    from evenstep.runtime.server import program
+    from evenstep.server import program
 
     os.environ[SECRET_VARIABLE] = secret
     os.dup2(os.open(terminal, os.O_WRONLY | os.O_APPEND), 2)

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from evenstep.runtime import join_servers
-from evenstep.runtime.group_sum import GroupSum
+from evenstep.server.group.group_sum import GroupSum
+from evenstep.torch.processes import join_servers
 from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
 from support import served_training
 from support.guard import GUARD_SECONDS

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.core.errors import EvenstepError
-from evenstep.runtime.activity import Activity
-from evenstep.runtime.join_servers import join_servers
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.workers import gather
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.torch.processes.join_servers import join_servers
+from evenstep.torch.processes.workers import gather
+from evenstep.worker.activity import Activity
 from support import served_training, training
 from support.training import step, weights
 

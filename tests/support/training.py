@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import evenstep
-from evenstep.core.cluster import parse_cluster
-from evenstep.runtime.direct_sum import DirectSum
-from evenstep.runtime.join_workers import join_workers
+from evenstep.cluster import parse_cluster
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
+from evenstep.torch.engines.direct_sum import DirectSum
+from evenstep.torch.processes.join_workers import join_workers
 
 FEATURES = 6
 

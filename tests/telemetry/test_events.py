@@ -9,7 +9,7 @@ import pytest
 from support.guard import GUARD_SECONDS
 from support.records import check_records
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.guard import GUARD_SECONDS
 
-from evenstep.core.disturb import AffineCurve, Chain, Device, From
+from evenstep.cluster.slowness import AffineCurve, Chain, Device, From
 from evenstep.testing.baseline import DeviceHold, SlicedSampler, plain_loader
 
 WORKER = Path(__file__).with_name("baseline_worker.py")

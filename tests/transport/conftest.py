@@ -9,9 +9,9 @@ import threading
 import psutil
 import pytest
 
+from evenstep.testing.in_memory import connected_pair
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
-from evenstep.transport.memory import connected_pair
 
 SECRET = bytes(range(32))
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from evenstep.testing.faulty import Faulty, scripted
+from evenstep.testing.in_memory import MemoryListener, connected_pair
 from evenstep.testing.transport import check_connection, check_listener
 from evenstep.transport.connect import connect
-from evenstep.transport.faulty import Faulty, scripted
 from evenstep.transport.listen import listen
-from evenstep.transport.memory import MemoryListener, connected_pair
 
 
 @pytest.mark.parametrize("kind", ["memory", "unix", "tcp", "tls"])

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from evenstep.core.errors import ConfigError
+from evenstep.testing.clock import FakeClock
+from evenstep.testing.faulty import Fault, Faulty, scripted, seeded
+from evenstep.testing.in_memory import connected_pair
 from evenstep.transport.base import SilentError
-from evenstep.transport.clock import FakeClock
-from evenstep.transport.faulty import Fault, Faulty, scripted, seeded
-from evenstep.transport.memory import connected_pair
 
 YEAR = 3.2e7
 

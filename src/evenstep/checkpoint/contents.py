@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from evenstep.checkpoint.tree import put_together, take_apart
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.model import PreparedModel, device_of
+from evenstep.torch.model import PreparedModel, device_of
 
 
 class Stateful(Protocol):

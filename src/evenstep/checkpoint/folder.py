@@ -14,7 +14,7 @@ from typing import IO, Any, Final, final
 
 from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
 from evenstep.core.errors import CheckpointError
-from evenstep.runtime.durable import sync
+from evenstep.server.shard.durable import sync
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial-"

@@ -20,9 +20,9 @@ from evenstep.checkpoint.together import together
 from evenstep.checkpoint.tree import unpacked
 from evenstep.core.checkpoints import heir, number_of
 from evenstep.core.errors import CheckpointError
-from evenstep.runtime.engine import Engine
-from evenstep.runtime.loader import PreparedLoader
-from evenstep.runtime.request import device_identity
+from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.request import device_identity
 
 
 def restore(

@@ -19,12 +19,12 @@ from evenstep.checkpoint.randomness import random_state
 from evenstep.checkpoint.together import together
 from evenstep.checkpoint.tree import packed, take_apart
 from evenstep.core.checkpoints import number_of
+from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import CheckpointError, ConfigError
-from evenstep.runtime.disagreement import Field, require_agreement
-from evenstep.runtime.engine import Engine
-from evenstep.runtime.loader import PreparedLoader
-from evenstep.runtime.request import device_identity
-from evenstep.runtime.served import ServedEngine
+from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.served import ServedEngine
+from evenstep.torch.request import device_identity
 
 FORMAT: Final = 1
 TENSORS: Final = "tensors"

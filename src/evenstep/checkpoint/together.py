@@ -7,8 +7,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import CheckpointError, EvenstepError, WorkerLostError
-from evenstep.runtime.engine import Engine
-from evenstep.runtime.workers import gather
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.processes.workers import gather
 
 
 def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:

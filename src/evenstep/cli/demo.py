@@ -48,7 +48,7 @@ def demo(arguments: list[str]) -> int:
     picture: Path | None = options.picture
     for path in (picture, options.report):
         _require_folder(path)
-    from evenstep.runtime.run_failed import RunFailedError
+    from evenstep.launch.run_failed import RunFailedError
 
     schemes = _schemes(options.schemes)
     console = Console(stderr=True, highlight=False)

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from evenstep.cli.needs import require_torch
 from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
-from evenstep.core.cluster import parse_cluster
-from evenstep.core.cluster.write_device import profiled_cluster
+from evenstep.cluster import parse_cluster
+from evenstep.cluster.profile import ProfiledMemory, ProfilePoint, doubt, knee, memory_of
+from evenstep.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
-from evenstep.core.profile import ProfiledMemory, ProfilePoint, doubt, knee, memory_of
+from evenstep.launch.keeper import how_it_ended
+from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.report.profile import profile_svg, profile_table
-from evenstep.runtime.keeper import how_it_ended
-from evenstep.runtime.launch_settings import LaunchSettings
 from evenstep.telemetry import Tail
 
 _LOOK_SECONDS: Final = 0.2

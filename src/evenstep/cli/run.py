@@ -12,8 +12,8 @@ from typing import NoReturn
 from evenstep.cli.needs import require_torch
 from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
 from evenstep.core.errors import ConfigError
+from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
 from evenstep.report.summary import summarise
-from evenstep.runtime.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
 
 _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         _short_parser().print_help()
         return 0
     require_torch("run")
-    from evenstep.runtime.run_failed import RunFailedError
+    from evenstep.launch.run_failed import RunFailedError
 
     options = parse(arguments)
     without_prepare = _without_prepare(options)
@@ -97,11 +97,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str]:
-    """Start the workers and wait for them; returns and raises what `evenstep.runtime.launch.launch` does.
+    """Start the workers and wait for them; returns and raises what `evenstep.launch.launch.launch` does.
 
     In the folder `marks` each worker that calls `prepare` leaves a file, and the first one the summary of the run.
     """
-    from evenstep.runtime.launch import launch
+    from evenstep.launch.launch import launch
 
     settings = LaunchSettings(
         scheme=options.scheme,

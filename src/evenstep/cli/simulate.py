@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from evenstep.cli.parser import Parser, as_path
 from evenstep.cli.simulate_schemes import split_schemes, swept
 from evenstep.cli.simulate_table import simulated_table
-from evenstep.core.cluster import Cluster
-from evenstep.core.cluster.quantity import CAPACITY, DURATION, SHARE, Quantity
-from evenstep.core.cluster.table import placed
+from evenstep.cluster import Cluster
+from evenstep.cluster.quantity import CAPACITY, DURATION, SHARE, Quantity
+from evenstep.cluster.table import placed
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.launch_settings import read_cluster
+from evenstep.launch.launch_settings import read_cluster
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.sim import Log, Scenario, SimulatedRun, simulate
 from evenstep.telemetry import JsonlRecorder, Recorder, Silent

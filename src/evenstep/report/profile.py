@@ -8,7 +8,7 @@ from typing import Final
 from rich import box
 from rich.table import Table
 
-from evenstep.core.profile import ProfiledMemory, ProfilePoint
+from evenstep.cluster.profile import ProfiledMemory, ProfilePoint
 
 _BAR: Final = 30
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _FOOT = 720, 360, 64, 64, 72, 56

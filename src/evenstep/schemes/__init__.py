@@ -2,7 +2,8 @@
 
 from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped, placed
-from evenstep.schemes.parse import DEFAULT, RECIPES, parse_scheme
+from evenstep.schemes.parse import DEFAULT, parse_scheme
+from evenstep.schemes.recipe import RECIPES
 from evenstep.schemes.scheme import Scheme, Served
 from evenstep.schemes.served import asp, dssp, ssp
 

@@ -6,32 +6,13 @@ This is the only place where a name stands for an algorithm. A new scheme is a r
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
-from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd
-from evenstep.schemes.grouped import grouped
-from evenstep.schemes.recipe import read
+from evenstep.schemes.recipe import RECIPES, read
 from evenstep.schemes.scheme import Scheme
-from evenstep.schemes.served import asp, dssp, ssp
-
-RECIPES: Mapping[str, Callable[..., Scheme]] = MappingProxyType(
-    {
-        "bsp": bsp,
-        "lb-bsp": lb_bsp,
-        "dbs": dbs,
-        "local-sgd": local_sgd,
-        "asp": asp,
-        "ssp": ssp,
-        "dssp": dssp,
-        "grouped": grouped,
-    }
-)
-"""The recipes that a scheme string can name."""
 
 DEFAULT = "lb-bsp"
 

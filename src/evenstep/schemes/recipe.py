@@ -1,8 +1,9 @@
-"""The types of a recipe's arguments, which its annotations say: checked in Python, and read from scheme strings."""
+"""The registry of recipes, and the types of their arguments: checked in Python, and read from scheme strings."""
 
 import functools
 import inspect
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Final, Literal, ParamSpec, cast, get_args, get_origin
 
 import numpy as np
@@ -16,11 +17,15 @@ P = ParamSpec("P")
 
 _WORDS: Final = {bool: "true or false", int: "a whole number", float: "a number", Scheme: "a scheme", str: "a name"}
 
+_recipes: Final[dict[str, Callable[..., Scheme]]] = {}
+RECIPES: Final = MappingProxyType(_recipes)
+"""The recipes that a scheme string can name, in the order in which their modules are imported."""
+
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
 def recipe(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
-    """A recipe that refuses arguments of other types than its annotations say.
+    """Register a recipe under its name; it then refuses arguments of other types than its annotations say.
 
     Raises:
         ConfigError: By the recipe, which names the parameter.
@@ -36,6 +41,7 @@ def recipe(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
         }
         return cast("Callable[..., Scheme]", function)(*positional, **values)
 
+    _recipes[name] = checked
     return checked
 
 

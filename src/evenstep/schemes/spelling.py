@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from evenstep.core.errors import ConfigError
+from evenstep.schemes.parse import parse_scheme
 from evenstep.schemes.scheme import Scheme
 
 
@@ -25,9 +26,6 @@ def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
     Raises:
         ConfigError: It says more than how much each worker computes, or no string makes it.
     """
-    # Strings name recipes, and recipes take strings: one of the two has to look the other up late.
-    from evenstep.schemes.parse import parse_scheme
-
     sizes = parse_scheme(load.replace(";", ",")) if isinstance(load, str) else load
     if sizes != Scheme(name=sizes.name, load=sizes.load, compare=sizes.compare):
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from typing import final
 
-from evenstep.core.server import Bundle
+from evenstep.core.coordinate import Bundle
 
 
 @final

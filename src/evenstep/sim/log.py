@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final, final
 
-from evenstep.core.disturb import Slowness
+from evenstep.cluster.slowness import Slowness
 from evenstep.core.values import Basis, Factors
 from evenstep.sim.scenario import Scenario
 from evenstep.telemetry import SCHEMA, Recorder

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from evenstep.core.cluster import Cluster, ClusterWorker, Host, Link
+from evenstep.cluster import Cluster, ClusterWorker, Host, Link
 
 _BITS: Final = 8
 

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from evenstep.core.server import Answer, Arrival, Update
+from evenstep.core.coordinate import Answer, Arrival, Update
 from evenstep.sim.log import Log
 from evenstep.sim.result import SimulatedWorker
 from evenstep.sim.worker import VirtualWorker
@@ -11,7 +11,7 @@ from evenstep.sim.worker import VirtualWorker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from evenstep.core.cluster import Stay
+    from evenstep.cluster import Stay
     from evenstep.core.samples.claims import Claim
 
 

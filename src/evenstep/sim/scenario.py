@@ -5,7 +5,7 @@ from typing import Final, Literal, final
 
 import numpy as np
 
-from evenstep.core.cluster import Cluster
+from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import Groups
 from evenstep.core.samples import Ledger

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-from evenstep.core.disturb import Jitter
-from evenstep.core.disturb.draw import derive_seed
+from evenstep.cluster.slowness import Jitter
+from evenstep.cluster.slowness.draw import derive_seed
+from evenstep.core.coordinate import Answer, Arrival, Coordinator, CoordinatorCommand, Update
 from evenstep.core.errors import ConfigError
-from evenstep.core.server import Answer, Arrival, Coordinator, CoordinatorCommand, Update
 from evenstep.core.sync import Regroup
 from evenstep.sim.group_server import GroupServer
 from evenstep.sim.log import TALLY_SECONDS, Log

@@ -2,9 +2,9 @@
 
 from typing import Final, final
 
-from evenstep.core.cluster import ClusterWorker
-from evenstep.core.disturb.device_memory import DeviceMemory
-from evenstep.core.disturb.news import SlownessNews
+from evenstep.cluster import ClusterWorker
+from evenstep.cluster.slowness.device_memory import DeviceMemory
+from evenstep.cluster.slowness.news import SlownessNews
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
 from evenstep.core.load.equal import Equal

@@ -16,7 +16,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # PyTorc
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from evenstep.core.disturb import Disturbance
+from evenstep.cluster.slowness import Disturbance
 from evenstep.core.samples import Ledger
 
 __all__ = ["DeviceHold", "PlainDDP", "SlicedSampler", "plain_loader"]

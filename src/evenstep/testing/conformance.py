@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError, ProtocolError
-from evenstep.core.load.base import LoadPolicy, Predictor
+from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.predict.base import Predictor
 from evenstep.core.sync.base import Command, Push, Regroup, SyncPolicy
 from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, Sample, State
 from evenstep.testing.watched import Watched

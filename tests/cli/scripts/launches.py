@@ -3,9 +3,9 @@
 import sys
 
 from evenstep.cli.run import parse
-from evenstep.runtime.launch import launch
-from evenstep.runtime.launch_settings import LaunchSettings
-from evenstep.runtime.run_failed import RunFailedError
+from evenstep.launch.launch import launch
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.run_failed import RunFailedError
 
 split = sys.argv.index("--")
 options = parse(sys.argv[split + 1 :])

@@ -4,7 +4,7 @@ import os
 import signal
 
 from evenstep.core.errors import ConfigError
-from evenstep.runtime.failure import install_hook
+from evenstep.torch.failure import install_hook
 
 install_hook()
 if os.environ["RANK"] != "1":

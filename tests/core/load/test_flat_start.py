@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from evenstep.core.disturb import MEASURED_CURVES, AffineCurve, PointCurve
+from evenstep.cluster.slowness import MEASURED_CURVES, AffineCurve, PointCurve
 from evenstep.core.load import Predicted
 
 FIXED, RATE, FLAT = 10.0, 0.002, 60

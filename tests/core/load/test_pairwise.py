@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.core.disturb import MEASURED_CURVES, PointCurve
+from evenstep.cluster.slowness import MEASURED_CURVES, PointCurve
 from evenstep.core.errors import ConfigError
 from evenstep.core.load import Pairwise
 from evenstep.core.values import UNLIMITED, Problem, Reports

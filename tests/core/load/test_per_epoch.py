@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.disturb import MEASURED_CURVES, PointCurve
+from evenstep.cluster.slowness import MEASURED_CURVES, PointCurve
 from evenstep.core.errors import ConfigError
 from evenstep.core.load import PerEpoch
 from evenstep.core.values import UNLIMITED, Problem, Reports

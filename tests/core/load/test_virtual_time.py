@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.core.disturb import PointCurve
+from evenstep.cluster.slowness import PointCurve
 from evenstep.core.load import Equal, Predicted
 
 SLOW = np.array([4.0, 4.0, 2.0, 1.0]) * 1e-3

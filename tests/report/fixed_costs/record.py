@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 
 SLOW = """
 [disturbances.slow]

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from evenstep.core.cluster import parse_cluster
+from evenstep.cluster import parse_cluster
 from evenstep.core.load.allocate import shares
 from evenstep.core.values import UNLIMITED
 

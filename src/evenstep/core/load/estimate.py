@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Final, cast, final
 
-from evenstep.core.load.base import Predictor
+from evenstep.core.load.predict.base import Predictor
 from evenstep.core.load.times.shape import Shape
 from evenstep.core.values import Estimate, Factors, Sample, State
 

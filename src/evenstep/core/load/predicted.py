@@ -9,11 +9,12 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.allocate.bounds import Bounds
 from evenstep.core.load.allocate.shares import share_out
 from evenstep.core.load.allocate.solver import reachable, solve
-from evenstep.core.load.base import LoadPolicy, TimeModels
+from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.times.affine import Affine
+from evenstep.core.load.times.base import TimeModels
 from evenstep.core.load.times.flat_start import FlatStart
 from evenstep.core.load.times.proportional import ThroughOrigin
 from evenstep.core.load.times.shape import Shape

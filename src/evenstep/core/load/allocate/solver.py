@@ -6,7 +6,7 @@ import numpy as np
 
 from evenstep.core.load.allocate.bounds import Bounds
 from evenstep.core.load.allocate.shares import shares
-from evenstep.core.load.base import TimeModels
+from evenstep.core.load.times.base import TimeModels
 from evenstep.core.load.times.in_multiples import InMultiples
 from evenstep.core.values import IntArray
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
-from evenstep.core.load.base import Predictor
 from evenstep.core.load.predict.ar import Autoregressive
+from evenstep.core.load.predict.base import Predictor
 from evenstep.core.load.predict.change import Change
 from evenstep.core.load.predict.ema import Ema
 from evenstep.core.load.predict.holt import Holt

@@ -4,7 +4,7 @@ import math
 from enum import Enum
 from typing import Final, Protocol, cast, final
 
-from evenstep.core.load.base import Predictor
+from evenstep.core.load.predict.base import Predictor
 from evenstep.core.load.predict.noise import seconds_per_sample
 from evenstep.core.load.predict.sample_state import sample_from_state, sample_to_state
 from evenstep.core.values import Factors, Prediction, Sample, State

@@ -5,7 +5,7 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.load.base import TimeModels
+from evenstep.core.load.times.base import TimeModels
 from evenstep.core.values import IntArray
 
 

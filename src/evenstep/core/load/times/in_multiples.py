@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from evenstep.core.load.base import TimeModels
+from evenstep.core.load.times.base import TimeModels
 from evenstep.core.values import IntArray
 
 

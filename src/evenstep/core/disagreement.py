@@ -1,0 +1,144 @@
+"""What to say where workers hold different values that must be the same: in words, and the same on every worker."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, final
+
+from evenstep.core.errors import ConfigError, DisagreementError
+from evenstep.core.values import IntArray
+from evenstep.core.workers import minority, name_workers
+
+_PLURAL: Final = {"has": "have", "is in": "are in", "is at": "are at", "weighs by": "weigh by"}
+_LONGEST: Final = 100
+"""Letters of a value in a message."""
+_NONE: Final = "none"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A value that all workers must have alike.
+
+    `phrase` is what a worker has, with `{}` for the value; `none` where there is none. `then` says what to do.
+    """
+
+    phrase: str
+    verb: str = "has"
+    none: str = ""
+    then: str = "start every worker with the same"
+
+
+def disagreement(field: Field, values: Sequence[object]) -> str | None:
+    """One sentence on the workers that hold another value than most, by rank; None where all hold the same.
+
+    >>> disagreement(Field(phrase="a dataset of {} samples"), [90, 90, 91])
+    'worker 2 has a dataset of 91 samples where the others have 90: start every worker with the same'
+    """
+    texts = [_text(value) for value in values]
+    odd = minority([json.dumps(value) for value in values])
+    if not odd:
+        return None
+    others = [rank for rank in range(len(texts)) if rank not in odd]
+    held = list(dict.fromkeys(texts[rank] for rank in odd))
+    what = field.none if held == [_NONE] and field.none else field.phrase.format(" and ".join(held))
+    who = name_workers(others) if len(others) == 1 else "the others"
+    verbs = [field.verb if len(ranks) == 1 else _PLURAL[field.verb] for ranks in (odd, others)]
+    return f"{name_workers(odd)} {verbs[0]} {what} where {who} {verbs[1]} {texts[others[0]]}: {field.then}"
+
+
+def require_agreement(records: Sequence[Mapping[str, Any]], fields: Mapping[str, Field]) -> None:
+    """Check that all workers hold the same value under each key of `fields`; `records` by rank.
+
+    Raises:
+        DisagreementError: They do not; raised alike on every worker, naming those in the minority.
+    """
+    for key, field in fields.items():
+        said = disagreement(field, [record[key] for record in records])
+        if said is not None:
+            raise DisagreementError(said)
+
+
+NOTHING_ASKED: Final[Mapping[str, object]] = MappingProxyType({"scheme": None, "servers": None})
+_SCHEME: Final = Field(phrase="the scheme {}")
+
+
+def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Check that all workers are to join each other in the same way, before any waits for others to do as it does.
+
+    Args:
+        asked: By rank what each was asked for: the `scheme` and its number of `servers` (None: none), or an `error`.
+        rank: This worker's.
+
+    Raises:
+        ConfigError: One was asked for something wrong, which all workers say.
+        DisagreementError: Not all are to join as many servers.
+    """
+    for worker, each in enumerate(asked):
+        if "error" in each:
+            own = asked[rank].get("error")
+            raise ConfigError(own or f"worker {worker}: {each['error']}")
+    if len({each["servers"] for each in asked}) > 1:
+        raise DisagreementError(disagreement(_SCHEME, [each["scheme"] for each in asked]))
+
+
+_EVERY_BATCH: Final = "every worker must take every batch of the loader and run backward on it"
+_PLAN: Final[Mapping[str, Field]] = {
+    "epoch": Field(phrase="epoch {}", verb="is in", then="call set_epoch alike on all workers"),
+    "iteration": Field(phrase="iteration {}", verb="is at", then=_EVERY_BATCH),
+    "slice": Field(phrase="slice {} of the epoch", verb="is at", then=_EVERY_BATCH),
+    "weighed": Field(phrase="{}", verb="weighs by", then="call weigh_by on every worker or on none"),
+    "sizes": Field(phrase="the batch sizes {}", then="start every worker with the same packages"),
+}
+_RATE: Final = "give all the same (one that follows a metric must follow loader.mean_over_workers)"
+
+
+def require_same_plan(exchange_plans: Callable[[], Sequence[Mapping[str, Any]]], fingerprints: IntArray) -> None:
+    """Check that all workers did the same iteration.
+
+    Args:
+        exchange_plans: Returns every worker's plan, by rank. It is called on all workers, and only if the fingerprints
+            differ. A worker that has left its loop does not take part: the call then raises a RuntimeError once the
+            timeout of any collective is over.
+        fingerprints: Of the workers' plans, shape [workers]; every worker sees the same ones.
+
+    Raises:
+        DisagreementError: Some workers did another iteration. It names them, and is the same on every worker.
+    """
+    odd = minority([str(each) for each in fingerprints.tolist()])
+    if not odd:
+        return
+    try:
+        plans = exchange_plans()
+    except RuntimeError as error:
+        raise DisagreementError(
+            f"{name_workers(odd)} did not do the same iteration as the others: {_EVERY_BATCH}"
+        ) from error
+    raise DisagreementError(_about_plans(plans))
+
+
+def _about_plans(plans: Sequence[Mapping[str, Any]]) -> str:
+    said = (disagreement(field, [each[key] for each in plans]) for key, field in _PLAN.items())
+    return next(filter(None, said), None) or _about_rates(plans)
+
+
+def _about_rates(plans: Sequence[Mapping[str, Any]]) -> str:
+    rates = [each["rates"] for each in plans]
+    groups = disagreement(Field(phrase="{} param groups in its optimizers"), [len(each) for each in rates])
+    if groups is not None:
+        return groups
+    for number in range(len(rates[0])):
+        where = f" in param group {number}" if len(rates[0]) > 1 else ""
+        field = Field(phrase=f"a learning rate of {{}}{where} in iteration {plans[0]['iteration']}", then=_RATE)
+        said = disagreement(field, [each[number] for each in rates])
+        if said is not None:
+            return said
+    return "the workers' plans have other fingerprints than values: start every worker with the same packages"
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return _NONE
+    text = repr(value) if isinstance(value, str | bool) else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

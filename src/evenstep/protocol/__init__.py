@@ -1,0 +1,1 @@
+"""The messages between workers, servers and group servers."""

@@ -1,0 +1,1 @@
+"""A group server: it sums the gradients of one group and pushes them to the parameter servers."""

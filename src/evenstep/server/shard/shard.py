@@ -1,0 +1,262 @@
+"""A shard's weights and optimizer state, and the updates on them; which pushes and with what weights, others decide.
+
+Deterministic and without threads of its own: one caller at a time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias, cast, final
+
+import torch
+
+from evenstep.core.errors import ConfigError
+from evenstep.protocol.layout import ShardLayout, aligned
+from evenstep.protocol.optimizer import Options, State, options_from_record, options_to_record
+from evenstep.server.shard.chunks import Chunk, Chunks, cut
+from evenstep.server.shard.moved_on import moved_on
+from evenstep.server.shard.sums import add_up, wide
+from evenstep.server.shard.updates import Update
+from evenstep.tensors.messages import all_finite, as_message, flat_views, norm_of
+
+Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview | list[torch.Tensor], float]]
+"""Gradients messages (bytes, as the shard's layout has them) with their weights; their sum is what is meant."""
+
+_Counted: TypeAlias = Sequence[tuple[Sequence[torch.Tensor], float]]
+
+_LARGEST_CHUNK: Final = 2**20
+_SMALLEST_CHUNK: Final = 2**16
+_LEAST_CHUNKS: Final = 16
+
+
+_LARGEST_USE: Final = 3
+"""Wide copies of a chunk in the scratch memory: its sum, how far the weights have moved, and the sum's size."""
+
+
+class _MakesUp(NamedTuple):
+    """The weights that a gradient was computed on, block by block, and for each group how much is made up for."""
+
+    stale: list[torch.Tensor]
+    compensation: Sequence[float]
+
+
+@final
+class Shard:
+    """The weights, which are zeros at first, and the optimizers over them.
+
+    The optimizers see the weights in chunks, which gives the same result, since they are element-wise, and keeps what
+    an update needs beside weights and state within a few megabytes. Messages that a method reads are never changed.
+
+    Args:
+        layout: What the shard holds.
+        updates: The run's optimizers, in order; their groups count up over all of them, as in the layout.
+        chunk_elements: The largest chunk. None: a sixteenth of the weights, but 2^16 to 2^20 elements; with fewer the
+            Python of each shows, with more there is little to gain (benchmarked for SGD and Adam).
+
+    Raises:
+        ConfigError: The layout has groups that the optimizers do not.
+    """
+
+    def __init__(self, layout: ShardLayout, updates: Sequence[Update], *, chunk_elements: int | None = None) -> None:
+        self.layout = layout
+        self._updates = tuple(updates)
+        share = aligned(sum(block.elements for block in layout.blocks) // _LEAST_CHUNKS)
+        self._largest = chunk_elements or min(max(share, _SMALLEST_CHUNK), _LARGEST_CHUNK)
+        self._weights = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        cuts = [cut([0, block.elements], self._largest) for block in layout.blocks]
+        self._chunks = Chunks(layout, self._weights, self._updates, cuts)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def initialise(self, weights: torch.Tensor | memoryview) -> None:
+        """Take these weights, a message."""
+        self._weights.copy_(as_message(self.layout, weights))
+
+    @torch.no_grad()
+    def read_weights(self, into: torch.Tensor | memoryview, ahead: Sequence[float] = ()) -> None:
+        """Write the weights into a message.
+
+        With `ahead`, one number for each group of the run, moved on by so much along the momentum
+        (`core.sync.rate.look_ahead`).
+        """
+        if not any(ahead):
+            as_message(self.layout, into).copy_(self._weights)
+            return
+        flats = flat_views(self.layout, into)
+        options = self._chunks.options()
+        for chunk in self._chunks.all:
+            group = self.layout.blocks[chunk.block].group
+            moved_on(chunk.weights, self._chunks.state(chunk), options[group], ahead[group], out=chunk.of(flats))
+
+    def finite(self) -> bool:
+        """Whether no weight is a NaN or an infinity; found without memory beside the weights."""
+        return all(all_finite(flat) for flat in flat_views(self.layout, self._weights))
+
+    @torch.no_grad()
+    def commit(
+        self,
+        gradients: Gradients,
+        options: Sequence[Options],
+        factors: Sequence[float] = (),
+        *,
+        stale: torch.Tensor | None = None,
+        compensation: Sequence[float] = (),
+    ) -> None:
+        """One update with the weighted sum of the messages, times each group's factor.
+
+        Messages are added in their order; one of weight 0 does not count, not even where it holds a NaN. Without any
+        that counts the weights stay as they are. The update is computed in the dtype of the weights, half precision
+        too, as torch would on a worker; but a sum of half-precision messages is taken in float32 and rounded once.
+
+        Args:
+            gradients: Messages and weights.
+            options: One mapping for each group of the run, from now on; what it does not name stays.
+            factors: One number for each group of the run, at least 0; none: 1 for all.
+            stale: The weights that the gradients were computed on, a message; None where they are as these.
+            compensation: For each group of the run, how much is made up for what has changed since
+                (`core.sync.rate.Step`); none: nothing.
+
+        Raises:
+            ConfigError: As for `Update.check`; nothing has changed then.
+        """
+        messages = self._counted(gradients)
+        self._chunks.set_options(options)
+        makes_up = (
+            _MakesUp(flat_views(self.layout, stale), compensation) if stale is not None and any(compensation) else None
+        )
+        as_it_is = len(messages) == 1 and messages[0][1] == 1.0 and all(factor == 1.0 for factor in factors)
+        as_it_is &= makes_up is None
+        if as_it_is:
+            self._chunks.step(self._chunks.all, [chunk.of(messages[0][0]) for chunk in self._chunks.all])
+        elif messages:
+            for chunks in self._batches(_LARGEST_USE if makes_up is not None else 1):
+                self._chunks.step(chunks, self._sums(chunks, messages, factors, makes_up))
+
+    @torch.no_grad()
+    def squared_norm(self, gradients: Gradients) -> float:
+        """The sum of the squares of the weighted sum of the messages: not finite where one of its elements is not.
+
+        Where all are, it overflows only where float64 does.
+        """
+        messages = self._counted(gradients)
+        if not messages:
+            return 0.0
+        if len(messages) == 1:
+            flats, weight = messages[0]
+            return weight * weight * sum(_squares(chunk.of(flats)) for chunk in self._chunks.all)
+        return sum(_squares(total) for chunks in self._batches() for total in self._sums(chunks, messages))
+
+    def optimizer_state(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """The state of each parameter by name, as torch has it: in the parameter's shape, scalars copied.
+
+        Copies, made one by one, so that sending them takes no second copy of everything. Parameters without a state,
+        before the first update, are left out.
+        """
+        return self._chunks.states()
+
+    @torch.no_grad()
+    def load_optimizer_state(self, states: Mapping[str, State]) -> None:
+        """Go on from states by parameter name, as torch has them; those without one begin anew, others' are ignored.
+
+        Raises:
+            ConfigError: A state is not one that the optimizer could go on from; nothing has changed then.
+        """
+        options = self._chunks.options()
+        chunks = Chunks.with_states(self.layout, self._weights, self._updates, states, self._largest)
+        chunks.set_options(options)
+        self._chunks = chunks
+
+    def state_dict(self) -> dict[str, object]:
+        """For `torch.save`, and `torch.load` with `weights_only`. Its tensors are the shard's: save, then commit."""
+        return {
+            "layout": self.layout.fingerprint,
+            "weights": self._weights,
+            "cuts": [
+                [0, *(chunk.stop for chunk in self._chunks.all if chunk.block == block)]
+                for block in range(len(self.layout.blocks))
+            ],
+            "states": [dict(self._chunks.state(chunk)) for chunk in self._chunks.all],
+            "options": options_to_record(self._chunks.options()),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where the given state was taken, whatever the chunks were; its optimizer state becomes the shard's own.
+
+        Raises:
+            ConfigError: It is of a shard with other parameters.
+        """
+        if state["layout"] != self.layout.fingerprint:
+            raise ConfigError("the snapshot is of other parameters than this shard's: resume with the same model")
+        chunks = Chunks(self.layout, self._weights, self._updates, cast("list[list[int]]", state["cuts"]))
+        chunks.load(cast("list[State]", state["states"]))
+        chunks.set_options(options_from_record(state["options"]))
+        self.initialise(cast("torch.Tensor", state["weights"]))
+        self._chunks = chunks
+
+    def _counted(self, gradients: Gradients) -> _Counted:
+        return [
+            (message if isinstance(message, list) else flat_views(self.layout, message), weight)
+            for message, weight in gradients
+            if weight
+        ]
+
+    def _batches(self, uses: int = 1) -> Iterator[list[Chunk]]:
+        """Neighbouring chunks that fit into the scratch memory together, so that small ones share a step.
+
+        There is room for as many wide copies of each as it is used for.
+        """
+        room = max(_scratch_bytes(chunk, uses) for chunk in self._chunks.all)
+        if self._scratch.numel() < room:
+            self._scratch = torch.empty(room, dtype=torch.uint8)
+        batch: list[Chunk] = []
+        left = room
+        for chunk in self._chunks.all:
+            if _scratch_bytes(chunk, uses) > left:
+                yield batch
+                batch, left = [], room
+            batch.append(chunk)
+            left -= _scratch_bytes(chunk, uses)
+        yield batch
+
+    def _sums(
+        self,
+        chunks: Sequence[Chunk],
+        messages: _Counted,
+        factors: Sequence[float] = (),
+        makes_up: "_MakesUp | None" = None,
+    ) -> list[torch.Tensor]:
+        """The weighted sums of the messages over these chunks, times their groups' factors, in the scratch memory."""
+        sums: list[torch.Tensor] = []
+        used = 0
+        for chunk in chunks:
+            dtype = chunk.weights.dtype
+            total, used = self._room(chunk, wide(dtype), used)
+            group = self.layout.blocks[chunk.block].group
+            factor = factors[group] if factors else 1.0
+            add_up([(chunk.of(flats), weight * factor) for flats, weight in messages], total)
+            if makes_up is not None and makes_up.compensation[group]:
+                moved, used = self._room(chunk, wide(dtype), used)
+                size, used = self._room(chunk, wide(dtype), used)
+                torch.sub(chunk.weights, chunk.of(makes_up.stale), out=moved)
+                torch.abs(total, out=size)
+                total.addcmul_(size, moved, value=makes_up.compensation[group])
+            if total.dtype != dtype:
+                rounded, used = self._room(chunk, dtype, used)
+                total = rounded.copy_(total)
+            sums.append(total)
+        return sums
+
+    def _room(self, chunk: Chunk, dtype: torch.dtype, used: int) -> tuple[torch.Tensor, int]:
+        """Scratch memory for a chunk from byte `used` on, and what is used then."""
+        nbytes = (chunk.stop - chunk.start) * dtype.itemsize
+        return self._scratch[used : used + nbytes].view(dtype), used + aligned(nbytes)
+
+
+def _scratch_bytes(chunk: Chunk, uses: int) -> int:
+    """For its sum and what else it takes, and for the sum in the dtype of the weights where it is another."""
+    elements, dtype = chunk.stop - chunk.start, chunk.weights.dtype
+    summed = wide(dtype)
+    return uses * aligned(elements * summed.itemsize) + (0 if summed == dtype else aligned(elements * dtype.itemsize))
+
+
+def _squares(part: torch.Tensor) -> float:
+    norm = norm_of(part)
+    return norm * norm

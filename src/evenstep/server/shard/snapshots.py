@@ -1,0 +1,110 @@
+"""Snapshots of a run on disk: one file per shard and version, each written whole or not at all."""
+
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+
+from evenstep.core.errors import ConfigError
+from evenstep.server.shard.durable import sync
+
+KEPT: Final = 2
+"""Complete snapshots that stay on disk."""
+
+_FOLDER: Final = re.compile(r"version-(\d{12})")
+
+
+@final
+class Snapshots:
+    """The snapshots of a run of `count` shards in one directory. One is complete when every shard has written its file.
+
+    A thread writes, one file at a time, so that nobody waits for the disk.
+
+    Args:
+        directory: Made where it does not exist, with the first snapshot.
+        count: The shards of the run.
+    """
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._directory = directory
+        self._count = count
+        self._last: threading.Thread | None = None
+
+    def write(self, version: int, shard: int, state: Mapping[str, Any], told: Callable[[str | None], None]) -> None:
+        """Begin to write one shard's file, after the one before; a reader finds it whole or not at all.
+
+        Nobody may change the state from now on. `told` is called by the thread that writes, when the file is on the
+        disk and has its name, or with the reason why it could not be written. What was there before is then untouched.
+        """
+        self.wait()
+        arguments = (version, shard, state, told)
+        writing = threading.Thread(target=self._write, args=arguments, name="evenstep-snapshot")
+        writing.start()
+        self._last = writing
+
+    @property
+    def busy(self) -> bool:
+        """Whether a file is being written."""
+        return self._last is not None and self._last.is_alive()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._last is not None:
+            self._last.join()
+
+    def _write(self, version: int, shard: int, state: Mapping[str, Any], told: Callable[[str | None], None]) -> None:
+        folder = self._directory / f"version-{version:012}"
+        partial = folder / f".shard-{shard}.partial"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                torch.save(dict(state), file)
+            sync(partial)
+            partial.replace(folder / f"shard-{shard}.pt")
+            sync(folder)
+        except Exception as error:  # torch has errors of its own where the disk is full.
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            told(str(error).partition("\n")[0])
+        else:
+            self._prune()
+            told(None)
+
+    def latest(self) -> int | None:
+        """The newest version of which every shard has written its part; None where there is none."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def read(self, version: int, shard: int) -> dict[str, Any]:
+        """One shard's part.
+
+        Raises:
+            ConfigError: The file is damaged.
+        """
+        path = self._directory / f"version-{version:012}" / f"shard-{shard}.pt"
+        try:
+            # Plain values and tensors only: nothing in the file can run code.
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises whatever the damage leads to.
+            raise ConfigError(
+                f"the snapshot {path} cannot be read ({error}): delete its folder to use the one before"
+            ) from error
+        return state
+
+    def _complete(self) -> list[int]:
+        found = []
+        for folder in self._directory.glob("version-*"):
+            match = _FOLDER.fullmatch(folder.name)
+            if match and all((folder / f"shard-{shard}.pt").exists() for shard in range(self._count)):
+                found.append(int(match[1]))
+        return sorted(found)
+
+    def _prune(self) -> None:
+        for version in self._complete()[:-KEPT]:
+            with suppress(OSError):  # Another shard may do the same at this moment.
+                shutil.rmtree(self._directory / f"version-{version:012}")

@@ -1,0 +1,103 @@
+"""Messages of gradients and weights as tensors: views of their blocks and parameters, and what is done with these."""
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from evenstep.protocol.layout import ParameterSpec, ShardLayout
+
+DTYPES: Final = MappingProxyType(
+    {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+)
+"""PyTorch's dtype for each name that `protocol.layout` knows."""
+
+
+def as_message(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> torch.Tensor:
+    """The buffer itself, seen as a tensor of bytes.
+
+    Raises:
+        ValueError: The buffer is not a message of this shard: `nbytes` writable bytes in a row.
+    """
+    message = as_bytes(buffer)
+    if message.numel() != layout.nbytes:
+        raise ValueError(f"a buffer of {message.numel()} bytes is no message of this shard: use {layout.nbytes}")
+    return message
+
+
+def flat_views(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> list[torch.Tensor]:
+    """A one-dimensional view of each block of a message; errors as for `as_message`."""
+    message = as_message(layout, buffer)
+    return [message[block.offset : block.end].view(DTYPES[block.dtype]) for block in layout.blocks]
+
+
+def parameter_views(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> list[torch.Tensor]:
+    """A view of each parameter in a message, contiguous, in the order of `parameters`; errors as for `as_message`."""
+    return [
+        part.view(parameter.shape)
+        for block, flat in zip(layout.blocks, flat_views(layout, buffer), strict=True)
+        for parameter, part in zip(block.parameters, _split(flat, block.parameters), strict=True)
+    ]
+
+
+def as_bytes(buffer: torch.Tensor | memoryview) -> torch.Tensor:
+    """The buffer itself, seen as a tensor of bytes.
+
+    Raises:
+        ValueError: It is not a row of writable bytes.
+    """
+    if isinstance(buffer, memoryview):
+        if buffer.readonly or not buffer.contiguous:
+            raise ValueError("a message must lie in contiguous memory that can be written: give such a memoryview")
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+    if buffer.dtype != torch.uint8 or buffer.ndim != 1 or not buffer.is_contiguous():
+        raise ValueError(f"a message is a row of uint8, not {buffer.dtype} of shape {list(buffer.shape)}: view it so")
+    return buffer
+
+
+@torch.no_grad()
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether it holds no NaN and no infinity; `isfinite` would take as much memory again."""
+    # A NaN anywhere is the least and the largest of all.
+    return not tensor.numel() or all(math.isfinite(float(edge)) for edge in torch.aminmax(tensor))
+
+
+@torch.no_grad()
+def norm_of(part: torch.Tensor) -> float:
+    """The norm of a row of numbers, which is not finite where one of them is not; it overflows only where float64 does.
+
+    Taken in float32 where they are narrower.
+    """
+    wide = part.to(torch.promote_types(part.dtype, torch.float32))
+    squares = float(wide.dot(wide))
+    # Many times slower, and overflows later.
+    return math.sqrt(squares) if math.isfinite(squares) else float(torch.linalg.vector_norm(part, dtype=torch.float64))
+
+
+@torch.no_grad()
+def gather(parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
+    """Copy the gradients of the parameters into the views; where there is none, zeros."""
+    absent = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is None]
+    present = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is not None]
+    gradients = [_dense(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if absent:
+        torch._foreach_zero_(absent)
+    if present:
+        torch._foreach_copy_(present, gradients)
+
+
+@torch.no_grad()
+def scatter(views: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+    """Copy the views into the parameters."""
+    torch._foreach_copy_(list(parameters), list(views))
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """An embedding's gradient can be sparse; every update allowed here treats the rest as zeros."""
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def _split(flat: torch.Tensor, parameters: Sequence[ParameterSpec]) -> Sequence[torch.Tensor]:
+    return torch.split(flat, [parameter.elements for parameter in parameters])

@@ -1,0 +1,56 @@
+"""Metrics over all workers, whose shares are uneven: a mean of means would be wrong."""
+
+import math
+import warnings
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.torch.processes.workers import Workers
+
+Value = TypeVar("Value", bound=float | torch.Tensor)
+
+
+def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
+    """Everybody's values weighted by their counts, added up in the order of workers, so in the same bits everywhere.
+
+    Raises:
+        ConfigError: The value or the count is no number, a count is negative or not finite, or all counts are 0.
+    """
+    try:
+        count = float(count)
+        mine = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(
+            f"mean_over_workers takes a number or a tensor, and its count, not {shown(value)} and {shown(count)}"
+        ) from None
+    if not (math.isfinite(count) and count >= 0):
+        raise ConfigError(f"a mean over workers is weighted by counts >= 0, not {count}")
+    if workers.count > 1 and workers.host_group is None:
+        warnings.warn(
+            "workers of parameter servers do not wait for each other, so mean_over_workers gives each its own value:"
+            " after the loop they have the same weights, and one of them can measure for all",
+            stacklevel=3,
+        )
+        return value
+    # A value that counts nothing may be anything, a NaN too.
+    values = mine.double().cpu().flatten() if count else torch.zeros(mine.numel(), dtype=torch.float64)
+    rows = _everybodys(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))
+    counts = rows[:, -1:]
+    if not counts.any():
+        raise ConfigError("there is no mean over workers that counted nothing: leave out such a metric on all of them")
+    mean = (rows[:, :-1] * (counts / counts.sum())).sum(dim=0).view(mine.shape)
+    if not isinstance(value, torch.Tensor):
+        return cast("Value", float(mean))
+    return cast("Value", mean.to(mine.device, mine.dtype if mine.is_floating_point() else torch.get_default_dtype()))
+
+
+def _everybodys(workers: Workers, row: torch.Tensor) -> torch.Tensor:
+    if workers.host_group is None:
+        return row.unsqueeze(0)
+    rows = [torch.empty_like(row) for _ in range(workers.count)]
+    dist.all_gather(rows, row, group=workers.host_group)
+    return torch.stack(rows)

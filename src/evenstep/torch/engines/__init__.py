@@ -1,0 +1,1 @@
+"""How gradients and weights are exchanged under each kind of scheme."""

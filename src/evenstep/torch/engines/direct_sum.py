@@ -1,0 +1,68 @@
+"""Sums a small tensor over all workers in two hops, where Gloo's all-reduce takes 2 (N - 1) of them round a ring.
+
+A ring sends the fewest bytes at a time, which is right for large tensors. Of a small one each hop costs a wake-up and
+little else; benchmarks/RESULTS.md has what that makes on one machine.
+"""
+
+from typing import Final, final
+
+import torch
+import torch.distributed as dist
+
+from evenstep.core.values import IntArray
+from evenstep.torch.processes.workers import Workers
+
+_LARGEST_PART_BYTES: Final = 64 * 1024
+_WORD: Final = 8
+
+
+def suits(tensor: torch.Tensor, workers: Workers) -> bool:
+    """Whether two hops are likely to be faster than a ring: CPU, more than two workers, small parts."""
+    part = tensor.numel() * tensor.element_size() / workers.count
+    return tensor.device.type == "cpu" and workers.count > 2 and part <= _LARGEST_PART_BYTES
+
+
+@final
+class DirectSum:
+    """One sum, under way from its construction on; a row of integers per worker travels with its second hop.
+
+    Worker i receives everybody's i-th part, adds them up and sends the sum to everybody. It adds in the order in which
+    Gloo's ring does (from worker i - 1 downwards), and parts are cut where the ring cuts them, so the result has the
+    very bits of `all_reduce`: a test compares them, and would notice if Gloo changed its ring.
+    """
+
+    def __init__(self, tensor: torch.Tensor, workers: Workers) -> None:
+        self._tensor = tensor
+        self._workers = workers
+        # The ring has two segments per worker.
+        self._part = 2 * -(-tensor.numel() // (2 * workers.count))
+        self._sent = tensor.new_zeros(self._part * workers.count)
+        self._sent[: tensor.numel()] = tensor
+        self._received = torch.empty_like(self._sent)
+        self._work = dist.all_to_all_single(self._received, self._sent, group=workers.device_group, async_op=True)
+
+    def finish(self, row: list[int]) -> IntArray:
+        """Wait for the sum and put it in place of the tensor; returns everybody's rows, [workers, columns].
+
+        Raises:
+            RuntimeError: The collective failed.
+        """
+        count = self._workers.count
+        self._work.wait()
+        parts = self._received.view(count, self._part)
+        rank = self._workers.rank
+        total = parts[rank - 1]
+        for step in range(2, count + 1):
+            total = total.add_(parts[(rank - step) % count])
+        words = -(-self._part * self._tensor.element_size() // _WORD)
+        sent = torch.zeros((count, words + len(row)), dtype=torch.int64)
+        sent[:, words:] = torch.tensor(row)
+        self._parts_of(sent, words)[:] = total
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._workers.device_group)
+        self._tensor.copy_(self._parts_of(received, words).reshape(-1)[: self._tensor.numel()])
+        return received[:, words:].numpy()
+
+    def _parts_of(self, table: torch.Tensor, words: int) -> torch.Tensor:
+        """The first `words` words of each row of an integer table, seen as parts of the tensor."""
+        return table.view(self._tensor.dtype)[:, : words * _WORD // self._tensor.element_size()][:, : self._part]

@@ -1,0 +1,200 @@
+"""Models sharded by FSDP2 (`fully_shard`): weighs gradients in FSDP's own reduce-scatter, and times compute around it.
+
+Every layer's all-gather waits for the slowest worker, so compute is what lies between the communications.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._pytree import tree_leaves
+
+from evenstep.core.errors import ConfigError
+from evenstep.launch.c10d import all_gather_single, reduce_scatter_single
+from evenstep.torch.engines.collective import CollectiveEngine
+from evenstep.torch.processes.workers import Workers
+
+_DIMENSIONS: Final = {1: (Shard,), 2: (Replicate, Shard)}
+
+
+def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
+    """Check that the gradients of a sharded model can be weighed.
+
+    Raises:
+        ConfigError: It is sharded in another way than by FSDP2 or HSDP over all workers, or this torch cannot.
+    """
+    if not isinstance(module, FSDPModule):
+        raise ConfigError(
+            "parts of the model are sharded by fully_shard and the whole is not: apply it to the model too"
+        )
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.8 or newer")
+    for name, parameter in module.named_parameters():
+        if not isinstance(parameter, DTensor):
+            if not parameter.requires_grad:
+                continue
+            raise ConfigError(
+                f"the parameter {name!r} is left out of fully_shard, so nothing sums its gradient: leave out"
+                " ignored_params, or freeze it"
+            )
+        mesh, placements = parameter.device_mesh, parameter.placements
+        kinds = _DIMENSIONS.get(mesh.ndim, ())
+        alike = len(kinds) == mesh.ndim and all(
+            type(each) is kind for each, kind in zip(placements, kinds, strict=True)
+        )
+        if not alike or mesh.size() != max(workers.count, 1):
+            raise ConfigError(
+                f"the parameter {name!r} is sharded as {placements} over {mesh.size()} of {workers.count} workers, and"
+                " evenstep goes with fully_shard over all workers, on a mesh of one dimension or (HSDP) two: leave out"
+                " tensor, pipeline and expert parallelism"
+            )
+
+
+def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) -> None:
+    """From now on, every backward sums the gradients of all workers by their weights."""
+    hybrid = any(isinstance(each, DTensor) and each.device_mesh.ndim == 2 for each in module.parameters())
+    end = _BackwardEnd(engine, index)
+    for each in module.modules():
+        if not isinstance(each, FSDPModule):
+            continue
+        # A divide factor of one worker's own would be applied after the sum, and give wrong gradients.
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(True)
+        each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, goes_on=not hybrid))  # type: ignore[arg-type]
+        each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
+        if hybrid:
+            each.set_all_reduce_hook(lambda _: engine.balancer.compute_goes_on())
+        # Local gradients that wait for a later backward would be weighed as if they were of its batch; gradients add up
+        # in shards instead, each weighed by its own batch.
+        each.set_requires_gradient_sync = _synchronise_always  # type: ignore[method-assign]
+        _Interruptions(engine).of(each)
+
+
+def _synchronise_always(requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+    """Stands in for FSDP's own method: the sum is the same, whenever it is taken."""
+
+
+@final
+class _BackwardEnd:
+    """Tells the engine when a backward is over."""
+
+    def __init__(self, engine: CollectiveEngine, index: int) -> None:
+        self._engine = engine
+        self._index = index
+        self._awaited: object = self
+
+    def is_awaited(self) -> None:
+        """A backward is under way; to be called in it, any number of times."""
+        if self._awaited is not self._engine.balancer.iteration:
+            self._awaited = self._engine.balancer.iteration
+            # FSDP queues its own last step of a backward in the same way, and earlier.
+            torch.autograd.Variable._execution_engine.queue_callback(self._reached)
+
+    def _reached(self) -> None:
+        self._awaited = self
+        self._engine.backward_ends(self._index)
+
+
+@final
+class _AllGather:
+    """FSDP's own all-gather, whose errors say who is missing."""
+
+    def __init__(self, engine: CollectiveEngine) -> None:
+        self._engine = engine
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        try:
+            work: dist.Work | None = all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        except RuntimeError as error:
+            raise self._engine.explained(error) from error
+        return work
+
+
+@final
+class _WeightedReduceScatter:
+    """Sums gradients over all workers, each weighed before.
+
+    `goes_on` says whether compute goes on after it, and not only after another collective.
+    """
+
+    def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, goes_on: bool) -> None:
+        self._engine = engine
+        self._index = index
+        self._end = end
+        self._goes_on = goes_on
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        # The input's buffer is asked for in the stream of compute, which the reduction leaves.
+        self._engine.balancer.compute_pauses()
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        assert op == dist.ReduceOp.SUM
+        try:
+            self._engine.weigh(self._index, input_tensor)
+            work: dist.Work | None = reduce_scatter_single(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            )
+        except RuntimeError as error:
+            raise self._engine.explained(error) from error
+        if self._goes_on:
+            self._engine.balancer.compute_goes_on()
+        self._end.is_awaited()
+        return work
+
+
+@final
+class _Interruptions:
+    """Stops the clock of compute while FSDP brings a module's parameters together, forward and backward.
+
+    FSDP does so in hooks on the module and on its outputs; these come right before and right after.
+    """
+
+    def __init__(self, engine: CollectiveEngine) -> None:
+        self._balancer = engine.balancer
+        self._was_running = False
+        self._outputs: list[torch.Tensor] = []
+
+    def of(self, module: torch.nn.Module) -> None:
+        """Register the hooks, after FSDP has registered its own."""
+        module.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
+        module.register_forward_pre_hook(lambda *_: self._end())
+        module.register_forward_hook(self._before_outputs_hooks, prepend=True)
+        module.register_forward_hook(self._after_outputs_hooks)
+
+    def _begin(self) -> None:
+        self._was_running = self._balancer.computing
+        self._balancer.compute_pauses()
+
+    def _end(self) -> None:
+        if self._was_running:
+            self._balancer.compute_goes_on()
+
+    def _before_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        self._outputs = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]
+        for each in self._outputs:
+            each.register_hook(lambda _: self._begin())  # type: ignore[no-untyped-call]
+
+    def _after_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        for each in self._outputs:
+            each.register_hook(lambda _: self._end())  # type: ignore[no-untyped-call]
+        self._outputs = []

@@ -1,0 +1,1 @@
+"""One worker of a run, whatever its framework."""

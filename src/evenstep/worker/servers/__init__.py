@@ -1,0 +1,1 @@
+"""A worker's client side of the parameter servers."""

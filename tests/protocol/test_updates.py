@@ -1,0 +1,154 @@
+import msgpack
+import pytest
+import torch
+
+from evenstep.core.errors import ConfigError
+from evenstep.protocol.optimizer import OptimizerSpec, options_from_record
+from evenstep.server.shard.updates import Update
+from evenstep.tensors.optimizers import OPTIMIZERS
+from evenstep.torch.engines.describe import describe, options_of, state_by_index, state_by_name
+
+
+def weights():
+    return torch.nn.Parameter(torch.zeros(3))
+
+
+def sgd(**options):
+    return torch.optim.SGD([weights()], **options)
+
+
+class OfAUser(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_described_optimizer_survives_the_wire(name):
+    spec = describe(OPTIMIZERS[name]([weights()], lr=0.5))
+    received = OptimizerSpec.from_record(msgpack.unpackb(msgpack.packb(spec.to_record())))
+    assert received == spec
+    assert spec.groups[0]["lr"] == 0.5
+    parameter = weights()
+    optimizer = Update(received).build([[parameter]])
+    assert type(optimizer) is OPTIMIZERS[name]
+    assert describe(optimizer) == spec
+
+
+def test_options_say_what_is_computed_and_not_how():
+    spec = describe(sgd(lr=torch.tensor(0.5), momentum=0.9, foreach=False, differentiable=True))
+    assert set(spec.groups[0]) == {"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}
+    assert spec.groups[0]["lr"] == 0.5
+
+
+def test_present_options_follow_a_scheduler():
+    optimizer = sgd(lr=0.5)
+    spec = describe(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert options_of(spec, optimizer)[0]["lr"] == 0.25
+    optimizer.add_param_group({"params": [weights()]})
+    with pytest.raises(ConfigError, match="before it"):
+        options_of(spec, optimizer)
+
+
+@pytest.mark.parametrize("kind", [OfAUser, torch.optim.LBFGS, torch.optim.Adamax])
+def test_another_optimizer_is_refused_with_what_is_possible(kind):
+    with pytest.raises(ConfigError, match=r"SGD, Adam, AdamW, Adagrad, RMSprop.*command line"):
+        describe(kind([weights()], lr=0.1))
+
+
+def test_another_optimizer_runs_where_it_is_allowed_by_name():
+    optimizer = torch.optim.Adamax([weights()], lr=0.1)
+    spec = describe(optimizer, allowed=["torch.optim:Adamax"])
+    assert spec.name == "torch.optim:Adamax"
+    built = Update(spec, allowed=["torch.optim:Adamax"]).build([[weights()]])
+    assert type(built) is torch.optim.Adamax
+
+
+@pytest.mark.parametrize("allowed", ["os:system", "no.such:Module", "torch.optim:Nothing", "Adamax", ":"])
+def test_a_name_is_run_only_if_allowed_and_an_optimizer(allowed):
+    spec = OptimizerSpec(name=allowed, groups=({"lr": 0.1},))
+    with pytest.raises(ConfigError, match="may not run"):
+        Update(spec)
+    with pytest.raises(ConfigError, match=r"cannot be imported|no torch optimizer"):
+        Update(spec, allowed=[allowed])
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        None,
+        {},
+        {"name": 1, "groups": [{}]},
+        {"name": "SGD"},
+        {"name": "SGD", "groups": []},
+        {"name": "SGD", "groups": 1},
+    ],
+)
+def test_a_malformed_spec_is_refused(malformed):
+    with pytest.raises(ConfigError):
+        OptimizerSpec.from_record(malformed)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.1", None, [0.1] * 9, [[0.1]], {}, 10**400, ["a"]])
+def test_malformed_options_are_refused(value):
+    with pytest.raises(ConfigError):
+        options_from_record([{"lr": value}])
+
+
+@pytest.mark.parametrize("options", [{"lr": -1.0}, {"no": 1.0}, {"lr": (0.1, 0.2)}, {"momentum": -0.5}])
+def test_options_that_torch_refuses_are_refused(options):
+    with pytest.raises(ConfigError, match="SGD does not take"):
+        Update(OptimizerSpec(name="SGD", groups=({"lr": 0.1}, options)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"amsgrad": True},
+        {"lr": -0.1},
+        {"lr": 1e300},
+        {"lr": True},
+        {"betas": (0.9,)},
+        {"betas": (1.0, 0.9)},
+        {"betas": 0.9},
+        {"maximize": 1.0},
+        {"params": 1.0},
+        {"foreach": True},
+    ],
+)
+def test_options_that_cannot_change_in_training_are_refused(changed):
+    update = Update(describe(torch.optim.Adam([weights()], lr=0.1)))
+    update.check([{"lr": 0.2, "betas": (0.5, 0.6), "maximize": True, "weight_decay": 0.1}])
+    with pytest.raises(ConfigError):
+        update.check([changed])
+
+
+def test_momentum_may_begin_in_sgd_but_not_in_rmsprop():
+    Update(describe(sgd(lr=0.1))).check([{"momentum": 0.9}])
+    with pytest.raises(ConfigError, match="momentum cannot change"):
+        Update(describe(torch.optim.RMSprop([weights()]))).check([{"momentum": 0.9}])
+
+
+def test_half_precision_takes_the_arithmetic_of_a_worker():
+    start = torch.randn(1000, generator=torch.manual_seed(1)).bfloat16()
+    ours, theirs = start.clone(), start.clone()
+    optimizers = [
+        Update(describe(torch.optim.Adam([theirs]))).build([[ours]]),
+        torch.optim.Adam([theirs], foreach=False),
+    ]
+    for _ in range(3):
+        gradient = torch.randn(1000).bfloat16()
+        ours.grad, theirs.grad = gradient, gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_states_go_by_name_and_back():
+    first, second = weights(), weights()
+    optimizer = torch.optim.Adam([{"params": [first]}, {"params": [second]}])
+    second.grad = torch.ones(3)
+    optimizer.step()
+    state_dict = optimizer.state_dict()
+    states = state_by_name(optimizer, {first: "first", second: "second"}, state_dict)
+    assert list(states) == ["second"]
+    assert state_by_index(optimizer, {first: "first", second: "second"}, states) == state_dict["state"]

@@ -1,0 +1,221 @@
+"""A group server between workers and a parent, both played by the test."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from evenstep.core.values import UNLIMITED, Problem
+from evenstep.protocol.run_spec import RunSpec
+from evenstep.schemes import parse_scheme
+from evenstep.server.group.group import Group
+from evenstep.tensors.memory import memory_of
+from evenstep.testing.in_memory import connected_pair
+from evenstep.torch.engines.describe import describe, layout_of
+from evenstep.transport.base import ConnectionLostError
+from evenstep.transport.codec import decode_header
+from evenstep.transport.segment import Segment
+
+SECONDS = 10.0
+PUSH = {"op": "push", "seq": 2, "samples": 2, "units": 2}
+
+
+def description(dtype):
+    model = torch.nn.Linear(4, 1, bias=False, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    layout = layout_of(model.named_parameters(), [optimizer])
+    limits = np.ones(2, dtype=np.int64)
+    spec = RunSpec(
+        scheme=parse_scheme("bsp:engine=server"),
+        problem=Problem(global_batch_size=4, minimum=limits, maximum=limits * UNLIMITED),
+        length=60, drop_last=False, layout=layout, optimizers=(describe(optimizer),),
+    )  # fmt: skip
+    return spec.encode(), layout.shards(1)[0].nbytes
+
+
+class Worker:
+    """One that is here and computes, with its gradients in memory that it shares with the group server."""
+
+    def __init__(self, run, line, rank=None):
+        self.line = line
+        rank = line - 1 if rank is None else rank
+        self.end, other = connected_pair()
+        self.member = run.group.open(other)
+        start = {
+            "op": "start",
+            "rank": rank,
+            "incarnation": -1,
+            "seq": 0,
+            "has": -1,
+            "timeout": 60.0,
+            "process": os.getpid(),
+        }
+        self.ask(start, memoryview(run.described))
+        run.hear("start")
+        run.say({"line": line, "answer": 0, "incarnation": line, "heartbeat": 1.0, "nbytes": run.nbytes, "version": 0})
+        (file,) = self.end.receive(SECONDS).files
+        self.segment = Segment.open(os.dup(file), 2 * run.nbytes)
+        os.close(file)
+        both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
+        self.gradients, self.weights = both[: run.nbytes], both[run.nbytes :]
+        self.ask({"op": "begin", "seq": 1})
+        run.hear("begin")
+        run.say({"line": line, "answer": 1, "claims": [[0, [[0, 2]]]], "over": False, "weights": False})
+        assert self.end.receive(SECONDS).header["claims"]
+
+    def ask(self, header, *payload):
+        self.end.send(header, *payload)
+        assert self.member.serve_one()
+
+    def push(self, dtype, value, **fields):
+        self.gradients[: 4 * dtype.itemsize].view(dtype).fill_(value)
+        self.ask({**PUSH, **fields})
+
+
+class Run:
+    """A group server, the parent's end of its connection, and two workers."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+        self.described, self.nbytes = description(dtype)
+        self.parent, end = connected_pair()
+        self.group = Group(workers=2, connect=lambda: end, patience_seconds=60.0)
+        self.workers = [Worker(self, line) for line in (1, 2)]
+
+    def say(self, header, *payload):
+        self.parent.send(header, *payload)
+
+    def hear(self, operation):
+        """What the group server passes on as this, as far as it says; nothing of it may be missing."""
+        message = self.parent.receive(SECONDS)
+        if message.header["op"] == "group":
+            message = self.parent.receive(SECONDS)
+        assert message.header["op"] == operation
+        return message
+
+    def hear_together(self):
+        """The lines whose pushes come as one, and their gradient."""
+        message = self.hear("together")
+        lengths = message.header["lengths"]
+        requests = [bytearray(length) for length in lengths]
+        gradients = bytearray(message.payload_bytes - sum(lengths))
+        self.parent.receive_payload(*map(memoryview, requests), memoryview(gradients))
+        assert all(decode_header(memoryview(request))["op"] == "push" for request in requests)
+        mean = torch.frombuffer(gradients, dtype=torch.uint8)[: 4 * self.dtype.itemsize].view(self.dtype).tolist()
+        assert len(set(mean)) == 1
+        return message.header["number"], message.header["lines"], mean[0]
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def run(request):
+    made = Run(request.param)
+    yield made
+    for worker in made.workers:
+        worker.end.close()
+        assert not worker.member.serve_one()
+        worker.gradients = worker.weights = None
+        worker.segment.close()
+    made.parent.close()
+
+
+def test_pushes_of_a_group_are_one_with_the_mean_of_their_gradients(run):
+    one, two = run.workers
+    one.push(run.dtype, 1.0, units=6)
+    two.push(run.dtype, 3.0, units=2)
+    assert run.hear_together() == (1, [1, 2], 1.5)
+
+
+def test_what_the_parent_refuses_comes_again_without_who_is_gone(run):
+    one, two = run.workers
+    one.push(run.dtype, 1.0)
+    two.push(run.dtype, 3.0)
+    assert run.hear_together() == (1, [1, 2], 2.0)
+    run.say({"line": 2, "ended": True})
+    run.say({"refused": 1})
+    assert run.hear_together() == (2, [1], 1.0)
+    with pytest.raises(ConnectionLostError):
+        two.end.receive(SECONDS)
+
+
+def test_weights_that_came_once_are_for_all(run):
+    weights = torch.arange(run.nbytes, dtype=torch.uint8)
+    for worker, payload in zip(run.workers, ([memory_of(weights)], []), strict=True):
+        worker.push(run.dtype, 1.0)
+        run.say({"line": worker.line, "answer": 2, "weights": True, "version": 1}, *payload)
+    for worker in run.workers:
+        assert worker.end.receive(SECONDS).header == {"answer": 2, "weights": True, "version": 1}
+        assert worker.weights.equal(weights)
+
+
+def test_what_only_servers_ask_of_each_other_is_not_passed_on(run):
+    for operation in ("together", "end", "follow", "group", "stage"):
+        run.workers[0].ask({"op": operation, "seq": 5})
+        assert run.workers[0].end.receive(SECONDS).header["kind"] == "ProtocolError"
+
+
+def test_a_request_that_comes_again_is_answered_again_and_not_passed_on(run):
+    one, two = run.workers
+    one.push(run.dtype, 1.0)
+    one.ask(PUSH)
+    one.ask({"op": "again", "seq": 2})
+    assert one.end.receive(SECONDS).header["pending"] == 2
+    one.ask({"op": "again", "seq": 3})
+    assert one.end.receive(SECONDS).header == {"resend": 3}
+    two.push(run.dtype, 3.0)
+    assert run.hear_together() == (1, [1, 2], 2.0)
+    run.say({"line": 1, "answer": 2, "weights": False, "version": 1, "over": True, "claims": []})
+    answer = one.end.receive(SECONDS).header
+    one.ask({"op": "again", "seq": 2})
+    assert one.end.receive(SECONDS).header == answer
+
+
+def test_where_the_parent_is_lost_so_are_the_workers_who_then_begin_anew(run):
+    run.parent.close()
+    for worker in run.workers:
+        with pytest.raises(ConnectionLostError):
+            worker.end.receive(SECONDS)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_worker_that_was_given_up_is_expected_back_for_a_while_when_all_others_are_done(run, comes_back):
+    one, two = run.workers
+    host, other = connected_pair()
+    hosting = run.group.open(other)
+    host.send({"op": "farewell", "seq": 0})
+    assert hosting.serve_one()
+    run.group.look(100.0)
+    run.say({"line": 2, "ended": True})
+    with pytest.raises(ConnectionLostError):
+        two.end.receive(SECONDS)
+    one.end.close()
+    assert not one.member.serve_one()
+    run.hear("end")
+    run.group.look(219.0)
+    assert not run.group.deserted
+    if comes_back:
+        again = Worker(run, 4, rank=1)
+        again.ask({"op": "bye", "seq": 2})
+        again.end.close()
+        assert not again.member.serve_one()
+    else:
+        run.group.look(221.0)
+    assert run.group.deserted
+    assert host.receive(SECONDS).header == {"empty": True}
+
+
+def test_a_worker_that_has_ended_while_it_was_away_is_not_expected_back(run):
+    one, two = run.workers
+    run.group.look(100.0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    two.member.process = ended.pid
+    run.say({"line": 2, "ended": True})
+    with pytest.raises(ConnectionLostError):
+        two.end.receive(SECONDS)
+    one.end.close()
+    assert not one.member.serve_one()
+    assert not run.group.deserted
+    run.group.look(100.25)
+    assert run.group.deserted

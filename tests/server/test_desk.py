@@ -1,0 +1,148 @@
+"""The thread that serves all workers of a host, with one among them that stands still."""
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from evenstep.server.desk import Desk
+from evenstep.server.meeting import Meeting
+from evenstep.server.replica import Replica
+from evenstep.server.session import Session
+from evenstep.server.shard.snapshots import Snapshots
+from evenstep.transport.base import ConnectionLostError
+from evenstep.transport.stream import StreamConnection
+from evenstep.transport.wire import SocketWire
+
+SECONDS = 30.0
+
+
+def connection_over(sock, patience_seconds=2 * SECONDS):
+    return StreamConnection(SocketWire(sock, patience_seconds=patience_seconds))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a new connection at a desk, and gives its other end as a bare socket."""
+    made = []
+
+    def opened(desk):
+        ours, theirs = socket.socketpair()
+        connection = connection_over(ours)
+        made.append(connection)
+        session = Session(
+            connection,
+            replica=replica,
+            head=None,
+            meeting=Meeting(2),
+            lock=threading.Lock(),
+            workers=2,
+            heartbeat_seconds=20.0,
+        )
+        desk.open(connection, session)
+        return theirs
+
+    replica = Replica(index=1, count=2, snapshots=Snapshots(tmp_path, 2))
+    yield opened
+    for connection in made:
+        connection.close()
+
+
+@contextmanager
+def serving(desk):
+    """The desk serves in a thread of its own."""
+    ended = threading.Event()
+
+    def serve():
+        while not ended.is_set():
+            desk.serve(0.05)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def assert_served(peer):
+    peer.send({"op": "ping", "echo": True})
+    assert peer.receive(SECONDS).header == {"pong": True}
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_lost_and_the_next_is_served(opened):
+    desk = Desk(patience_seconds=0.05)
+    stopped, other = opened(desk), opened(desk)
+    stopped.sendall(b"EVST")
+    with serving(desk), stopped, connection_over(other) as peer:
+        stopped.settimeout(SECONDS)
+        assert stopped.recv(1) == b"", "it must see that it was dropped"
+        assert_served(peer)
+
+
+def send_for_ever(connection, message):
+    while True:
+        connection.send(message)
+
+
+@pytest.mark.parametrize("asked", [{"op": "ping", "echo": True}, {"op": "absent"}, {"op": "nonsense"}])
+def test_a_worker_that_reads_no_answers_is_lost_and_the_next_is_served(opened, asked):
+    desk = Desk()
+    deaf, other = opened(desk), opened(desk)
+    # The desk would wait for longer than the one that speaks to it does.
+    with serving(desk), connection_over(deaf, SECONDS) as speaker, connection_over(other) as peer:
+        with pytest.raises(ConnectionLostError, match="to the peer was lost"):
+            send_for_ever(speaker, asked)
+        assert_served(peer)
+
+
+class Hears:
+    """A session that hears of the end of its connection."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.lost = threading.Event()
+
+    def serve_one(self):
+        try:
+            self.connection.receive()
+        except ConnectionLostError:
+            self.connection.close()
+            self.lost.set()
+            return False
+        return True
+
+
+class Answers(Hears):
+    """A session that answers another worker than the one that asks, as one does who was waited for."""
+
+    def __init__(self, connection, other, worker):
+        super().__init__(connection)
+        self.other = other
+        self.worker = worker
+        self.failed = False
+
+    def serve_one(self):
+        going_on = super().serve_one()
+        if going_on:
+            self.worker.close()  # It dies at this moment, so that its end has not been noticed before.
+            try:
+                self.other.send({})
+            except ConnectionLostError:
+                self.failed = True
+        return going_on
+
+
+def test_a_worker_that_is_found_dead_when_it_is_sent_an_answer_is_lost_at_once():
+    desk = Desk()
+    (ours, worker), (other_ours, other) = socket.socketpair(), socket.socketpair()
+    hears = Hears(connection_over(ours))
+    answers = Answers(connection_over(other_ours), hears.connection, worker)
+    desk.open(hears.connection, hears)
+    desk.open(answers.connection, answers)
+    with serving(desk), connection_over(other) as peer, hears.connection, answers.connection:
+        peer.send({})
+        assert hears.lost.wait(SECONDS)
+        assert answers.failed

@@ -1,0 +1,91 @@
+"""What a worker writes down of its own beside its iterations."""
+
+import sys
+import warnings
+
+import pytest
+import torch
+from support.records import check_records
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
+from evenstep.cluster import parse_cluster
+from evenstep.telemetry import read_events
+
+SPELL = """
+[disturbances.spell]
+kind = "from"
+factor = 2
+first = 1
+until = 5
+[[workers]]
+disturb = ["spell"]
+"""
+
+
+def prepared(run_dir, **options):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=4)
+    return evenstep.prepare(model, optimizer, loader, run_dir=run_dir, **options)
+
+
+def train(model, optimizer, loader):
+    for (batch,) in loader:
+        loss = model(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loader.note(loss=loss, count=3)
+
+
+def of_kind(run_dir, kind):
+    return [{**event, "at": 0.0} for event in read_events(run_dir, kinds=[kind])]
+
+
+def test_checkpoints_slowness_and_notes_are_written_down(tmp_path):
+    run_dir = tmp_path / "run"
+    for start in range(2):
+        model, optimizer, loader = prepared(run_dir, emulate=parse_cluster(SPELL))
+        assert evenstep.checkpoint.restore(tmp_path / "checkpoints", model, optimizer, loader) is None or start
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # A loss as it is can be noted.
+            train(model, optimizer, loader)
+        saved = evenstep.checkpoint.save(tmp_path / "checkpoints", model, optimizer, loader)
+        loader.close()
+        if not start:
+            first = saved.name
+    about = {"worker": 0, "event": "checkpoint", "at": 0.0}
+    assert of_kind(run_dir, "checkpoint") == [
+        {**about, "iteration": 7, "name": first, "restored": False},
+        {**about, "iteration": -1, "name": first, "restored": True},
+        {**about, "iteration": 7, "name": saved.name, "restored": False},
+    ]
+    told = [(event["iteration"], event["factor"]) for event in of_kind(run_dir, "disturbance")]
+    assert told == [(1, 2.0), (5, 1.0)] * 2
+    assert len(of_kind(run_dir, "note")) == 16
+    assert len(of_kind(run_dir, "end")) == 2
+    assert {"run", "plan", "iteration"} <= check_records(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no good\nat all"), "no good"),
+        (KeyboardInterrupt(), ""),
+        (RuntimeError("x" * 1000), "x" * 297 + "..."),
+    ],
+)
+def test_an_exception_that_ends_the_script_is_written_down_in_a_line(error, text, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: shown.append(error))
+    model, optimizer, loader = prepared(tmp_path)
+    train(model, optimizer, loader)
+    sys.excepthook(type(error), error, None)
+    (event,) = of_kind(tmp_path, "error")
+    assert (event["type"], event["text"], event["iteration"]) == (type(error).__name__, text, 7)
+    loader.close()
+    # What comes after is no longer this run's.
+    sys.excepthook(type(error), error, None)
+    assert len(of_kind(tmp_path, "error")) == 1
+    assert shown == [error, error]

@@ -1,0 +1,111 @@
+"""Bounds hold: memory, minimum sizes, what may be combined, and who has the last word."""
+
+import pytest
+import torch
+from support import training
+from support.processes import results, run_workers
+from support.training import Run
+
+import evenstep
+from evenstep.cluster import parse_cluster
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.telemetry import read_events
+
+SMALL_MEMORY = """
+[devices.fast]
+per_sample = "5 ms"
+largest_batch = 7
+[devices.slow]
+per_sample = "20 ms"
+[[workers]]
+device = "fast"
+[[workers]]
+device = "slow"
+count = 2
+"""
+
+
+@pytest.mark.multiprocess
+def test_nobody_gets_more_than_its_memory_holds():
+    run = Run(samples=300, epochs=1, scheme="lb-bsp", options={"emulate": parse_cluster(SMALL_MEMORY)})
+    values = results(run_workers(training.train, 3, run))
+    assert max(sizes[0] for sizes in values[0]["sizes"]) == 7
+    assert all(sum(sizes) == 15 for sizes in values[0]["sizes"])
+
+
+@pytest.mark.multiprocess
+def test_sizes_beyond_memory_are_refused():
+    run = Run(options={"emulate": parse_cluster(SMALL_MEMORY), "batch_sizes": [8, 4, 3]})
+    for outcome in run_workers(training.train, 3, run):
+        assert "worker 0 cannot take the batch size 8" in outcome.error
+
+
+@pytest.mark.multiprocess
+def test_batch_norm_never_sees_a_single_sample():
+    # 61 samples in slices of 15: the last slice has one sample for three workers.
+    run = Run(samples=61, epochs=3, scripted=5)
+    values = results(run_workers(training.train_with_batch_norm, 3, run))
+    assert min(min(value["computed"]) for value in values) == 2
+    assert sum(value["counted"] for value in values) == 3 * 61
+
+
+@pytest.mark.multiprocess
+def test_a_foreign_hook_is_refused_and_the_argument_named():
+    for outcome in run_workers(training.prepare_hooked, 2, Run()):
+        assert outcome.error.startswith("ConfigError")
+        assert "comm_hook=(state, hook)" in outcome.error
+
+
+@pytest.mark.multiprocess
+def test_several_backwards_in_an_iteration_are_measured_once():
+    cluster = parse_cluster("""
+        [devices.fast]
+        per_sample = "1 ms"
+        [devices.slow]
+        per_sample = "3 ms"
+        [[workers]]
+        device = "fast"
+        [[workers]]
+        device = "slow"
+    """)
+    run = Run(samples=800, batch_size=20, epochs=1, scheme="lb-bsp", options={"emulate": cluster})
+    values = results(run_workers(training.train_twice_backward, 2, run))
+    assert abs(values[0]["sizes"][0] - 30) <= 2
+
+
+def scheme_of(tmp_path, **options):
+    model = torch.nn.Linear(2, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch_size=4)
+    evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, run_dir=tmp_path, **options)
+    return [event["scheme"] for event in read_events(tmp_path) if event["event"] == "run"][-1]
+
+
+def test_arguments_win_over_the_launcher_and_the_launcher_over_the_default(tmp_path, monkeypatch):
+    assert scheme_of(tmp_path) == "lb-bsp"
+    for name, value in LaunchSettings(scheme="lb-bsp:multiple=2").to_environment().items():
+        monkeypatch.setenv(name, value)
+    assert scheme_of(tmp_path) == "lb-bsp:multiple=2"
+    assert scheme_of(tmp_path, scheme="bsp") == "bsp"
+    assert scheme_of(tmp_path, scheme=evenstep.lb_bsp(multiple=4)) == "lb-bsp:multiple=4"
+    assert scheme_of(tmp_path, batch_sizes=[3]) == "static:3"
+
+
+def test_host_and_gpu_names_choose_sizes():
+    from evenstep.torch.batch_sizes import sizes_by_rank
+
+    described = [
+        {"rank": "0", "host": "a", "gpu": "RTX 3090"},
+        {"rank": "1", "host": "a", "gpu": ""},
+        {"rank": "2", "host": "b", "gpu": "RTX 3090"},
+    ]
+    assert sizes_by_rank({"gpu:RTX 3090": 24, "host:a": 10}, described) == (10, 10, 24)
+    assert sizes_by_rank({"gpu:RTX 3090": 24, "host:a": 10, "rank:0": 4}, described) == (4, 10, 24)
+    assert sizes_by_rank({0: 1, 1: 2, 2: 3}, described) == (1, 2, 3)
+    assert sizes_by_rank([1, 2, 3], described) == (1, 2, 3)
+    with pytest.raises(evenstep.ConfigError, match="did you mean 'host:a'"):
+        sizes_by_rank({"host:aa": 3}, described)
+
+
+@pytest.mark.multiprocess
+def test_a_prepared_model_can_be_copied_and_pickled():
+    assert results(run_workers(training.copy_prepared, 2, Run())) == [True, True]
