@@ -7,6 +7,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.layout import ALIGNMENT, Layout, ShardLayout
 from evenstep.tensors.messages import all_finite, flat_views, gather, parameter_views, scatter
+from evenstep.torch.engines.describe import layout_of
 
 LARGE = 2**40
 
@@ -23,7 +24,7 @@ def model():
     return layers
 
 
-def layout_of(layers):
+def layout_of_layers(layers):
     optimizer = torch.optim.SGD([{"params": layers[:2].parameters()}, {"params": layers[2:].parameters()}], lr=0.1)
     return layout_of(layers.named_parameters(), [optimizer])
 
@@ -36,7 +37,7 @@ GOOD = ("weight", [2, 3], "float32", 0)
 
 
 def test_layout_survives_the_wire():
-    layout = layout_of(model())
+    layout = layout_of_layers(model())
     received = Layout.from_record(msgpack.unpackb(msgpack.packb(layout.to_record())))
     assert received == layout
     assert received.fingerprint == layout.fingerprint
@@ -51,12 +52,12 @@ def test_fingerprint_tells_shapes_names_groups_and_dtypes_apart():
 
 
 def test_blocks_are_aligned_and_hold_one_group_and_dtype_each():
-    (shard,) = layout_of(model()).shards(1)
+    (shard,) = layout_of_layers(model()).shards(1)
     assert [(block.group, block.dtype) for block in shard.blocks] == [
-        (0, torch.bfloat16),
-        (0, torch.float32),
-        (1, torch.float32),
-        (1, torch.float64),
+        (0, "bfloat16"),
+        (0, "float32"),
+        (1, "float32"),
+        (1, "float64"),
     ]
     assert all(block.offset % ALIGNMENT == 0 for block in shard.blocks)
     assert shard.nbytes % ALIGNMENT == 0
@@ -66,7 +67,7 @@ def test_blocks_are_aligned_and_hold_one_group_and_dtype_each():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_every_parameter_is_in_one_shard(count):
-    layout = layout_of(model())
+    layout = layout_of_layers(model())
     shards = layout.shards(count)
     assert len(shards) == count
     assert sorted(p.name for shard in shards for p in shard.parameters) == sorted(p.name for p in layout.parameters)
@@ -89,7 +90,7 @@ def test_a_shard_without_bytes_is_refused(count):
 @pytest.mark.parametrize("as_memoryview", [False, True])
 def test_gradients_and_weights_travel_through_a_message(as_memoryview):
     layers = model()
-    (shard,) = layout_of(layers).shards(1)
+    (shard,) = layout_of_layers(layers).shards(1)
     parameters = dict(layers.named_parameters())
     mine = [parameters[spec.name] for spec in shard.parameters]
     for parameter in mine[1:]:
@@ -108,7 +109,7 @@ def test_gradients_and_weights_travel_through_a_message(as_memoryview):
 
 
 def test_flat_views_and_parameter_views_are_the_same_memory():
-    (shard,) = layout_of(model()).shards(1)
+    (shard,) = layout_of_layers(model()).shards(1)
     buffer = torch.zeros(shard.nbytes, dtype=torch.uint8)
     for number, view in enumerate(parameter_views(shard, buffer), start=1):
         view.fill_(number)
