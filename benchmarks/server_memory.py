@@ -31,7 +31,7 @@ OPTIMIZERS = {
 PATHS = {"shared memory": "unix:", "network": "tcp:"}
 EXCHANGES = 3
 GOAL = "<= 1.2"
-SETTLED_SECONDS, LOOK_SECONDS = 0.5, 0.01
+SETTLED_SECONDS, POLL_SECONDS = 0.5, 0.01
 
 
 def main():
@@ -136,7 +136,7 @@ def _settled(process):
     """When it has not grown for a while: a server that waits for its workers still imports what it will need."""
     found, since = _memory(process), time.monotonic()
     while time.monotonic() - since < SETTLED_SECONDS:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         now = _memory(process)
         if now["VmRSS"] != found["VmRSS"]:
             found, since = now, time.monotonic()
@@ -161,7 +161,7 @@ class _Watch:
         self._thread.join()
 
     def _look(self):
-        while not self._done.wait(LOOK_SECONDS):
+        while not self._done.wait(POLL_SECONDS):
             try:
                 self.peak = max(self.peak, _memory(self._process).get("VmHWM", 0))
             except (FileNotFoundError, ProcessLookupError):

@@ -31,10 +31,10 @@ def be_host(lost, deaf, end):
         host.tell({"event": "join", "worker": worker, "limit_seconds": 0.0})
     host.tell(leave(1 - lost, Why.DONE))
     host.tell(leave(lost, Why.SILENT))
-    end.send(host.farewell())
-    while not host.farewell()["lost"]:
+    end.send(host.drained())
+    while not host.drained()["lost"]:
         host.look()
-    end.send(host.farewell())
+    end.send(host.drained())
     while lost == 0 and os.getppid() == process:
         host.look()
     host.look()

@@ -10,6 +10,6 @@ def test_a_head_hears_of_its_worker_under_the_lock(tmp_path):
     assert server.ask(pulse) == {"pong": True}
     while not server.push()["over"]:
         server.look(seconds=1.0)
-    server.ask({"op": "again", "seq": 3 + server.replica.version})
-    server.ask({"op": "stop", "seq": 4 + server.replica.version, "has": server.replica.version})
+    server.ask({"op": "again", "seq": 3 + server.shard_state.version})
+    server.ask({"op": "stop", "seq": 4 + server.shard_state.version, "has": server.shard_state.version})
     assert server.unlocked == 0

@@ -11,7 +11,7 @@ import sys
 
 from evenstep.server import program
 from evenstep.server.group.group import Parent
-from evenstep.server.replica import Replica
+from evenstep.server.shard_state import ShardState
 
 
 def dying(act, number):
@@ -33,5 +33,5 @@ if __name__ == "__main__":
         if told["parent"]:
             Parent.send_together = dying(Parent.send_together, number)
         else:
-            Replica.commit = dying(Replica.commit, number)
+            ShardState.commit = dying(ShardState.commit, number)
     sys.exit(program.main([settings]))

@@ -321,8 +321,8 @@ class Branches(torch.nn.Module):
         self.body = model_of(run)[:2]
         self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 1, dtype=run.dtype) for _ in range(3))
 
-    def forward(self, inputs, branch):
-        return self.heads[branch](self.body(inputs))
+    def forward(self, inputs, uplink):
+        return self.heads[uplink](self.body(inputs))
 
 
 def leave_parameters_unused(run, prepare):

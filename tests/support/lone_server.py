@@ -9,11 +9,11 @@ from evenstep.core.values import UNLIMITED, Problem
 from evenstep.protocol.optimizer import options_to_record
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
-from evenstep.server.head import Head
-from evenstep.server.meeting import Meeting
-from evenstep.server.replica import Replica
+from evenstep.server.primary import Primary
+from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.shard_state import ShardState
 from evenstep.testing.in_memory import connected_pair
 from evenstep.torch.engines.describe import describe, layout_of, options_of
 
@@ -59,9 +59,9 @@ class LoneServer:
         ).encode()  # fmt: skip
         self.folder, self.snapshots, self.now, self.events, self.said = folder, Snapshots(folder, 1), 0.0, Kept(), []
         self.lock, self.unlocked = threading.RLock(), 0
-        self.replica = Replica(index=0, count=1, snapshots=self.snapshots)
-        self.head = Head(
-            replica=self.replica, workers=1, followers=[], snapshots=self.snapshots, resume=False,
+        self.shard_state = ShardState(index=0, count=1, snapshots=self.snapshots)
+        self.primary = Primary(
+            shard_state=self.shard_state, workers=1, followers=[], snapshots=self.snapshots, resume=False,
             snapshot_seconds=60.0, heartbeat_seconds=1e9, recorder=self.events, first_incarnation=0,
             clock=self.clock, say=self.said.append, report=lambda event: None,
         )  # fmt: skip
@@ -73,7 +73,11 @@ class LoneServer:
         """Connect, again if there was a connection, and take this place; returns the answer."""
         self.end, other = connected_pair()
         self.session = Session(
-            Line(other, local=self.local), replica=self.replica, head=self.head, meeting=Meeting(1), lock=self.lock,
+            Line(other, local=self.local),
+            shard_state=self.shard_state,
+            primary=self.primary,
+            rendezvous=Rendezvous(1),
+            lock=self.lock,
             workers=1, heartbeat_seconds=1.0,
         )  # fmt: skip
         place = {"rank": 0, "incarnation": incarnation, "has": -1}
@@ -96,7 +100,7 @@ class LoneServer:
         """Put the first weight, or a gradient, into the worker's place."""
         message = torch.zeros(self.nbytes, dtype=torch.uint8)
         message[:4].view(torch.float32).fill_(value)
-        self.replica.seats[0].gradients.copy_(message)
+        self.shard_state.slots[0].gradients.copy_(message)
 
     def begin(self):
         begin = {"op": "begin", "number": 0, "epoch": 0, "ahead": 0, "has": -1}
@@ -106,7 +110,7 @@ class LoneServer:
         self.claim = self.ask({**begin, "seq": 3})["claims"][0][0]
 
     def push(self):
-        version = self.replica.version
+        version = self.shard_state.version
         header = {
             "op": "push", "seq": 4 + version, "claim": self.claim, "weights": version, "samples": 2, "units": 2,
             "row": [2, 1000, 1000, 0, 0, 0, UNLIMITED], "norm": 1.0, "options": self.options, "has": version,
@@ -119,7 +123,7 @@ class LoneServer:
     def look(self, seconds):
         self.now += seconds
         with self.lock:
-            self.head.look()
+            self.primary.look()
 
     def told(self):
         return [(event["event"], event["version"]) for event in self.events if event["event"].startswith("snapshot")]

@@ -16,11 +16,11 @@ from evenstep.core.values import UNLIMITED, Problem, Reports
 from evenstep.protocol.optimizer import options_to_record
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
-from evenstep.server.head import Head
-from evenstep.server.meeting import Meeting
-from evenstep.server.replica import Replica
+from evenstep.server.primary import Primary
+from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.shard_state import ShardState
 from evenstep.tensors.messages import parameter_views
 from evenstep.testing.clock import FakeClock
 from evenstep.testing.faulty import Faulty, seeded
@@ -124,12 +124,12 @@ class Trial:
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
         self.models = [copy.deepcopy(model) for _ in range(WORKERS)]
         snapshots = Snapshots(folder / "snapshots", shards)
-        self.replicas = [Replica(index=index, count=shards, snapshots=snapshots) for index in range(shards)]
+        self.shard_states = [ShardState(index=index, count=shards, snapshots=snapshots) for index in range(shards)]
         self.locks = [threading.Lock() for _ in range(shards)]
-        self.meeting = Meeting(WORKERS)
+        self.rendezvous = Rendezvous(WORKERS)
         followers = [self._follow(index) for index in range(1, shards)]
-        self.head = Head(
-            replica=self.replicas[0],
+        self.primary = Primary(
+            shard_state=self.shard_states[0],
             workers=WORKERS,
             followers=followers,
             snapshots=snapshots,
@@ -171,9 +171,9 @@ class Trial:
     def _serve(self, shard, connection):
         session = Session(
             connection,
-            replica=self.replicas[shard],
-            head=self.head if not shard else None,
-            meeting=self.meeting,
+            shard_state=self.shard_states[shard],
+            primary=self.primary if not shard else None,
+            rendezvous=self.rendezvous,
             lock=self.locks[shard],
             workers=WORKERS,
             heartbeat_seconds=HEARTBEAT_SECONDS,
@@ -189,7 +189,7 @@ class Trial:
 
     def _follow(self, shard):
         one, other = connected_pair(clock=self.clock)
-        self.head = None
+        self.primary = None
         self._serve(shard, other)
         one.send({"op": "follow"})
         self.lines.append(one)
@@ -221,7 +221,7 @@ class Trial:
         optimizer = optimizer_of(model)
         spec = describe(optimizer)
         layout = layout_of(model.named_parameters(), [optimizer])
-        layouts = layout.shards(len(self.replicas))
+        layouts = layout.shards(len(self.shard_states))
         described = RunSpec(
             scheme=self.scheme, problem=PROBLEM, length=SAMPLES, drop_last=False, layout=layout, optimizers=(spec,)
         )

@@ -124,7 +124,7 @@ class Peer:
         """As a worker that is done: over a network its place would be kept for it."""
         self.leave()
         self._take_place(0)
-        self._connection.send({"op": "bye", "seq": 1})
+        self._connection.send({"op": "goodbye", "seq": 1})
         self.leave()
 
     def _take_place(self, shard):

@@ -12,13 +12,13 @@ import evenstep
 from support import training
 
 
-def sharded(model, *, replicas=1, **options):
+def sharded(model, *, shard_states=1, **options):
     """Each layer that has weights sharded by itself; no width is a multiple of the number of workers."""
     workers = dist.get_world_size()
-    if replicas == 1:
+    if shard_states == 1:
         mesh = init_device_mesh("cpu", (workers,))
     else:
-        mesh = init_device_mesh("cpu", (replicas, workers // replicas), mesh_dim_names=("replicas", "shards"))
+        mesh = init_device_mesh("cpu", (shard_states, workers // shard_states), mesh_dim_names=("replicas", "shards"))
     for layer in model:
         if list(layer.parameters()):
             fully_shard(layer, mesh=mesh, **options)
@@ -34,8 +34,8 @@ def whole(model):
     return torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()]).tolist()
 
 
-def train(run, *, replicas=1, clip=None):
-    model, optimizer, loader = prepared(run, replicas=replicas)
+def train(run, *, shard_states=1, clip=None):
+    model, optimizer, loader = prepared(run, shard_states=shard_states)
     sizes = []
     for _ in range(run.epochs):
         for inputs, targets in loader:
@@ -49,7 +49,7 @@ def train(run, *, replicas=1, clip=None):
 
 
 def train_replicated(run):
-    return train(run, replicas=2)
+    return train(run, shard_states=2)
 
 
 def train_clipped(run):

@@ -12,7 +12,7 @@ import pytest
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.codec import (
     DEFAULT_LIMITS,
-    MOST_FILES,
+    MAX_FILES,
     PREFIX_BYTES,
     VERSION,
     Limits,
@@ -49,7 +49,7 @@ def test_a_prefix_and_a_header_come_back_as_they_were():
         (struct.pack("!4sHHIQ", b"EVST", VERSION, 0, 2**32 - 1, 0), "header of 4294967295 bytes"),
         (struct.pack("!4sHHIQ", b"EVST", VERSION, 0, 10, 1001), "payload of 1001 bytes: it must have at most 1000"),
         (struct.pack("!4sHHIQ", b"EVST", VERSION, 0, 10, 2**64 - 1), "payload of 18446744073709551615 bytes"),
-        (struct.pack("!4sHHIQ", b"EVST", VERSION, MOST_FILES + 1, 10, 0), "17 files"),
+        (struct.pack("!4sHHIQ", b"EVST", VERSION, MAX_FILES + 1, 10, 0), "17 files"),
     ],
 )
 def test_a_prefix_that_announces_what_cannot_be_is_refused_with_the_reason(prefix, what):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from evenstep.transport.base import ConnectionLostError, SilentError
-from evenstep.transport.codec import MOST_FILES, PREFIX_BYTES, Limits, Prefix, encode_header
+from evenstep.transport.codec import MAX_FILES, PREFIX_BYTES, Limits, Prefix, encode_header
 from evenstep.transport.stream import StreamConnection
 from evenstep.transport.wire import SocketWire
 
@@ -141,7 +141,7 @@ def is_end_of_pipe(reader):
 
 
 @pytest.mark.parametrize(
-    ("announced", "sent"), [(0, 1), (1, 2), (2, 1), (MOST_FILES, MOST_FILES + 1), (0, 250), (MOST_FILES + 1, 17)]
+    ("announced", "sent"), [(0, 1), (1, 2), (2, 1), (MAX_FILES, MAX_FILES + 1), (0, 250), (MAX_FILES + 1, 17)]
 )
 def test_files_that_were_not_announced_so_are_closed_with_the_connection(announced, sent, raw_peer):
     peer, connection = raw_peer()

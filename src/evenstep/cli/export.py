@@ -15,7 +15,7 @@ from evenstep.telemetry.sinks.chrome_trace import ChromeTrace
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
 
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 _TELL_EVENTS: Final = 5000
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
@@ -94,5 +94,5 @@ def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool, tell: Callable[
             tell(count)
             if not follow:
                 break
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     return count

@@ -10,7 +10,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
 from evenstep.telemetry.regular import open_regular
 
-_MOST_SOURCE: Final = 1 << 20
+_MAX_SOURCE: Final = 1 << 20
 """Bytes of a script that are searched for the names of its options."""
 
 
@@ -53,7 +53,7 @@ def warn_of_misplaced(
 def _source(script: str) -> str:
     try:
         with open_regular(Path(script)) as file:
-            return file.read(_MOST_SOURCE).decode(errors="replace")
+            return file.read(_MAX_SOURCE).decode(errors="replace")
     except OSError:
         return ""
 

@@ -25,8 +25,8 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.report.profile import profile_svg, profile_table
 from evenstep.telemetry import Tail
 
-_LOOK_SECONDS: Final = 0.2
-_FEWEST_POINTS: Final = 2
+_POLL_SECONDS: Final = 0.2
+_MIN_POINTS: Final = 2
 _CALL: Final = """\
 import importlib.util, pathlib, sys
 path, function = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -84,7 +84,7 @@ def run_profile(arguments: list[str]) -> int:
             options.name,
             profile.points,
             profile.memory,
-            fit_from=min(profile.knee, profile.points[-_FEWEST_POINTS].samples),
+            fit_from=min(profile.knee, profile.points[-_MIN_POINTS].samples),
             count=options.count,
             heading=heading if profile.doubt is None else f"{heading}; {profile.doubt}",
         )
@@ -121,8 +121,8 @@ def _require(options: argparse.Namespace) -> None:
     script, _ = _script_and_function(options)
     if not Path(script).is_file():
         raise ConfigError(f"there is no script {script!r}: check the path (options stand before the script)")
-    if options.largest < _FEWEST_POINTS:
-        raise ConfigError(f"--largest must be at least {_FEWEST_POINTS}, not {options.largest}")
+    if options.largest < _MIN_POINTS:
+        raise ConfigError(f"--largest must be at least {_MIN_POINTS}, not {options.largest}")
     if options.count < 1:
         raise ConfigError(f"--count must be at least 1, not {options.count}")
     if re.fullmatch(r"[A-Za-z0-9_-]+", options.name) is None:
@@ -148,7 +148,7 @@ def _measured(options: argparse.Namespace) -> Profile:
         for event in events
         if event["event"] == "profiled"
     )
-    if len(points) < _FEWEST_POINTS:
+    if len(points) < _MIN_POINTS:
         raise ConfigError(
             f"{options.script} ended before two batch sizes were measured: it must call evenstep.prepare and train on"
             " the loader that it returns (its errors are above)"
@@ -193,7 +193,7 @@ def _run_script(options: argparse.Namespace, folder: Path) -> tuple[list[dict[st
             running = True
             while running:
                 try:
-                    process.wait(_LOOK_SECONDS)
+                    process.wait(_POLL_SECONDS)
                     running = False
                 except subprocess.TimeoutExpired:
                     pass

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextCol
 
 from evenstep.telemetry import RunTail
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _LINES = 4
 """How many lines a run is where no bar can be drawn."""
 
@@ -39,7 +39,7 @@ def progress_of(console: Console, runs: Mapping[str, Path], epochs: int) -> Iter
         def watch() -> None:
             over = False
             while not over:
-                over = ended.wait(_LOOK_SECONDS)  # After the end, one look more.
+                over = ended.wait(_POLL_SECONDS)  # After the end, one look more.
                 for bar in bars:
                     bar.look()
                 for line in lines:

@@ -19,8 +19,8 @@ from evenstep.report.live import LiveRun
 from evenstep.report.live_table import live_table
 from evenstep.telemetry import Role, RunTail, Tail, event_files
 
-_LOOK_SECONDS: Final = 0.5
-_LOOK_EVENTS: Final = 1000
+_POLL_SECONDS: Final = 0.5
+_POLL_EVENTS: Final = 1000
 _ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
@@ -118,11 +118,11 @@ def _followed(run_dir: Path) -> Iterator[_Moment]:
         now = shown = time.monotonic()
         for count, (role, event) in enumerate(tail.new()):
             live.take(role, event, now)
-            if count % _LOOK_EVENTS == 0 and time.monotonic() - shown > _LOOK_SECONDS:
+            if count % _POLL_EVENTS == 0 and time.monotonic() - shown > _POLL_SECONDS:
                 shown = time.monotonic()
                 yield _Moment(live=live, now=now, read=count)
         yield _Moment(live=live, now=now)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
@@ -133,17 +133,17 @@ def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
     """
     live, began = LiveRun(), time.monotonic()
     first: float | None = None
-    shown = began - _LOOK_SECONDS
+    shown = began - _POLL_SECONDS
     now = 0.0
     for now, role, event in heapq.merge(*_timed(run_dir), key=lambda each: each[0]):
         first = now if first is None else first
         due = began + (now - first) / speed
-        while (wall := time.monotonic()) < due or wall - shown >= _LOOK_SECONDS:
-            if wall - shown >= _LOOK_SECONDS:
+        while (wall := time.monotonic()) < due or wall - shown >= _POLL_SECONDS:
+            if wall - shown >= _POLL_SECONDS:
                 shown = wall
                 yield _Moment(live=live, now=now)
             else:
-                time.sleep(min(due - wall, shown + _LOOK_SECONDS - wall))
+                time.sleep(min(due - wall, shown + _POLL_SECONDS - wall))
         live.take(role, event, now)
     yield _Moment(live=live, now=now)
 

@@ -28,7 +28,7 @@ from evenstep.core.values import UNLIMITED
 
 T = TypeVar("T")
 
-_MOST_WORKERS: Final = 1_000_000
+_MAX_WORKERS: Final = 1_000_000
 
 
 @final
@@ -232,8 +232,8 @@ def _counted(table: Table, key: str, read: Callable[[Table], T]) -> tuple[T, ...
             value = read(entry)
             count = entry.integer("count", 1, least=1)
             # Checked before the tuple is made: a slip of the finger must not fill the memory.
-            if count > _MOST_WORKERS - len(read_so_far):
-                raise ConfigError(f"count must keep the cluster within {_MOST_WORKERS} {key}, not {count}")
+            if count > _MAX_WORKERS - len(read_so_far):
+                raise ConfigError(f"count must keep the cluster within {_MAX_WORKERS} {key}, not {count}")
             read_so_far += [value] * count
     return tuple(read_so_far)
 

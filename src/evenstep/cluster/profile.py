@@ -19,7 +19,7 @@ _PATIENCE_SECONDS: Final = 3.0
 _KNEE: Final = 0.9
 _LEVEL: Final = 1.03
 _LEVEL_FOR: Final = 3
-_FEWEST_POINTS: Final = 6
+_MIN_POINTS: Final = 6
 _NOISE: Final = 0.4
 
 
@@ -147,7 +147,7 @@ def memory_of(points: Sequence[ProfilePoint], capacity_bytes: int) -> ProfiledMe
 
 
 def _levelled(points: Sequence[ProfilePoint]) -> bool:
-    if len(points) < _FEWEST_POINTS:
+    if len(points) < _MIN_POINTS:
         return False
     before, after = points[:-_LEVEL_FOR], points[-_LEVEL_FOR:]
     return max(each.samples_per_second for each in after) < _LEVEL * max(each.samples_per_second for each in before)

@@ -26,7 +26,7 @@ RESTART_VARIABLE: Final = "EVENSTEP_RESTART"
 
 FORWARDED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 PR_SET_PDEATHSIG: Final = 1
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """How often to look for a parent that is gone, for where the system does not tell."""
 END_SECONDS: Final = 5.0
 """How long a worker may take to end once nobody is left who waits for it."""
@@ -139,7 +139,7 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _heed_signal(self, child: "subprocess.Popen[bytes]") -> None:
-        received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, LOOK_SECONDS)
+        received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, POLL_SECONDS)
         if os.getppid() != self._parent:
             self._asked_to_end = True
             _signal_group(child.pid, signal.SIGTERM)

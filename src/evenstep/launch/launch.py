@@ -54,7 +54,7 @@ from evenstep.telemetry import read_events
 from evenstep.telemetry.say import say
 
 STOP_SECONDS = 5.0
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 """Of one host; each is a process."""
 
 _Command: TypeAlias = tuple[LaunchConfig, Callable[..., object] | str, list[str]]
@@ -251,8 +251,8 @@ def _require_numbers(nodes: str, workers: str) -> None:
         ) from error
     if count < 1:
         raise ConfigError(f"--workers must be at least 1, not {count}")
-    if count > MOST_WORKERS:
-        raise ConfigError(f"--workers must be at most {MOST_WORKERS} on one host, not {shown(count)}")
+    if count > MAX_WORKERS:
+        raise ConfigError(f"--workers must be at most {MAX_WORKERS} on one host, not {shown(count)}")
 
 
 def _command(arguments: argparse.Namespace) -> _Command:

@@ -29,7 +29,7 @@ SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
 
 GONE_SECONDS: Final = 5.0
 """How long a server whose output has closed may take to be gone."""
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """How often to look whether the main thread has ended."""
 HURRY_SECONDS: Final = 0.1
 """How soon ending notices that it is to be quick."""
@@ -238,7 +238,7 @@ class Servers:
         Raises:
             _ClosingError: The servers are to end.
         """
-        timeout = min(LOOK_SECONDS, self._settings.heartbeat_seconds / 4)
+        timeout = min(POLL_SECONDS, self._settings.heartbeat_seconds / 4)
         if deadline is not None:
             timeout = min(timeout, max(0.0, deadline - time.monotonic()))
         with selectors.DefaultSelector() as selector:

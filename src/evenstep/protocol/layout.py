@@ -20,11 +20,11 @@ DTYPE_BYTES: Final = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4
 ALIGNMENT: Final = 64
 """Bytes: blocks begin at, and messages are as long as, multiples of it."""
 
-_MOST_PARAMETERS: Final = 1_000_000
-_MOST_GROUPS: Final = 100_000
-_MOST_DIMENSIONS: Final = 64
+_MAX_PARAMETERS: Final = 1_000_000
+_MAX_GROUPS: Final = 100_000
+_MAX_DIMENSIONS: Final = 64
 _LONGEST_NAME: Final = 1024
-_MOST_BYTES: Final = 2**42
+_MAX_BYTES: Final = 2**42
 
 
 @final
@@ -119,17 +119,17 @@ class Layout:
         }
 
     @classmethod
-    def from_record(cls, record: object, *, most_bytes: int = _MOST_BYTES) -> Self:
+    def from_record(cls, record: object, *, most_bytes: int = _MAX_BYTES) -> Self:
         """What `to_record` gave, from a peer that may send anything; nothing is allocated for it.
 
         Raises:
             ConfigError: It is no layout, or one of more than `most_bytes` in all.
         """
         fields = cast("Mapping[object, object]", record) if isinstance(record, Mapping) else {}
-        groups = _whole(fields.get("groups"), "number of groups", most=_MOST_GROUPS)
+        groups = _whole(fields.get("groups"), "number of groups", most=_MAX_GROUPS)
         rows = fields.get("parameters")
-        if not isinstance(rows, Sequence) or not 0 < len(rows) <= _MOST_PARAMETERS:
-            raise ConfigError(f"a layout lists 1 to {_MOST_PARAMETERS} parameters: send one that does")
+        if not isinstance(rows, Sequence) or not 0 < len(rows) <= _MAX_PARAMETERS:
+            raise ConfigError(f"a layout lists 1 to {_MAX_PARAMETERS} parameters: send one that does")
         parameters: list[ParameterSpec] = []
         names: set[str] = set()
         left = most_bytes
@@ -182,8 +182,8 @@ def _received(row: object, groups: int, most_bytes: int) -> ParameterSpec:
         raise ConfigError(f"a parameter's name is a string of at most {_LONGEST_NAME} characters: shorten it")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ConfigError(f"parameter {name!r} is of no dtype that a server can train: use {', '.join(DTYPE_BYTES)}")
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > _MOST_DIMENSIONS:
-        raise ConfigError(f"the shape of parameter {name!r} is no list of at most {_MOST_DIMENSIONS} sizes: mend it")
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > _MAX_DIMENSIONS:
+        raise ConfigError(f"the shape of parameter {name!r} is no list of at most {_MAX_DIMENSIONS} sizes: mend it")
     sizes = tuple(_whole(size, f"size of parameter {name!r}", most=most_bytes) for size in shape)
     # A size of 0 must not hide what the other sizes multiply to.
     if prod(max(size, 1) for size in sizes) * DTYPE_BYTES[dtype] > most_bytes:

@@ -14,9 +14,9 @@ Options: TypeAlias = Mapping[str, Option]
 State: TypeAlias = Mapping[str, object]
 """A parameter's optimizer state, as in torch's `state_dict()["state"]`: tensors of its shape, and scalars."""
 
-_MOST_GROUPS: Final = 100_000
-_MOST_OPTIONS: Final = 32
-_MOST_NUMBERS: Final = 8
+_MAX_GROUPS: Final = 100_000
+_MAX_OPTIONS: Final = 32
+_MAX_NUMBERS: Final = 8
 
 
 @final
@@ -58,8 +58,8 @@ def options_from_record(record: object) -> tuple[Options, ...]:
     Raises:
         ConfigError: It is nothing of the kind.
     """
-    if not isinstance(record, Sequence) or isinstance(record, str | bytes) or not 0 < len(record) <= _MOST_GROUPS:
-        raise ConfigError(f"an optimizer has options for 1 to {_MOST_GROUPS} groups: send these")
+    if not isinstance(record, Sequence) or isinstance(record, str | bytes) or not 0 < len(record) <= _MAX_GROUPS:
+        raise ConfigError(f"an optimizer has options for 1 to {_MAX_GROUPS} groups: send these")
     return tuple(_received(group) for group in record)
 
 
@@ -69,7 +69,7 @@ def plain_option(name: str, value: object) -> Option:
     Raises:
         ConfigError: It is something else.
     """
-    if isinstance(value, list | tuple) and len(value) <= _MOST_NUMBERS:
+    if isinstance(value, list | tuple) and len(value) <= _MAX_NUMBERS:
         return tuple(float(number) for number in value)
     if isinstance(value, bool):
         return value
@@ -79,11 +79,11 @@ def plain_option(name: str, value: object) -> Option:
 
 
 def _received(group: object) -> Options:
-    if not isinstance(group, Mapping) or len(group) > _MOST_OPTIONS:
-        raise ConfigError(f"a group has at most {_MOST_OPTIONS} options by name: send these")
+    if not isinstance(group, Mapping) or len(group) > _MAX_OPTIONS:
+        raise ConfigError(f"a group has at most {_MAX_OPTIONS} options by name: send these")
     options: dict[str, Option] = {}
     for name, value in group.items():
-        numbers = value if isinstance(value, list | tuple) and len(value) <= _MOST_NUMBERS else [value]
+        numbers = value if isinstance(value, list | tuple) and len(value) <= _MAX_NUMBERS else [value]
         if not isinstance(name, str) or not all(_finite(number) for number in numbers):
             raise ConfigError(f"the option {str(name)[:200]!r} is no finite number, bool or pair: send it as one")
         options[name] = plain_option(name, value)

@@ -15,7 +15,7 @@ from evenstep.schemes import Scheme, parse_scheme
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """The longest description of a run that a server reads."""
 
 

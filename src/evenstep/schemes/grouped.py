@@ -12,9 +12,9 @@ from evenstep.schemes.recipe import recipe
 from evenstep.schemes.scheme import Scheme, Served, one_of
 from evenstep.schemes.spelling import sizes_of, spelled
 
-_MOST_RANKS: Final = 2**16
+_MAX_RANKS: Final = 2**16
 """In a row, which is more than any run has."""
-_MOST_DIGITS: Final = 15
+_MAX_DIGITS: Final = 15
 
 
 @recipe
@@ -120,7 +120,7 @@ def _grouping(groups: str, by: str, behind: float | None = None) -> Grouping:
 
 
 def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _given(text: str) -> Groups:
@@ -134,7 +134,7 @@ def _given(text: str) -> Groups:
                     f"groups cannot be {shown(text)}: use progressive, hosts, a number, or ranks such as 0-3/4+6/5+7"
                 )
             low, high = int(first), int(last if dash else first)
-            if not 0 <= high - low < _MOST_RANKS:
+            if not 0 <= high - low < _MAX_RANKS:
                 raise ConfigError(f"groups cannot name the ranks {ranks!r}: write the first and the last, such as 0-3")
             group += range(low, high + 1)
         groups.append(tuple(sorted(group)))

@@ -11,7 +11,7 @@ from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.sync import Barrier, Sync
 from evenstep.core.sync.rate import RATES
 
-MOST_SERVERS: Final = 128
+MAX_SERVERS: Final = 128
 """Of one run; they are processes of one host."""
 
 
@@ -45,8 +45,8 @@ class Served:
     push_to: Literal["root", "group", "leader"] = "root"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.servers <= MOST_SERVERS:
-            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 to {MOST_SERVERS}")
+        if not 1 <= self.servers <= MAX_SERVERS:
+            raise ConfigError(f"{self.servers} servers cannot hold the parameters: use 1 to {MAX_SERVERS}")
         one_of("rate", self.rate, RATES)
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))

@@ -39,7 +39,7 @@ class Host:
         """A worker has come or gone."""
         self._watch.told(event)
 
-    def farewell(self) -> Header:
+    def drained(self) -> Header:
         """What the host hears when no worker is left: whether one may still come back, and whether one is lost."""
         return {"awaits": self._supervision.awaits, "lost": bool(self._watch.to_end)}
 

@@ -23,15 +23,15 @@ import torch
 from evenstep.core.errors import EvenstepError
 from evenstep.launch.process import SECRET_VARIABLE
 from evenstep.server.announce import Announcements
-from evenstep.server.desk import Desk
 from evenstep.server.group.group import Group
-from evenstep.server.group.member import Member
-from evenstep.server.head import BrokenServerError, Head
+from evenstep.server.group.member import GroupMember
 from evenstep.server.host import Host
-from evenstep.server.meeting import Meeting
-from evenstep.server.replica import Replica
+from evenstep.server.local_poller import LocalPoller
+from evenstep.server.primary import BrokenServerError, Primary
+from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.shard_state import ShardState
 from evenstep.telemetry import JsonlRecorder
 from evenstep.telemetry.say import say
 from evenstep.transport.base import Connection, ConnectionLostError
@@ -39,7 +39,7 @@ from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
 from evenstep.transport.stream import StreamConnection
 
-LOOK_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.25
 """How often a server looks who is silent and what is due."""
 LAST_SECONDS: Final = 10.0
 """How long the other servers wait for what shard 0 still asks of them, when all are to end."""
@@ -109,15 +109,17 @@ def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
         return
     snapshots = Snapshots(Path(settings.snapshots), settings.count)
     recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
-    replica = Replica(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
+    shard_state = ShardState(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
     host = Host(settings.host, settings.workers) if settings.host and settings.index == 0 else None
-    head = _head(settings, secret, replica, snapshots, recorder, host or parent) if settings.index == 0 else None
-    service = _Service(settings, replica, head, recorder, host)
-    desk = Desk()
-    with _listening(settings, secret, ended, desk, service.open, parent):
+    primary = (
+        _primary(settings, secret, shard_state, snapshots, recorder, host or parent) if settings.index == 0 else None
+    )
+    service = _Service(settings, shard_state, primary, recorder, host)
+    poller = LocalPoller()
+    with _listening(settings, secret, ended, poller, service.open, parent):
         threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
-        service.run(ended, desk)
+        service.run(ended, poller)
         snapshots.wait()
     recorder.close()
 
@@ -129,12 +131,12 @@ def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> N
         connect=lambda: connect(settings.parent, secret=secret),
         patience_seconds=settings.heartbeat_seconds,
     )
-    desk = Desk()
+    poller = LocalPoller()
     # The worker that started it may die, and the others of its group go on.
     orphaned = threading.Event()
-    with _listening(settings, secret, orphaned, desk, group.open, Announcements(sys.stdout.fileno())):
+    with _listening(settings, secret, orphaned, poller, group.open, Announcements(sys.stdout.fileno())):
         while not ended.is_set() and not (orphaned.is_set() and group.deserted):
-            desk.serve(LOOK_SECONDS)
+            poller.serve(POLL_SECONDS)
             group.look(time.monotonic())
 
 
@@ -143,8 +145,8 @@ def _listening(
     settings: Settings,
     secret: bytes,
     orphaned: threading.Event,
-    desk: Desk,
-    open_session: Callable[[Connection], Session | Member],
+    poller: LocalPoller,
+    open_session: Callable[[Connection], Session | GroupMember],
     parent: Announcements,
 ) -> Iterator[None]:
     """Say where this server listens, and let peers in: those of its own host at the desk, others in a thread each."""
@@ -157,7 +159,7 @@ def _listening(
                 return
             session = open_session(connection)
             if isinstance(connection, StreamConnection) and connection.local:
-                desk.open(connection, session)
+                poller.open(connection, session)
             else:
                 threading.Thread(target=session.serve, name="evenstep-session", daemon=True).start()
 
@@ -170,20 +172,20 @@ def _listening(
         yield
 
 
-def _head(
+def _primary(
     settings: Settings,
     secret: bytes,
-    replica: Replica,
+    shard_state: ShardState,
     snapshots: Snapshots,
     recorder: JsonlRecorder,
     parent: Announcements | Host,
-) -> Head:
+) -> Primary:
     """What decides, with its connections to the other shards."""
     followers = [connect(addresses, secret=secret) for addresses in settings.shards]
     for follower in followers:
         follower.send({"op": "follow"})
-    return Head(
-        replica=replica,
+    return Primary(
+        shard_state=shard_state,
         workers=settings.workers,
         followers=followers,
         snapshots=snapshots,
@@ -196,7 +198,7 @@ def _head(
         say=say,
         report=parent.tell,
         name_lost=settings.name_lost,
-        farewell=parent.farewell if isinstance(parent, Host) else dict,
+        drained=parent.drained if isinstance(parent, Host) else dict,
     )
 
 
@@ -205,14 +207,19 @@ class _Service:
     """What the connections of one server have in common."""
 
     def __init__(
-        self, settings: Settings, replica: Replica, head: Head | None, recorder: JsonlRecorder, host: Host | None
+        self,
+        settings: Settings,
+        shard_state: ShardState,
+        primary: Primary | None,
+        recorder: JsonlRecorder,
+        host: Host | None,
     ) -> None:
         self._settings = settings
         self._host = host
         self._recorder = recorder
-        self._replica = replica
-        self._head = head
-        self._meeting = Meeting(settings.workers)
+        self._shard_state = shard_state
+        self._primary = primary
+        self._rendezvous = Rendezvous(settings.workers)
         # Pushes that come as one are taken in as one, by sessions of their own.
         self._lock = threading.RLock()
 
@@ -220,32 +227,32 @@ class _Service:
         """A session for this connection."""
         return Session(
             connection,
-            replica=self._replica,
-            head=self._head,
-            meeting=self._meeting,
+            shard_state=self._shard_state,
+            primary=self._primary,
+            rendezvous=self._rendezvous,
             lock=self._lock,
             workers=self._settings.workers,
             heartbeat_seconds=self._settings.heartbeat_seconds,
             recorder=self._recorder,
         )
 
-    def run(self, ended: threading.Event, desk: Desk) -> None:
+    def run(self, ended: threading.Event, poller: LocalPoller) -> None:
         """Serve until told to end, and put away what is to stay."""
         while not ended.is_set():
-            desk.serve(LOOK_SECONDS)
-            if self._head is not None:
+            poller.serve(POLL_SECONDS)
+            if self._primary is not None:
                 with self._lock:
-                    self._head.look()
+                    self._primary.look()
             if self._host is not None:
                 self._host.look()
         # Shard 0 may still have a last snapshot to ask of the others.
         late = time.monotonic() + LAST_SECONDS
-        while self._replica.led and time.monotonic() < late:
-            desk.serve(LOOK_SECONDS)
+        while self._shard_state.led and time.monotonic() < late:
+            poller.serve(POLL_SECONDS)
         # Held until the process ends: a worker that asks now has to ask the server that replaces this one.
         self._lock.acquire()
-        if self._head is not None:
-            self._head.finish()
+        if self._primary is not None:
+            self._primary.finish()
 
 
 def _watch_input(orphaned: threading.Event) -> None:

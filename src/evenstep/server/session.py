@@ -19,12 +19,12 @@ from evenstep.core.supervision import Why
 from evenstep.core.values import Reports
 from evenstep.protocol.fields import Fields
 from evenstep.protocol.optimizer import Options, options_from_record
-from evenstep.protocol.run_spec import MOST_BYTES
-from evenstep.server.group.branch import Branch
-from evenstep.server.head import BrokenServerError, Head
-from evenstep.server.meeting import MOST_ROUNDS, Meeting
-from evenstep.server.replica import Replica
-from evenstep.server.seat import Seat, refused
+from evenstep.protocol.run_spec import MAX_BYTES
+from evenstep.server.group.uplink import Uplink
+from evenstep.server.primary import BrokenServerError, Primary
+from evenstep.server.rendezvous import MAX_ROUNDS, Rendezvous
+from evenstep.server.shard_state import ShardState
+from evenstep.server.worker_slot import WorkerSlot, refused
 from evenstep.telemetry import Recorder, Silent
 from evenstep.telemetry.say import say
 from evenstep.tensors.memory import memory_of
@@ -32,10 +32,10 @@ from evenstep.tensors.states import decode_states, encode_states
 from evenstep.transport.base import Connection, ConnectionLostError, Header, Message
 
 _LARGEST: Final = 2**31
-MOST_NAMED: Final = 16
+MAX_NAMED: Final = 16
 """The most workers that are named of those who have not come."""
 _ROW_LENGTH: Final = Reports.columns()
-MOST_STATES: Final = 8
+MAX_STATES: Final = 8
 """The most tensors of a parameter's size that an optimizer keeps for it."""
 
 
@@ -59,9 +59,9 @@ class Session:
         self,
         connection: Connection,
         *,
-        replica: Replica,
-        head: Head | None,
-        meeting: Meeting,
+        shard_state: ShardState,
+        primary: Primary | None,
+        rendezvous: Rendezvous,
         lock: AbstractContextManager[bool],
         workers: int,
         heartbeat_seconds: float,
@@ -69,9 +69,9 @@ class Session:
         abort: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._connection = connection
-        self._replica = replica
-        self._head = head
-        self._meeting = meeting
+        self._shard_state = shard_state
+        self._primary = primary
+        self._rendezvous = rendezvous
         self._lock = lock
         self._workers = workers
         self._heartbeat_seconds = heartbeat_seconds
@@ -79,9 +79,9 @@ class Session:
         self._failing = False
         """Whether the last snapshot could not be written; on the other shards."""
         self._abort = abort
-        self._seat: Seat | None = None
+        self._slot: WorkerSlot | None = None
         self._follows = False
-        self._branch: Branch | None = None
+        self._uplink: Uplink | None = None
         """Where this connection is to a group server."""
         self._requests: dict[str, Callable[[Fields, Message], None]] = {
             "ping": self._ping,
@@ -95,9 +95,9 @@ class Session:
             "rest": self._rest,
             "again": self._again,
             "stop": self._stop,
-            "bye": self._bye,
+            "goodbye": self._goodbye,
             "hung": self._hung,
-            "farewell": self._farewell,
+            "drain": self._drain,
             "follow": self._follow,
             "group": self._group,
             "states": self._states,
@@ -106,9 +106,9 @@ class Session:
         self._commands: dict[str, Callable[[Fields], None]] = {
             "answer": self._follow_answer,
             "commit": self._follow_commit,
-            "discard": lambda fields: replica.discard(_key(fields.wholes("key", 3))),
+            "discard": lambda fields: shard_state.discard(_key(fields.wholes("key", 3))),
             "leave": self._follow_leave,
-            "initialise": lambda fields: replica.initialise(fields.whole("worker"), fields.whole("version")),
+            "initialise": lambda fields: shard_state.initialise(fields.whole("worker"), fields.whole("version")),
             "restore": self._follow_restore,
             "snapshot": lambda _: self._follow_snapshot(meanwhile=False),
             "snapshot_meanwhile": lambda _: self._follow_snapshot(meanwhile=True),
@@ -145,7 +145,7 @@ class Session:
     def _refuse(self, fields: Fields, error: Exception) -> None:
         """Answer with the error."""
         with self._lock:
-            refusal = refused(self._seat, fields, error)
+            refusal = refused(self._slot, fields, error)
         if refusal is not None:
             self._reply(refusal)
 
@@ -154,8 +154,8 @@ class Session:
         self._connection.send(header, wait=not self._connection.local)
 
     def _request(self, fields: Fields, message: Message) -> None:
-        if self._branch is not None:
-            self._branch.take(fields, message)
+        if self._uplink is not None:
+            self._uplink.take(fields, message)
             return
         operation = fields.text("op")
         if self._follows:
@@ -175,24 +175,24 @@ class Session:
 
     def _hear(self) -> None:
         """The worker asked for something: told after it was done, so that a busy server delays nothing received."""
-        if self._seat is not None and self._head is not None:
+        if self._slot is not None and self._primary is not None:
             with self._lock:
-                self._head.asked(self._seat.worker)
+                self._primary.asked(self._slot.worker)
 
     def _lost(self) -> None:
         """The connection has ended: on one host the worker has too; elsewhere it may come back until it is silent."""
-        if self._branch is not None:
-            self._branch.lost()
+        if self._uplink is not None:
+            self._uplink.lost()
         with self._lock:
             if self._follows:
-                self._replica.led = False
-            self._meeting.leave(self._connection)
-            seat, self._seat = self._seat, None
-            if seat is None or seat.connection is not self._connection:
+                self._shard_state.led = False
+            self._rendezvous.leave(self._connection)
+            slot, self._slot = self._slot, None
+            if slot is None or slot.connection is not self._connection:
                 return
-            seat.connection = None
-            if self._head is not None and self._connection.local:
-                self._head.lose(seat.worker, seat.incarnation, Why.ENDED)
+            slot.connection = None
+            if self._primary is not None and self._connection.local:
+                self._primary.lose(slot.worker, slot.incarnation, Why.ENDED)
 
     # Before a run.
 
@@ -200,31 +200,31 @@ class Session:
         """A worker's pulse; only a peer that always reads, such as a group server, asks for an echo."""
         if fields.has("echo"):
             self._reply({"pong": True})
-        if self._seat is not None and self._head is not None:
+        if self._slot is not None and self._primary is not None:
             with self._lock:
-                self._head.pulse(self._seat.worker, _seen(fields))
+                self._primary.pulse(self._slot.worker, _seen(fields))
 
     def _meet(self, fields: Fields, message: Message) -> None:
         rank, sequence = fields.whole("rank", most=self._workers - 1), fields.whole("seq")
-        number = fields.whole("round", most=MOST_ROUNDS - 1)
+        number = fields.whole("round", most=MAX_ROUNDS - 1)
         record = self._text(message)
         # A worker that was told before is in the run already: an answer would come between those that it waits for.
         asked = None if fields.has("known") else sequence
         with self._lock:
-            self._meeting.come(rank, record, self._connection, asked, number)
-            if self._head is not None:
-                self._head.met(rank)
+            self._rendezvous.come(rank, record, self._connection, asked, number)
+            if self._primary is not None:
+                self._primary.met(rank)
 
     def _absent(self, fields: Fields, message: Message) -> None:
         """Somebody has waited for the others for long."""
         with self._lock:
-            absent = self._meeting.absent[:MOST_NAMED]
+            absent = self._rendezvous.absent[:MAX_NAMED]
         self._reply({"absent": absent})
 
     def _text(self, message: Message) -> bytes:
         """The payload, where it is a text of a size that can be expected."""
-        if message.payload_bytes > MOST_BYTES:
-            raise ConnectionLostError(f"a description of {message.payload_bytes} bytes: it has at most {MOST_BYTES}")
+        if message.payload_bytes > MAX_BYTES:
+            raise ConnectionLostError(f"a description of {message.payload_bytes} bytes: it has at most {MAX_BYTES}")
         text = bytearray(message.payload_bytes)
         self._connection.receive_payload(memoryview(text))
         return bytes(text)
@@ -234,106 +234,106 @@ class Session:
         worker, incarnation = fields.whole("rank", most=self._workers - 1), fields.whole("incarnation", least=-1)
         encoded = self._text(message)
         with self._lock:
-            seat = self._replica.seats.get(worker)
-            back = seat is not None and seat.incarnation == incarnation and seat.segment is None
-            if seat is not None and back and not self._connection.local:
+            slot = self._shard_state.slots.get(worker)
+            back = slot is not None and slot.incarnation == incarnation and slot.segment is None
+            if slot is not None and back and not self._connection.local:
                 # What still comes on the old line is of no use, and must not be taken in beside what comes on this one.
-                old, seat.connection = seat.connection, self._connection
+                old, slot.connection = slot.connection, self._connection
                 if old is not None:
                     old.close()
-            elif self._head is not None:
+            elif self._primary is not None:
                 has, limit_seconds = fields.whole("has", least=-1), fields.number("timeout")
-                incarnation = self._head.start(worker, encoded, self._connection, has, limit_seconds)
-                seat = self._replica.seats[worker]
+                incarnation = self._primary.start(worker, encoded, self._connection, has, limit_seconds)
+                slot = self._shard_state.slots[worker]
             else:
-                if seat is not None:
-                    self._replica.leave(worker, seat.incarnation)
-                self._replica.define(encoded, self._workers)
-                seat = self._replica.seat(worker, incarnation, self._connection)
-            self._seat = seat
+                if slot is not None:
+                    self._shard_state.leave(worker, slot.incarnation)
+                self._shard_state.define(encoded, self._workers)
+                slot = self._shard_state.slot(worker, incarnation, self._connection)
+            self._slot = slot
             # Here, under the lock: nothing may be sent to the worker before it.
             self._connection.send(
                 {
                     "answer": fields.whole("seq"),
                     "incarnation": incarnation,
                     "heartbeat": self._heartbeat_seconds,
-                    "nbytes": self._replica.nbytes,
-                    "version": self._replica.version,
+                    "nbytes": self._shard_state.nbytes,
+                    "version": self._shard_state.version,
                 },
-                files=[seat.segment.descriptor] if seat.segment is not None else [],
+                files=[slot.segment.descriptor] if slot.segment is not None else [],
                 wait=False,  # Nothing else is on its way yet.
             )
 
     # A run.
 
-    def _place(self) -> Seat:
+    def _place(self) -> WorkerSlot:
         """The worker's place.
 
         Raises:
             ProtocolError: It has none, or not any more.
         """
-        seat = self._seat
-        if seat is None or self._replica.seats.get(seat.worker) is not seat:
+        slot = self._slot
+        if slot is None or self._shard_state.slots.get(slot.worker) is not slot:
             raise ProtocolError("the worker has not started here, or was given up for dead: start anew")
-        return seat
+        return slot
 
-    def _is_new(self, seat: Seat, sequence: int) -> bool:
+    def _is_new(self, slot: WorkerSlot, sequence: int) -> bool:
         """Whether this request has not been taken in before; if it was answered, it is once more."""
-        if sequence > seat.sequence:
+        if sequence > slot.sequence:
             return True
-        if sequence == seat.sequence:
-            seat.resend()
+        if sequence == slot.sequence:
+            slot.resend()
         return False
 
-    def _receive_gradients(self, seat: Seat, message: Message, *, empty: bool = False) -> None:
+    def _receive_gradients(self, slot: WorkerSlot, message: Message, *, empty: bool = False) -> None:
         """Have the gradients, or initial weights, whole in their place."""
-        expected = 0 if empty or not seat.travels else self._replica.nbytes
+        expected = 0 if empty or not slot.travels else self._shard_state.nbytes
         if message.payload_bytes != expected:
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes where {expected} were due")
         if expected:
-            seat.receiving = True
+            slot.receiving = True
             try:
-                self._connection.receive_payload(memory_of(seat.gradients))
+                self._connection.receive_payload(memory_of(slot.gradients))
                 self._hear()
             finally:
-                seat.receiving = False
+                slot.receiving = False
 
     def _still_new(self, sequence: int) -> bool:
         """Once the lock is held: whether the place is the worker's, reached on this line, and the request new."""
-        seat = self._place()
-        return seat.connection is self._connection and self._is_new(seat, sequence)
+        slot = self._place()
+        return slot.connection is self._connection and self._is_new(slot, sequence)
 
-    def _head_of(self) -> Head:
-        if self._head is None:
+    def _head_of(self) -> Primary:
+        if self._primary is None:
             raise ProtocolError("this server holds parameters and decides nothing: ask the first one")
-        return self._head
+        return self._primary
 
     def _initialise(self, fields: Fields, message: Message) -> None:
-        seat, sequence = self._place(), _sequence(fields)
-        if not self._is_new(seat, sequence):
+        slot, sequence = self._place(), _sequence(fields)
+        if not self._is_new(slot, sequence):
             return
-        self._receive_gradients(seat, message)
+        self._receive_gradients(slot, message)
         with self._lock:
             if not self._still_new(sequence):
                 return
-            seat.take_in(sequence)
-            if self._head is not None:
-                self._head.initialised(seat.worker)
-            seat.answer({"answer": seat.sequence}, weights=False)
+            slot.take_in(sequence)
+            if self._primary is not None:
+                self._primary.initialised(slot.worker)
+            slot.answer({"answer": slot.sequence}, weights=False)
 
     def _begin(self, fields: Fields, message: Message) -> None:
         number, epoch, ahead = fields.whole("number"), fields.whole("epoch"), fields.whole("ahead", most=1)
         with self._lock:
-            seat = self._place()
-            if self._take_in(seat, fields):
-                self._head_of().begin(seat.worker, number, epoch, ahead)
+            slot = self._place()
+            if self._take_in(slot, fields):
+                self._head_of().begin(slot.worker, number, epoch, ahead)
 
     def _push(self, fields: Fields, message: Message) -> None:
-        seat, sequence = self._place(), _sequence(fields)
-        if not self._is_new(seat, sequence):
+        slot, sequence = self._place(), _sequence(fields)
+        if not self._is_new(slot, sequence):
             return
         arrival = Arrival(
-            key=(seat.worker, seat.incarnation, sequence),
+            key=(slot.worker, slot.incarnation, sequence),
             claim=fields.whole("claim"),
             version=fields.whole("weights"),
             samples=fields.whole("samples", most=_LARGEST),
@@ -341,93 +341,93 @@ class Session:
             row=tuple(fields.wholes("row", _ROW_LENGTH)),
         )
         norm, has = fields.number("norm"), _has(fields)
-        options = self._options_of(seat, fields)
-        self._receive_gradients(seat, message, empty=not arrival.samples)
+        options = self._options_of(slot, fields)
+        self._receive_gradients(slot, message, empty=not arrival.samples)
         with self._lock:
             if not self._still_new(sequence):
                 return
-            seat.take_in(sequence, has)
-            self._replica.stage(arrival.key)
+            slot.take_in(sequence, has)
+            self._shard_state.stage(arrival.key)
             try:
                 self._head_of().push(arrival, options, norm)
             except ProtocolError:
-                self._replica.discard(arrival.key)
+                self._shard_state.discard(arrival.key)
                 raise
 
-    def _options_of(self, seat: Seat, fields: Fields) -> tuple[Options, ...]:
+    def _options_of(self, slot: WorkerSlot, fields: Fields) -> tuple[Options, ...]:
         """The optimizer's options, which are sent when they have changed."""
         if fields.has("options"):
             options = options_from_record(fields.items("options"))
-            self._replica.check_options(options)
-            seat.options = options
-        if seat.options is None:
+            self._shard_state.check_options(options)
+            slot.options = options
+        if slot.options is None:
             raise ProtocolError("a worker's first push had no options")
-        return seat.options
+        return slot.options
 
-    def _take_in(self, seat: Seat, fields: Fields) -> bool:
+    def _take_in(self, slot: WorkerSlot, fields: Fields) -> bool:
         """Take in a request without gradients; False where that was done before."""
         sequence, has = _sequence(fields), _has(fields)
-        if not self._is_new(seat, sequence):
+        if not self._is_new(slot, sequence):
             return False
-        seat.take_in(sequence, has)
+        slot.take_in(sequence, has)
         return True
 
     def _stage(self, fields: Fields, message: Message) -> None:
         """On the other shards: the gradients are here, and nothing is decided."""
-        seat, sequence = self._place(), _sequence(fields)
-        if sequence > seat.sequence:
-            self._receive_gradients(seat, message)
+        slot, sequence = self._place(), _sequence(fields)
+        if sequence > slot.sequence:
+            self._receive_gradients(slot, message)
             with self._lock:
                 if self._still_new(sequence):
-                    seat.take_in(sequence)
-                    self._replica.stage((seat.worker, seat.incarnation, sequence))
+                    slot.take_in(sequence)
+                    self._shard_state.stage((slot.worker, slot.incarnation, sequence))
         self._reply({"staged": sequence})
         with self._lock:
-            if sequence == seat.sequence:
-                seat.resend()  # Where it came again, it may have been answered.
+            if sequence == slot.sequence:
+                slot.resend()  # Where it came again, it may have been answered.
 
     def _again(self, fields: Fields, message: Message) -> None:
         """The worker misses an answer: give it once more, ask for a request that never came, or say that it waits."""
-        seat, sequence = self._place(), fields.whole("seq")
-        if sequence > seat.sequence:
+        slot, sequence = self._place(), fields.whole("seq")
+        if sequence > slot.sequence:
             self._reply({"resend": sequence})
             return
-        if self._head is None:
+        if self._primary is None:
             self._reply({"staged": sequence})
         with self._lock:
-            waits = sequence == seat.sequence and not seat.resend()
-        if waits and self._head is not None:
-            self._reply({"pending": sequence, "events": self._head.events})
+            waits = sequence == slot.sequence and not slot.resend()
+        if waits and self._primary is not None:
+            self._reply({"pending": sequence, "events": self._primary.events})
 
     def _rest(self, fields: Fields, message: Message) -> None:
         with self._lock:
-            seat = self._place()
-            if self._take_in(seat, fields):
-                self._head_of().rest(seat.worker)
+            slot = self._place()
+            if self._take_in(slot, fields):
+                self._head_of().rest(slot.worker)
 
     def _stop(self, fields: Fields, message: Message) -> None:
         with self._lock:
-            seat = self._place()
-            if self._take_in(seat, fields):
-                self._head_of().stop(seat.worker)
+            slot = self._place()
+            if self._take_in(slot, fields):
+                self._head_of().stop(slot.worker)
 
-    def _bye(self, fields: Fields, message: Message) -> None:
+    def _goodbye(self, fields: Fields, message: Message) -> None:
         """The worker is done."""
-        if self._head is None:
+        if self._primary is None:
             return  # Shard 0 tells.
         with self._lock:
-            seat = self._place()
-            self._seat = None
-            self._head.lose(seat.worker, seat.incarnation, Why.DONE)
+            slot = self._place()
+            self._slot = None
+            self._primary.lose(slot.worker, slot.incarnation, Why.DONE)
 
     def _hung(self, fields: Fields, message: Message) -> None:
         """The worker's group server has given it up, since it kept the others of its group waiting."""
         with self._lock:
-            seat = self._place()
-            self._seat = None
-            self._head_of().lose(seat.worker, seat.incarnation, Why.HUNG, fields.number("seconds"))
+            slot = self._place()
+            self._slot = None
+            self._head_of().lose(slot.worker, slot.incarnation, Why.HUNG, fields.number("seconds"))
 
-    def _farewell(self, fields: Fields, message: Message) -> None:
+    def _drain(self, fields: Fields, message: Message) -> None:
         """Whoever started the servers wants to know when the workers are done with them."""
         with self._lock:
             self._head_of().tell_when_empty(self._connection)
@@ -436,7 +436,7 @@ class Session:
         """The optimizer's state, for a checkpoint of the script's."""
         self._place()
         with self._lock:
-            pieces = encode_states(self._replica.shard.optimizer_state())
+            pieces = encode_states(self._shard_state.shard.optimizer_state())
 
         def send() -> None:
             # Many bytes: whoever serves the others must not wait for them to be taken in.
@@ -448,13 +448,13 @@ class Session:
     def _load_states(self, fields: Fields, message: Message) -> None:
         """The optimizer goes on from a checkpoint of the script's."""
         self._place()
-        if message.payload_bytes > MOST_BYTES + MOST_STATES * self._replica.nbytes:
+        if message.payload_bytes > MAX_BYTES + MAX_STATES * self._shard_state.nbytes:
             raise ConnectionLostError(f"an optimizer state of {message.payload_bytes} bytes is more than there can be")
         payload = bytearray(message.payload_bytes)
         self._connection.receive_payload(memoryview(payload))
         states = decode_states(payload)
         with self._lock:
-            self._replica.shard.load_optimizer_state(states)
+            self._shard_state.shard.load_optimizer_state(states)
         self._reply({"loaded": True})
 
     # The workers behind a group server.
@@ -462,11 +462,11 @@ class Session:
     def _group(self, fields: Fields, message: Message) -> None:
         """This connection is a group server's, which speaks for its workers from now on."""
         self._head_of()
-        if self._replica.count > 1 or self._seat is not None:
+        if self._shard_state.count > 1 or self._slot is not None:
             raise ProtocolError("a group server has one server as its parent, and a connection of its own there")
-        self._branch = Branch(
+        self._uplink = Uplink(
             self._connection,
-            replica=self._replica,
+            shard_state=self._shard_state,
             lock=self._lock,
             open_session=self._behind,
             receiving=self._receiving,
@@ -475,9 +475,9 @@ class Session:
     def _behind(self, line: Connection) -> "Session":
         return Session(
             line,
-            replica=self._replica,
-            head=self._head,
-            meeting=self._meeting,
+            shard_state=self._shard_state,
+            primary=self._primary,
+            rendezvous=self._rendezvous,
             lock=self._lock,
             workers=self._workers,
             heartbeat_seconds=self._heartbeat_seconds,
@@ -487,53 +487,53 @@ class Session:
     def _receiving(self, lines: Sequence[Connection], going_on: bool) -> None:
         """Whether much is on its way from the workers over these lines, whose pulse comes behind it."""
         with self._lock:
-            for seat in self._replica.seats.values():
-                if seat.connection in lines:
-                    seat.receiving = going_on
-                    self._head_of().heard(seat.worker)
+            for slot in self._shard_state.slots.values():
+                if slot.connection in lines:
+                    slot.receiving = going_on
+                    self._head_of().heard(slot.worker)
 
     # The commands of shard 0, on the others.
 
     def _follow(self, fields: Fields, message: Message) -> None:
         """This connection is shard 0's: do what it says, in its order."""
-        if self._head is not None or self._replica.led:
+        if self._primary is not None or self._shard_state.led:
             raise ProtocolError("a server is told what to do by the first server alone, on one connection")
-        self._follows = self._replica.led = True
+        self._follows = self._shard_state.led = True
 
     def _follow_answer(self, fields: Fields) -> None:
         worker, sequence = fields.whole("worker"), fields.whole("answer")
-        seat = self._replica.seats.get(worker)
-        if seat is None or seat.incarnation != fields.whole("incarnation"):
+        slot = self._shard_state.slots.get(worker)
+        if slot is None or slot.incarnation != fields.whole("incarnation"):
             return  # The worker has started anew meanwhile, here first.
-        if sequence > seat.sequence:
-            seat.take_in(sequence)  # A request without gradients came to shard 0 alone.
-        seat.version = _has(fields)  # As did what the worker says it has.
-        self._replica.answer(worker, {"answer": sequence}, fields.numbers("ahead"))
+        if sequence > slot.sequence:
+            slot.take_in(sequence)  # A request without gradients came to shard 0 alone.
+        slot.version = _has(fields)  # As did what the worker says it has.
+        self._shard_state.answer(worker, {"answer": sequence}, fields.numbers("ahead"))
 
     def _follow_commit(self, fields: Fields) -> None:
         pushes = [(_key(key), weight) for key, weight in fields.pairs("pushes")]
         options = options_from_record(fields.items("options"))
-        self._replica.commit(pushes, options, fields.numbers("factors"), fields.numbers("compensation"))
+        self._shard_state.commit(pushes, options, fields.numbers("factors"), fields.numbers("compensation"))
 
     def _follow_restore(self, fields: Fields) -> None:
-        self._replica.restore(fields.whole("version"), self._workers)
+        self._shard_state.restore(fields.whole("version"), self._workers)
 
     def _follow_leave(self, fields: Fields) -> None:
         announced = [_key(key) for key in fields.lists("announced")]
-        self._replica.leave(fields.whole("worker"), fields.whole("incarnation"), announced)
+        self._shard_state.leave(fields.whole("worker"), fields.whole("incarnation"), announced)
 
     def _follow_snapshot(self, *, meanwhile: bool) -> None:
-        version = self._replica.version
+        version = self._shard_state.version
 
         def told(failure: str | None) -> None:
             if failure is not None and not self._failing:
-                say(f"server {self._replica.index} can write no snapshot: {failure}")
+                say(f"server {self._shard_state.index} can write no snapshot: {failure}")
                 self._recorder.record(
                     {"event": "snapshot_failed", "at": time.monotonic(), "version": version, "text": failure}
                 )
             self._failing = failure is not None
 
-        self._replica.snapshot(told, meanwhile=meanwhile)
+        self._shard_state.snapshot(told, meanwhile=meanwhile)
 
 
 def _seen(fields: Fields) -> Seen:

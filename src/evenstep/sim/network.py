@@ -48,28 +48,28 @@ class Network:
 
     def __init__(self, cluster: Cluster, *, message_bytes: int, servers: int = 1) -> None:
         self._bytes = message_bytes
-        self._places = [_place(worker, number) for number, worker in enumerate(cluster.workers)]
+        self._slots = [_slot(worker, number) for number, worker in enumerate(cluster.workers)]
         self._links = [_link_of(worker) for worker in cluster.workers]
         ports: dict[Hashable, _Port | None] = {}
         own: list[_Port | None] = []
-        for place, link in zip(self._places, self._links, strict=True):
-            if place not in ports:
-                ports[place] = _port(link)
-            own.append(ports[place])
+        for slot, link in zip(self._slots, self._links, strict=True):
+            if slot not in ports:
+                ports[slot] = _port(link)
+            own.append(ports[slot])
         hosts: list[Host | None] = [
             cluster.servers[number % len(cluster.servers)] if cluster.servers else None for number in range(servers)
         ]
         shards = []
         for host in hosts:
-            place = None if host is None else host.name
-            if host is not None and place not in ports:
-                ports[place] = _port(host.link)
-            shards.append((place, None if host is None else ports[place]))
+            slot = None if host is None else host.name
+            if host is not None and slot not in ports:
+                ports[slot] = _port(host.link)
+            shards.append((slot, None if host is None else ports[slot]))
         self.shard_bytes = message_bytes / servers
         # By worker: the links of its messages, one for each server that they must go over a network to.
         routes = [
-            [(port, shard) for at, shard in shards if (port or shard) and (at is None or at != place)]
-            for place, port in zip(self._places, own, strict=True)
+            [(port, shard) for at, shard in shards if (port or shard) and (at is None or at != slot)]
+            for slot, port in zip(self._slots, own, strict=True)
         ]
         self._pushes = [[(_outward(port), _inward(shard)) for port, shard in each] for each in routes]
         self._pulls = [[(_outward(shard), _inward(port)) for port, shard in each] for each in routes]
@@ -92,32 +92,30 @@ class Network:
         link. A tree of the hosts sums on the way up and passes the sum on on the way down: 2 ceil(log2 hosts) steps
         with all of the bytes.
         """
-        hosts = len(set(self._places))
+        hosts = len(set(self._slots))
         links = [link for link in self._links if link is not None]
         if hosts < 2 or not links:
             return 0.0
         seconds_per_byte = max(_BITS / link.bits_per_second for link in links)
         if kind == "ring":
-            workers = len(self._places)
+            workers = len(self._slots)
             return 2 * (workers - 1) * (self._bytes / workers * seconds_per_byte + self._hop_seconds())
         return 2 * math.ceil(math.log2(hosts)) * (self._bytes * seconds_per_byte + self._hop_seconds())
 
     def small_exchange_seconds(self) -> float:
         """How long it takes all workers to tell all others a few bytes."""
-        hosts = len(set(self._places))
+        hosts = len(set(self._slots))
         return 2 * math.ceil(math.log2(hosts)) * self._hop_seconds() if hosts > 1 else 0.0
 
     def _hop_seconds(self) -> float:
         """The largest latency between two hosts."""
         latencies = {
-            place: link.latency_seconds
-            for place, link in zip(self._places, self._links, strict=True)
-            if link is not None
+            slot: link.latency_seconds for slot, link in zip(self._slots, self._links, strict=True) if link is not None
         }
         return sum(sorted(latencies.values())[-2:])
 
 
-def _place(worker: ClusterWorker, number: int) -> Hashable:
+def _slot(worker: ClusterWorker, number: int) -> Hashable:
     """What is the same for workers on the same host; who has neither host nor link is together with all such."""
     if worker.link is not None:
         return number

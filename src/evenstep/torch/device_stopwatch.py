@@ -43,7 +43,7 @@ class DeviceStopwatch:
         stream: The stream that is current.
     """
 
-    late = 1
+    lag = 1
 
     def __init__(
         self, event: Callable[[], Event] = _cuda_event, stream: Callable[[], Any] = torch.cuda.current_stream

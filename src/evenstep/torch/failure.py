@@ -17,7 +17,7 @@ from evenstep.torch.out_of_memory import named_out_of_memory
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.worker.balancer import Balancer
 
-_MOST_LETTERS: Final = 300
+_MAX_LETTERS: Final = 300
 
 Owner = TypeVar("Owner")
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -120,4 +120,4 @@ def end_of_run(
 def first_line(error: BaseException) -> str:
     """The first line of what the error says, or as much of it as fits."""
     line = str(error).strip().partition("\n")[0]
-    return line if len(line) <= _MOST_LETTERS else line[: _MOST_LETTERS - 3] + "..."
+    return line if len(line) <= _MAX_LETTERS else line[: _MAX_LETTERS - 3] + "..."

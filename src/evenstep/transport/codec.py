@@ -16,7 +16,7 @@ from evenstep.transport.base import ConnectionLostError, Header
 VERSION: Final = 1
 """Of the protocol: both ends must speak the same."""
 
-MOST_FILES: Final = 16
+MAX_FILES: Final = 16
 """How many open files one message can carry."""
 
 _MAGIC: Final = b"EVST"
@@ -24,7 +24,7 @@ _PREFIX: Final = struct.Struct("!4sHHIQ")
 PREFIX_BYTES: Final = _PREFIX.size
 # The unpacker makes a list as soon as it has read its length, and lists nest 1024 deep: this bounds what a header of a
 # few kilobytes can make it reserve to some 30 MB.
-_MOST_ENTRIES: Final = 4096
+_MAX_ENTRIES: Final = 4096
 _KEYS: Final = frozenset({str})
 
 
@@ -79,8 +79,8 @@ class Prefix(NamedTuple):
             raise ConnectionLostError(
                 f"a payload of {payload_bytes} bytes: it must have at most {limits.payload_bytes}"
             )
-        if files > MOST_FILES:
-            raise ConnectionLostError(f"a message with {files} files: it must have at most {MOST_FILES}")
+        if files > MAX_FILES:
+            raise ConnectionLostError(f"a message with {files} files: it must have at most {MAX_FILES}")
         return cls(header_bytes=header_bytes, payload_bytes=payload_bytes, files=files)
 
 
@@ -117,8 +117,8 @@ def decode_header(encoded: memoryview | bytes) -> Header:
             strict_map_key=True,
             ext_hook=_refuse_extension,
             max_ext_len=0,
-            max_array_len=_MOST_ENTRIES,
-            max_map_len=_MOST_ENTRIES,
+            max_array_len=_MAX_ENTRIES,
+            max_map_len=_MAX_ENTRIES,
         )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ConnectionLostError(
@@ -161,8 +161,8 @@ def wrong_room(room: int, unread: int) -> ValueError:
 
 def require_few(files: Sequence[int]) -> None:
     """ValueError where one message cannot carry so many files."""
-    if len(files) > MOST_FILES:
-        raise ValueError(f"{len(files)} files in one message: send at most {MOST_FILES}")
+    if len(files) > MAX_FILES:
+        raise ValueError(f"{len(files)} files in one message: send at most {MAX_FILES}")
 
 
 def _refuse_extension(code: int, data: Any) -> NoReturn:  # noqa: ANN401 - what msgpack hands over

@@ -19,7 +19,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.codec import VERSION
 
-LEAST_SECRET_BYTES: Final = 16
+MIN_SECRET_BYTES: Final = 16
 
 _MAGIC: Final = b"evenstep"
 _NONCE_BYTES: Final = 32
@@ -44,9 +44,9 @@ class Deadline:
 
 def require_secret(secret: bytes) -> None:
     """Raise ConfigError for a secret that could be guessed."""
-    if len(secret) < LEAST_SECRET_BYTES:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"a secret of {len(secret)} bytes could be guessed: use at least {LEAST_SECRET_BYTES} random ones, such as"
+            f"a secret of {len(secret)} bytes could be guessed: use at least {MIN_SECRET_BYTES} random ones, such as"
             " secrets.token_bytes(32)"
         )
 

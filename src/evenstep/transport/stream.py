@@ -20,7 +20,7 @@ from evenstep.transport.codec import (
 from evenstep.transport.files import close_files
 from evenstep.transport.wire import Wire
 
-_MOST_BUFFERS: Final = 1024
+_MAX_BUFFERS: Final = 1024
 _SCRATCH_BYTES: Final = 2**16
 
 
@@ -144,7 +144,7 @@ class StreamConnection:
 
     def _write(self, buffers: list[memoryview], files: Sequence[int], wait: bool) -> None:
         while buffers:
-            written = self._wire.write(buffers[:_MOST_BUFFERS], files, wait=wait)
+            written = self._wire.write(buffers[:_MAX_BUFFERS], files, wait=wait)
             files = ()
             whole = 0
             while whole < len(buffers) and written >= len(buffers[whole]):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol, final
 
 from evenstep.transport.address import is_loopback
-from evenstep.transport.codec import MOST_FILES
+from evenstep.transport.codec import MAX_FILES
 from evenstep.transport.files import close_files
 
-_FILES_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize)
+_FILES_BYTES: Final = socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize)
 _SOCKET_BUFFER_BYTES: Final = 2**22
 _LOOPBACK_BUFFER_BYTES: Final = 2**18
 _TLS_CHUNK_BYTES: Final = 2**18

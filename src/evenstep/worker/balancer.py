@@ -86,9 +86,9 @@ class Balancer:
         self._basis: Basis = "speed"
         self._number = 0
         # Why the latest iterations had their sizes, the newest last; a measurement may be one iteration late.
-        self._bases: deque[Basis] = deque(maxlen=1 + stopwatch.late)
+        self._bases: deque[Basis] = deque(maxlen=1 + stopwatch.lag)
         # The factors known before the latest iterations, the newest last; a measurement may be one iteration late.
-        self._factors = deque([Factors()] * (2 + stopwatch.late), maxlen=2 + stopwatch.late)
+        self._factors = deque([Factors()] * (2 + stopwatch.lag), maxlen=2 + stopwatch.lag)
 
     # Sizes.
 
@@ -194,7 +194,7 @@ class Balancer:
                 {"event": "disturbance", "iteration": self._number - 1, "at": now, **asdict(slowness)}
             )
 
-    def compute_goes_on(self) -> None:
+    def resume(self) -> None:
         """Run the clock of compute, where it is not running."""
         self._stopwatch.run()
 
@@ -207,7 +207,7 @@ class Balancer:
         """Whether the clock of compute runs."""
         return self._stopwatch.running
 
-    def compute_was_over(self) -> None:
+    def discard(self) -> None:
         """Stop the clock of compute at its last pause: what came since was no compute."""
         self._stopwatch.drop()
 
@@ -223,7 +223,7 @@ class Balancer:
         self.compute_pauses()
         if self.hold is not None:
             elapsed = self._stopwatch.read()
-            self.compute_goes_on()
+            self.resume()
             self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
             self.compute_pauses()
         self.activity.mark(Doing.WAITING, now.number)

@@ -11,7 +11,7 @@ from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.shown import shown
 from evenstep.core.values import Basis, Factors, Reports, State
 
-_MOST_UNITS: Final = 2**53
+_MAX_UNITS: Final = 2**53
 """Of a batch; a float holds each whole number up to it."""
 
 
@@ -136,6 +136,6 @@ def units_of(now: Iteration | None, count: Any) -> int:
         units = math.nan if isinstance(count, str) else float(count)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # The last by a tensor of several elements.
         units = math.nan
-    if not (0 <= units <= _MOST_UNITS and units == int(units)):
+    if not (0 <= units <= _MAX_UNITS and units == int(units)):
         raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {shown(count)}")
     return int(count) if now.share.samples else 0

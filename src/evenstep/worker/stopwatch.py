@@ -16,7 +16,7 @@ class Stopwatch(Protocol):
     `late` is by how many iterations its laps come late.
     """
 
-    late: int
+    lag: int
 
     @property
     def running(self) -> bool:
@@ -57,7 +57,7 @@ class Stopwatch(Protocol):
 class HostStopwatch:
     """For models on the CPU: its time is the host's, so a lap returns the iteration that it closes."""
 
-    late = 0
+    lag = 0
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,6 +1,6 @@
 import pytest
 
-from evenstep.core.coordinate import Agreed, Bundle, Ring, Together
+from evenstep.core.coordinate import Agreed, Bundle, CombinedPush, Ring
 from evenstep.core.errors import ProtocolError
 
 
@@ -18,7 +18,7 @@ def test_pushes_go_as_one_when_nobody_computes_any_more():
     bundle.push(2, samples=6, units=6)
     assert bundle.due() is None
     bundle.push(1, samples=2, units=2)
-    assert bundle.due() == Together(1, ((1, 0.25), (2, 0.75)))
+    assert bundle.due() == CombinedPush(1, ((1, 0.25), (2, 0.75)))
     assert bundle.due() is None
 
 
@@ -27,7 +27,7 @@ def test_an_empty_push_counts_nothing_and_weights_without_units_are_equal():
     bundle.push(1, samples=0, units=5)
     bundle.push(2, samples=4, units=0)
     bundle.push(3, samples=1, units=0)
-    assert bundle.due() == Together(1, ((1, 0.0), (2, 0.5), (3, 0.5)))
+    assert bundle.due() == CombinedPush(1, ((1, 0.0), (2, 0.5), (3, 0.5)))
 
 
 @pytest.mark.parametrize("leaves", [Bundle.leave, Bundle.ask])
@@ -35,7 +35,7 @@ def test_who_leaves_or_asks_for_something_else_is_not_waited_for(leaves):
     bundle = computing(1, 2)
     bundle.push(1, samples=4, units=4)
     leaves(bundle, 2)
-    assert bundle.due() == Together(1, ((1, 1.0),))
+    assert bundle.due() == CombinedPush(1, ((1, 1.0),))
 
 
 def test_what_a_worker_that_dies_has_pushed_is_not_passed_on():
@@ -43,7 +43,7 @@ def test_what_a_worker_that_dies_has_pushed_is_not_passed_on():
     bundle.push(1, samples=4, units=4)
     bundle.leave(1)
     bundle.push(2, samples=4, units=4)
-    assert bundle.due() == Together(1, ((2, 1.0),))
+    assert bundle.due() == CombinedPush(1, ((2, 1.0),))
 
 
 def test_who_holds_a_further_claim_computes_once_it_is_answered():
@@ -67,7 +67,7 @@ def test_what_the_parent_refuses_goes_once_more_without_who_is_gone():
     assert bundle.due().number == 1
     bundle.leave(3)
     bundle.refuse(1)
-    assert bundle.due() == Together(2, ((1, 1 / 3), (2, 2 / 3)))
+    assert bundle.due() == CombinedPush(2, ((1, 1 / 3), (2, 2 / 3)))
     bundle.refuse(1)
     assert bundle.due() is None
     # Once it is answered there is nothing that could be refused.
@@ -97,7 +97,7 @@ def test_those_who_offer_sum_up_once_nobody_computes_and_their_pushes_are_one():
     bundle = computing(1, 3)
     assert offering(bundle, 3, 1) == Agreed(((1, 0.25), (3, 0.75)), Ring(1, (1, 3)))
     assert bundle.agreed() is None
-    assert summed(bundle, 3, 1) == Together(1, ((1, 0.25), (3, 0.75)), holder=1)
+    assert summed(bundle, 3, 1) == CombinedPush(1, ((1, 0.25), (3, 0.75)), holder=1)
     # The next time in the same ring.
     for line in (1, 3):
         bundle.answer(line, 1, over=False)
@@ -108,7 +108,7 @@ def test_where_some_have_nothing_to_offer_each_pushes_its_own():
     bundle = computing(1, 2, 3)
     bundle.push(3, samples=0, units=0)
     assert offering(bundle, 1, 2) == Agreed(((1, 1 / 3), (2, 2 / 3)), None)
-    assert summed(bundle, 1, 2) == Together(1, ((1, 1 / 3), (2, 2 / 3), (3, 0.0)))
+    assert summed(bundle, 1, 2) == CombinedPush(1, ((1, 1 / 3), (2, 2 / 3), (3, 0.0)))
 
 
 def test_an_offer_alone_is_pushed_as_it_is():
@@ -174,7 +174,7 @@ def test_the_first_holds_the_sum_also_where_its_own_part_counts_nothing():
     bundle.agreed()
     bundle.push(1, samples=4, units=0)
     bundle.push(2, samples=4, units=8)
-    assert bundle.due() == Together(1, ((1, 0.0), (2, 1.0)), holder=1)
+    assert bundle.due() == CombinedPush(1, ((1, 0.0), (2, 1.0)), holder=1)
 
 
 def test_who_comes_while_others_sum_up_pushes_its_own_and_the_sum_stays_one():
@@ -185,12 +185,12 @@ def test_who_comes_while_others_sum_up_pushes_its_own_and_the_sum_stays_one():
     bundle.push(1, samples=4, units=1)
     assert bundle.due() is None
     bundle.push(2, samples=4, units=3)
-    assert bundle.due() == Together(1, ((1, 0.25), (2, 0.75)), holder=1)
+    assert bundle.due() == CombinedPush(1, ((1, 0.25), (2, 0.75)), holder=1)
     assert bundle.due() is None
     bundle.offer(3, samples=4, units=4)
     assert bundle.agreed() == Agreed(((3, 1.0),), None)
     bundle.push(3, samples=4, units=4)
-    assert bundle.due() == Together(2, ((3, 1.0),))
+    assert bundle.due() == CombinedPush(2, ((3, 1.0),))
 
 
 def test_who_comes_while_others_sum_up_does_not_hide_that_one_of_them_dies():
@@ -220,4 +220,4 @@ def test_who_leaves_its_loop_with_an_offer_is_not_waited_for():
     bundle.offer(1, samples=4, units=4)
     assert not bundle.ask(1)
     assert offering(bundle, 2).ring is None
-    assert summed(bundle, 2) == Together(1, ((2, 1.0),))
+    assert summed(bundle, 2) == CombinedPush(1, ((2, 1.0),))

@@ -11,7 +11,7 @@ import pytest
 from evenstep.core.coordinate import Bundle
 
 WORKERS = 4
-MOST_STEPS = 500
+MAX_STEPS = 500
 
 
 class Parent:
@@ -189,7 +189,7 @@ class Behind:
     def end(self):
         """When nothing more happens to anybody, there are further commits."""
         commits = self.parent.commits
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if not self.does or self.parent.commits >= commits + 3:
                 return
             act, *arguments = self.steps()[-1]

@@ -1,4 +1,4 @@
-"""What each worker may have; `tests/core/server/test_size_limits.py` has workers that come and go."""
+"""What each worker may have; `tests/core/coordinate/test_size_limits.py` has workers that come and go."""
 
 import numpy as np
 import pytest

@@ -183,7 +183,7 @@ def test_a_worker_that_was_given_up_is_expected_back_for_a_while_when_all_others
     one, two = run.workers
     host, other = connected_pair()
     hosting = run.group.open(other)
-    host.send({"op": "farewell", "seq": 0})
+    host.send({"op": "drain", "seq": 0})
     assert hosting.serve_one()
     run.group.look(100.0)
     run.say({"line": 2, "ended": True})
@@ -196,7 +196,7 @@ def test_a_worker_that_was_given_up_is_expected_back_for_a_while_when_all_others
     assert not run.group.deserted
     if comes_back:
         again = Worker(run, 4, rank=1)
-        again.ask({"op": "bye", "seq": 2})
+        again.ask({"op": "goodbye", "seq": 2})
         again.end.close()
         assert not again.member.serve_one()
     else:

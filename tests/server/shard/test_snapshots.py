@@ -63,14 +63,14 @@ def test_an_error_of_the_disk_is_told_once_until_a_snapshot_is_written_again(ser
 def test_when_a_worker_hears_that_a_pass_is_over_its_snapshot_is_on_the_disk(server):
     server.begin()
     while not server.push()["over"]:
-        assert server.replica.version < 10
-    assert server.snapshots.latest() == server.replica.version
-    assert server.told()[-1] == ("snapshot", server.replica.version)
-    assert server.saved(server.replica.version) == -float(server.replica.version)
+        assert server.shard_state.version < 10
+    assert server.snapshots.latest() == server.shard_state.version
+    assert server.told()[-1] == ("snapshot", server.shard_state.version)
+    assert server.saved(server.shard_state.version) == -float(server.shard_state.version)
 
 
 def test_the_last_snapshot_is_on_the_disk_when_the_server_ends(server):
     server.begin()
     server.push()
-    server.head.finish()
+    server.primary.finish()
     assert (server.snapshots.latest(), server.told()[-1]) == (1, ("snapshot", 1))

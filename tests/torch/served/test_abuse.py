@@ -13,7 +13,7 @@ from support.training import Run
 pytestmark = pytest.mark.multiprocess
 
 MESSAGES = 5_000
-MOST_BYTES = 20_000_000
+MAX_BYTES = 20_000_000
 
 
 def abuse_or_train(run, servers, messages, seed, number, abused):
@@ -52,7 +52,7 @@ def is_refused_and_disturbs_nobody(tmp_path, run, servers, messages, told):
     assert set(answers) <= {"closed", *served_abuse.ERRORS}
     assert min(answers["closed"], answers["ProtocolError"]) > messages // 20
     for grown_bytes, descriptors, threads in abused["grown"]:
-        assert grown_bytes < MOST_BYTES
+        assert grown_bytes < MAX_BYTES
         assert descriptors < 10
         assert threads < 10
     passes, losses = zip(*trained, strict=True)

@@ -9,7 +9,7 @@ from evenstep.core.errors import ProtocolError, WorkerLostError
 from evenstep.testing.clock import FakeClock
 from evenstep.testing.in_memory import connected_pair
 from evenstep.transport.base import ConnectionLostError, SilentError
-from evenstep.worker.servers.link import MOST_TRIES, Link
+from evenstep.worker.servers.link import MAX_TRIES, Link
 
 HEARTBEAT_SECONDS, TIMEOUT_SECONDS = 2.0, 60.0
 PLACE = {"answer": 0, "incarnation": 1, "heartbeat": HEARTBEAT_SECONDS, "nbytes": 0, "version": 0}
@@ -128,7 +128,7 @@ def test_a_server_that_only_says_that_it_lives_is_given_up_after_the_timeout():
 
 
 def test_a_server_that_never_answers_for_a_state_is_given_up_after_some_tries():
-    server = Server(lambda header: None, lines=MOST_TRIES)
+    server = Server(lambda header: None, lines=MAX_TRIES)
     with linked(server) as link:
         with pytest.raises(WorkerLostError, match="did not answer for 60 s"):
             link.fetch_states()

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-FEWEST_ITERATIONS: Final = 20
+MIN_ITERATIONS: Final = 20
 """A run of fewer iterations has no verdict: `lb-bsp` has just begun with its own sizes after the five equal ones."""
 SHORTEST_SECONDS: Final = 1.0
 """Nor has a shorter run: caches, connections and the clock of the processor take about as long to settle."""
@@ -10,7 +10,7 @@ SHORTEST_SECONDS: Final = 1.0
 
 def long_enough(iterations: int, seconds: float) -> bool:
     """Whether a run of so many iterations, which took so many seconds, can be judged."""
-    return iterations >= FEWEST_ITERATIONS and seconds >= SHORTEST_SECONDS
+    return iterations >= MIN_ITERATIONS and seconds >= SHORTEST_SECONDS
 
 
 def too_short(iterations: int, seconds: float) -> str:

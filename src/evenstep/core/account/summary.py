@@ -9,7 +9,7 @@ from evenstep.core.account.length import duration
 from evenstep.core.account.served_totals import ServedTotals
 from evenstep.core.account.verdict import verdict_of
 
-_MOST_SIZES: Final = 8
+_MAX_SIZES: Final = 8
 
 
 def summary_lines(account: Account, scheme: str) -> list[str]:
@@ -47,7 +47,7 @@ def _head(scheme: str, workers: int, seconds: float, samples: float) -> str:
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    if len(sizes) > _MOST_SIZES:
+    if len(sizes) > _MAX_SIZES:
         return f"from {min(sizes)} to {max(sizes)}"
     return " ".join(map(str, sizes))
 

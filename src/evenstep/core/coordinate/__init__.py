@@ -1,6 +1,6 @@
 """What parameter servers decide: one coordinator over *how far ahead*, the samples, the sizes and the epochs."""
 
-from evenstep.core.coordinate.bundle import Agreed, Bundle, Ring, Together
+from evenstep.core.coordinate.bundle import Agreed, Bundle, CombinedPush, Ring
 from evenstep.core.coordinate.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.coordinate.coordinator import Coordinator
 from evenstep.core.coordinate.heartbeats import Heartbeats
@@ -12,6 +12,7 @@ __all__ = [
     "Answer",
     "Arrival",
     "Bundle",
+    "CombinedPush",
     "Coordinator",
     "CoordinatorCommand",
     "Discard",
@@ -20,6 +21,5 @@ __all__ = [
     "PushKey",
     "Ring",
     "Sizes",
-    "Together",
     "Update",
 ]

@@ -14,7 +14,7 @@ Weights = tuple[tuple[int, float], ...]
 
 
 @final
-class Together(NamedTuple):
+class CombinedPush(NamedTuple):
     """Pushes that travel as one.
 
     `number` names them until they are answered. `holder`: the line that has their mean already, by a collective.
@@ -171,7 +171,7 @@ class Bundle:
                 self._pushed[line] = push
         return frozenset(line for line, push in refused.items() if push.summed)
 
-    def due(self) -> Together | None:
+    def due(self) -> CombinedPush | None:
         """What goes to the parent now, and is not due again; None as long as somebody computes or is to agree.
 
         A sum goes as soon as all in it have pushed, and by itself: who has come meanwhile has no part in it.
@@ -185,12 +185,12 @@ class Bundle:
             return None
         return self._passed(self._pushed, holder=None)
 
-    def _passed(self, lines: Iterable[int], *, holder: int | None) -> Together:
+    def _passed(self, lines: Iterable[int], *, holder: int | None) -> CombinedPush:
         self._number += 1
         pushes = {line: self._pushed.pop(line) for line in sorted(lines)}
         for line, push in pushes.items():
             self._passed_on[line] = replace(push, number=self._number, summed=holder is not None)
-        return Together(self._number, _weights(pushes), holder)
+        return CombinedPush(self._number, _weights(pushes), holder)
 
     def _require_computing(self, line: int) -> None:
         if line not in self._computing:

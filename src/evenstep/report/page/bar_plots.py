@@ -9,7 +9,7 @@ from evenstep.report.iterations import FloatArray
 from evenstep.report.lanes import Part, parts_of
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import PART_COLOURS, WAIT_PATTERN, Plot, Table, Trace, layout
-from evenstep.report.page.shown import MOST_WORKERS, shown_workers
+from evenstep.report.page.shown import MAX_WORKERS, shown_workers
 
 _CLOSE_UP_ITERATIONS: Final = 8
 
@@ -18,7 +18,7 @@ def close_up_plot(overview: RunOverview) -> Plot:
     """Single iterations in a few stretches of the run, each bar as long as it took, with its samples."""
     length = _stretch_seconds(overview)
     choices = {
-        name: _bars([(overview, "", begin)], length, MOST_WORKERS, zero=False)
+        name: _bars([(overview, "", begin)], length, MAX_WORKERS, zero=False)
         for name, begin in _stretches(overview, length).items()
     }
     workers = [str(worker) for worker in shown_workers(overview)]
@@ -39,7 +39,7 @@ def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
     """An ordinary stretch of each run, on one axis of time."""
     length = min(_stretch_seconds(each) for each in overviews) * 1.5
     rows = [(each, f"{each.name} ", _ordinary(each, length)) for each in overviews]
-    most = max(2, MOST_WORKERS // len(overviews))
+    most = max(2, MAX_WORKERS // len(overviews))
     names = [f"{each.name} {worker}" for each in overviews for worker in shown_workers(each, most)]
     table = Table(
         caption="The average iteration of each worker, in milliseconds",

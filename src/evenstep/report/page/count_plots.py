@@ -7,7 +7,7 @@ import numpy as np
 from evenstep.report.iterations import FloatArray
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import Plot, Table, layout, worker_colour
-from evenstep.report.page.shown import MOST_WORKERS
+from evenstep.report.page.shown import MAX_WORKERS
 
 _BARS: Final = 60
 
@@ -37,7 +37,7 @@ def leads_plot(overview: RunOverview) -> Plot:
 def _pushes(overview: RunOverview, column: str) -> dict[str, FloatArray]:
     """The values of each worker's pushes, or of very many workers' together."""
     each = {f"worker {worker}": getattr(done, column) for worker, done in overview.run.iterations.items()}
-    return each if len(each) <= MOST_WORKERS else {"all workers": np.concatenate(list(each.values()))}
+    return each if len(each) <= MAX_WORKERS else {"all workers": np.concatenate(list(each.values()))}
 
 
 def _histogram(overview: RunOverview, column: str, title: str, what: str, axis: str) -> Plot:

@@ -13,7 +13,7 @@ from evenstep.report.page.blocks import Plot, Table
 from evenstep.report.page.count_plots import leads_plot, staleness_plot
 from evenstep.report.page.lane_plots import lanes_plot
 from evenstep.report.page.series_plots import curve_plots, sizes_plot, speeds_plot
-from evenstep.report.page.shown import MOST_WORKERS
+from evenstep.report.page.shown import MAX_WORKERS
 from evenstep.report.page.tables import events_table, runs_table, workers_table
 
 # Nothing is loaded from anywhere, whatever a library in the page would like to do.
@@ -191,8 +191,8 @@ def _figures(overview: RunOverview) -> str:
 
 
 def _left_out(overview: RunOverview) -> str:
-    count, half = len(overview.workers), MOST_WORKERS // 2
-    if count <= MOST_WORKERS:
+    count, half = len(overview.workers), MAX_WORKERS // 2
+    if count <= MAX_WORKERS:
         return ""
     return (
         f"<p>Of {count:,} workers the {half} that waited least and the {half} that waited most are drawn; the tables of"

@@ -13,7 +13,7 @@ from evenstep.report.page.shown import shown_workers
 _POINTS: Final = 2000
 """Of a line at most: some for each pixel of a wide screen, so that there is more to see where somebody zooms in."""
 _ROWS: Final = 24
-_MOST_BANDS: Final = 8
+_MAX_BANDS: Final = 8
 
 
 def sizes_plot(overview: RunOverview) -> Plot:
@@ -82,7 +82,7 @@ def _line(overview: RunOverview, index: int, bins: Bins, *, shape: str) -> list[
         "type": "scatter", "mode": "lines", "x": packed(bins.x), "y": packed(bins.mean), "name": f"worker {worker}",
         "line": {**worker_line(index), "shape": shape}, "legendgroup": str(index),
     }  # fmt: skip
-    if np.array_equal(bins.least, bins.largest) or len(shown_workers(overview)) > _MOST_BANDS:
+    if np.array_equal(bins.least, bins.largest) or len(shown_workers(overview)) > _MAX_BANDS:
         return [line]
     edge: Trace = {
         "type": "scatter", "mode": "lines", "x": packed(bins.x), "line": {"width": 0}, "hoverinfo": "skip",

@@ -5,10 +5,10 @@ from typing import Final
 from evenstep.report.lanes import Part
 from evenstep.report.overview import RunOverview
 
-MOST_WORKERS: Final = 32
+MAX_WORKERS: Final = 32
 
 
-def shown_workers(overview: RunOverview, most: int = MOST_WORKERS) -> list[int]:
+def shown_workers(overview: RunOverview, most: int = MAX_WORKERS) -> list[int]:
     """All workers, or of very many those who waited most and least."""
     by_waiting = sorted(overview.workers, key=lambda each: each.parts[Part.WAIT.value])
     if len(by_waiting) > most:

@@ -6,7 +6,7 @@ from typing import Final
 from evenstep.report.overview import RunOverview
 from evenstep.report.page.blocks import Table
 
-_MOST_EVENTS: Final = 200
+_MAX_EVENTS: Final = 200
 
 
 def runs_table(overviews: Sequence[RunOverview]) -> Table:
@@ -94,7 +94,7 @@ def events_table(overview: RunOverview) -> Table:
         at = times.since_begin(each.at, each.writer)
         found.append((float("inf") if at is None else at, each.kind.replace("_", " "), each.text))
     found.sort(key=lambda row: row[0])
-    shown = found if len(found) <= _MOST_EVENTS else [*found[: _MOST_EVENTS // 2], *found[-_MOST_EVENTS // 2 :]]
+    shown = found if len(found) <= _MAX_EVENTS else [*found[: _MAX_EVENTS // 2], *found[-_MAX_EVENTS // 2 :]]
     left = len(found) - len(shown)
     return Table(
         caption="In the order of time" + (f" ({left} in the middle are left out; --json has them all)" if left else ""),

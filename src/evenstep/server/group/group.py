@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final, final
 
 import torch
 
-from evenstep.core.coordinate import Bundle, Patience, Together
+from evenstep.core.coordinate import Bundle, CombinedPush, Patience
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.launch.loopback import loopback_store
 from evenstep.protocol.fields import Fields
-from evenstep.protocol.run_spec import MOST_BYTES, RunSpec
-from evenstep.server.group.member import Member
-from evenstep.server.outbox import Outbox
-from evenstep.server.session import MOST_STATES
+from evenstep.protocol.run_spec import MAX_BYTES, RunSpec
+from evenstep.server.group.member import GroupMember
+from evenstep.server.send_queue import SendQueue
+from evenstep.server.session import MAX_STATES
 from evenstep.server.shard.sums import combined
 from evenstep.tensors.memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Header, Message, SilentError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _GIVES_BACK: Final = frozenset({"begin", "rest", "stop"})
 """Whoever asks for these holds no claim any more."""
-_PASSED_ON: Final = _GIVES_BACK | {"ping", "meet", "absent", "start", "bye", "states", "load_states"}
+_PASSED_ON: Final = _GIVES_BACK | {"ping", "meet", "absent", "start", "goodbye", "states", "load_states"}
 """What a worker may ask of the parent; what else the parent takes comes from the group server itself."""
 _PATIENCES: Final = 2
 """So many times the parent's patience a worker may be away: to be given up for dead, and to find that out."""
@@ -44,7 +44,7 @@ class Parent:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.outbox = Outbox(connection)
+        self.send_queue = SendQueue(connection)
         self.weights = torch.empty(0, dtype=torch.uint8)
         """The message of weights that came last."""
 
@@ -54,11 +54,11 @@ class Parent:
             self.weights = torch.empty(message.payload_bytes, dtype=torch.uint8)
         self.connection.receive_payload(memory_of(self.weights))
 
-    def send_together(self, members: Sequence[Member], number: int, gradients: torch.Tensor) -> None:
+    def send_together(self, members: Sequence[GroupMember], number: int, gradients: torch.Tensor) -> None:
         """Send the requests of these in one message with the gradients, or the weights, that come with them."""
         requests = [memoryview(member.request) for member in members]
         header = {"op": "together", "number": number, "lines": [member.line for member in members]}
-        self.outbox.send({**header, "lengths": list(map(len, requests))}, *requests, memory_of(gradients))
+        self.send_queue.send({**header, "lengths": list(map(len, requests))}, *requests, memory_of(gradients))
 
 
 @final
@@ -80,11 +80,11 @@ class Group:
         self._patience_seconds = patience_seconds
         self._lock = threading.RLock()
         self._opened = 0
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, GroupMember] = {}
         self._bundle = Bundle()
         self._parent: Parent | None = None
         self._layout: ShardLayout | None = None
-        self._farewells: list[Connection] = []
+        self._draining: list[Connection] = []
         self._away: dict[int, int] = {}
         """The processes of those who were sent away to begin anew and have not come back, by rank."""
         self._needed = 0.0
@@ -110,17 +110,17 @@ class Group:
             elif now - self._needed > _PATIENCES * self._patience_seconds:
                 self._away.clear()
             self._away = {rank: process for rank, process in self._away.items() if _lives(process)}
-            self._say_farewell()
+            self._say_drained()
 
-    def open(self, connection: Connection) -> Member:
+    def open(self, connection: Connection) -> GroupMember:
         """A session for this connection."""
         with self._lock:
             self._opened += 1
-            return Member(self, connection, self._opened)
+            return GroupMember(self, connection, self._opened)
 
     # What a worker asks for.
 
-    def asked(self, member: Member, fields: Fields, message: Message) -> None:
+    def asked(self, member: GroupMember, fields: Fields, message: Message) -> None:
         operation = fields.text("op")
         if operation != "ping":
             self._events += 1
@@ -134,25 +134,25 @@ class Group:
             self._put(member, fields, message)
         elif operation == "again":
             self._again(member, fields)
-        elif operation == "farewell":
+        elif operation == "drain":
             with self._lock:
-                self._farewells.append(member.connection)
-                self._say_farewell()
+                self._draining.append(member.connection)
+                self._say_drained()
         elif operation in _PASSED_ON:
             self._pass_on(member, fields, message)
         else:
             raise ProtocolError(f"a message asked for {operation[:40]!r}, which no group server does")
 
-    def _put(self, member: Member, fields: Fields, message: Message) -> None:
+    def _put(self, member: GroupMember, fields: Fields, message: Message) -> None:
         """Gradients, or the weights to begin with, come to their place, and from there to the parent."""
-        seat, sequence = member.seat, fields.whole("seq", least=1)
+        slot, sequence = member.slot, fields.whole("seq", least=1)
         initial = fields.text("op") == "initialise"
         samples, units = (0, 0) if initial else (fields.whole("samples"), fields.whole("units"))
         if message.payload_bytes:
-            if message.payload_bytes != seat.gradients.numel():
+            if message.payload_bytes != slot.gradients.numel():
                 raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is no gradient of this run")
-            if sequence > seat.sequence:
-                member.connection.receive_payload(memory_of(seat.gradients))
+            if sequence > slot.sequence:
+                member.connection.receive_payload(memory_of(slot.gradients))
         with self._lock:
             if not member.is_new(sequence):
                 return
@@ -161,25 +161,25 @@ class Group:
                 self._bundle.push(member.line, samples, units)
                 self._pass_on_what_is_due()
             elif self._parent is not None:
-                self._parent.send_together([member], 0, seat.gradients)
+                self._parent.send_together([member], 0, slot.gradients)
 
-    def _offer(self, member: Member, fields: Fields) -> None:
+    def _offer(self, member: GroupMember, fields: Fields) -> None:
         """The worker has gradients, and waits to hear whether it is to sum them up with the others'."""
         with self._lock:
             if member.is_new(fields.whole("seq", least=1)):
                 self._bundle.offer(member.line, fields.whole("samples", least=1), fields.whole("units"))
                 self._pass_on_what_is_due()
 
-    def _again(self, member: Member, fields: Fields) -> None:
+    def _again(self, member: GroupMember, fields: Fields) -> None:
         """The worker misses an answer: give it once more, ask for a request that never came, or say that it waits."""
         with self._lock:
-            seat, sequence = member.seat, fields.whole("seq")
-            if sequence > seat.sequence:
+            slot, sequence = member.slot, fields.whole("seq")
+            if sequence > slot.sequence:
                 member.connection.send({"resend": sequence}, wait=False)
-            elif sequence == seat.sequence and not seat.resend():
+            elif sequence == slot.sequence and not slot.resend():
                 member.connection.send({"pending": sequence, "events": self._events}, wait=False)
 
-    def _pass_on(self, member: Member, fields: Fields, message: Message) -> None:
+    def _pass_on(self, member: GroupMember, fields: Fields, message: Message) -> None:
         """Have the parent do it."""
         operation = fields.text("op")
         payload = self._payload_of(member.connection, message)
@@ -194,12 +194,12 @@ class Group:
                 self._learn(bytes(payload))
                 member.rank, member.process = fields.whole("rank"), fields.whole("process", least=1)
                 self._patience.joined(member.line, fields.number("timeout"))
-            member.done = member.done or operation == "bye"
+            member.done = member.done or operation == "goodbye"
             self._members[member.line] = member
             # A parent that has nothing to say shows by the echo that it lives.
             header = {**message.header, "line": member.line, **({"echo": True} if operation == "ping" else {})}
             try:
-                self._reach_parent().outbox.send(header, memoryview(payload))
+                self._reach_parent().send_queue.send(header, memoryview(payload))
             except ValueError as error:
                 raise ProtocolError("a message was too long to be passed on") from error
             self._pass_on_what_is_due()
@@ -210,28 +210,28 @@ class Group:
             with suppress(EvenstepError):  # Of which the parent tells the worker.
                 self._layout = RunSpec.decode(description, self._workers).layout.shards(1)[0]
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: GroupMember) -> None:
         with self._lock:
             self._end(member, {})
 
-    def _give_up(self, member: Member) -> None:
+    def _give_up(self, member: GroupMember) -> None:
         """The worker hangs, and keeps others of its group waiting."""
         self._expect([member])
         self._end(member, {"hung": self._patience.limit_seconds(member.line)})
 
-    def _end(self, member: Member, why: Header) -> None:
+    def _end(self, member: GroupMember, why: Header) -> None:
         if self._members.get(member.line) is member and self._parent is not None:
-            self._parent.outbox.send({"op": "end", "line": member.line, **why})
+            self._parent.send_queue.send({"op": "end", "line": member.line, **why})
         self._forget(member)
         self._pass_on_what_is_due()
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: GroupMember) -> None:
         self._members.pop(member.line, None)
         self._patience.left(member.line)
         voided = self._bundle.leave(member.line)
         member.leave()
         self._begin_anew(voided)
-        self._say_farewell()
+        self._say_drained()
 
     def _begin_anew(self, lines: Collection[int]) -> None:
         """What these have done is void: others have their claims, as when they had died, and they come back."""
@@ -243,24 +243,24 @@ class Group:
         for member in members:
             self.lost(member)
 
-    def _expect(self, members: Iterable[Member]) -> None:
+    def _expect(self, members: Iterable[GroupMember]) -> None:
         """These are about to be sent away, and come back unless they were done."""
         self._away |= {member.rank: member.process for member in members if member.started and not member.done}
 
-    def _say_farewell(self) -> None:
+    def _say_drained(self) -> None:
         if not self.deserted:
             return
-        for connection in self._farewells:
+        for connection in self._draining:
             with suppress(ConnectionLostError):
                 connection.send({"empty": True}, wait=False)
-        self._farewells.clear()
+        self._draining.clear()
 
     # To the parent.
 
     def _reach_parent(self) -> Parent:
         if self._parent is None:
             self._parent = parent = Parent(self._connect())
-            parent.outbox.send({"op": "group"})
+            parent.send_queue.send({"op": "group"})
             threading.Thread(target=self._hear, args=(parent,), name="evenstep-parent", daemon=True).start()
         return self._parent
 
@@ -272,12 +272,12 @@ class Group:
         while (together := self._bundle.due()) is not None:
             self._send_together(parent, layout, together)
 
-    def _send_together(self, parent: Parent, layout: "ShardLayout", together: Together) -> None:
+    def _send_together(self, parent: Parent, layout: "ShardLayout", together: CombinedPush) -> None:
         members = [self._members[line] for line, _ in together.weights]
         weights = [weight for _, weight in together.weights]
-        counted = [(member.seat.gradients, weight) for member, weight in zip(members, weights, strict=True) if weight]
+        counted = [(member.slot.gradients, weight) for member, weight in zip(members, weights, strict=True) if weight]
         if together.holder is not None:
-            gradients = self._members[together.holder].seat.gradients
+            gradients = self._members[together.holder].slot.gradients
         elif len(counted) > 1:
             gradients = combined(layout, counted)
         else:
@@ -294,12 +294,12 @@ class Group:
             # They tell each other there where they listen.
             self._store = loopback_store()
         for line, weight in agreed.weights:
-            seat = self._members[line].seat
-            answer: dict[str, object] = {"answer": seat.sequence}
+            slot = self._members[line].slot
+            answer: dict[str, object] = {"answer": slot.sequence}
             if ring is not None and self._store is not None:
                 place = {"ring": ring.number, "place": ring.lines.index(line), "workers": len(ring.lines)}
                 answer |= {**place, "weight": weight, "store": self._store.port, "seconds": self._patience_seconds}
-            seat.answer(answer, weights=False)
+            slot.answer(answer, weights=False)
 
     # From the parent.
 
@@ -318,7 +318,7 @@ class Group:
         except (ConnectionLostError, SilentError):
             pass
         finally:
-            parent.outbox.close()
+            parent.send_queue.close()
             parent.connection.close()
             with self._lock:
                 if self._parent is parent:
@@ -330,7 +330,7 @@ class Group:
     def _payload_of(self, connection: Connection, message: Message) -> bytearray:
         """What came with a message that is passed on as it is."""
         nbytes = 0 if self._layout is None else self._layout.nbytes
-        if message.payload_bytes > MOST_BYTES + MOST_STATES * nbytes:
+        if message.payload_bytes > MAX_BYTES + MAX_STATES * nbytes:
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is more than there can be")
         payload = bytearray(message.payload_bytes)
         connection.receive_payload(memoryview(payload))
@@ -354,7 +354,7 @@ class Group:
         except ConnectionLostError:
             self.lost(member)
 
-    def _answer(self, member: Member, parent: Parent, answer: Header, payload: bytearray) -> None:
+    def _answer(self, member: GroupMember, parent: Parent, answer: Header, payload: bytearray) -> None:
         """Give the parent's answer to the worker."""
         fields = Fields(answer)
         if "ended" in answer:
@@ -362,21 +362,21 @@ class Group:
             self._forget(member)
             self._pass_on_what_is_due()
         elif "incarnation" in answer:
-            seat = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
+            slot = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
             self._bundle.join(member.line)
             self._away.pop(member.rank, None)
-            files = [seat.segment.descriptor] if seat.segment is not None else []
+            files = [slot.segment.descriptor] if slot.segment is not None else []
             member.connection.send(answer, files=files, wait=False)
-        elif member.started and answer.get("answer") == member.seat.sequence:
+        elif member.started and answer.get("answer") == member.slot.sequence:
             weights, claims = bool(answer.get("weights")), answer.get("claims")
             if weights:
-                member.seat.weights.copy_(parent.weights)
+                member.slot.weights.copy_(parent.weights)
             held = len(claims) if isinstance(claims, list) else 0
             self._bundle.answer(member.line, held, over=bool(answer.get("over")))
-            member.seat.answer(answer, weights=weights)
+            member.slot.answer(answer, weights=weights)
         else:
             # An optimizer's state, say: nobody else must wait until the worker has taken it in.
-            Outbox(member.connection).send_last(answer, memoryview(payload))
+            SendQueue(member.connection).send_last(answer, memoryview(payload))
 
 
 def _lives(process: int) -> bool:

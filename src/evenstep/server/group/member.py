@@ -5,26 +5,26 @@ from typing import Protocol, final
 
 from evenstep.core.errors import EvenstepError, ProtocolError
 from evenstep.protocol.fields import Fields
-from evenstep.server.seat import Seat, refused
+from evenstep.server.worker_slot import WorkerSlot, refused
 from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 
 class Serving(Protocol):
     """What does what its members ask for."""
 
-    def asked(self, member: "Member", fields: Fields, message: Message) -> None:
+    def asked(self, member: "GroupMember", fields: Fields, message: Message) -> None:
         """Do what the worker asks for, or have the parent do it.
 
         Raises:
             ProtocolError, ConnectionLostError: It makes no sense, or cannot be done now.
         """
 
-    def lost(self, member: "Member") -> None:
+    def lost(self, member: "GroupMember") -> None:
         """The worker's connection has ended, and so has the worker, or it will start anew."""
 
 
 @final
-class Member:
+class GroupMember:
     """A worker as its group server sees it; `serve` runs in a thread of its own.
 
     Attributes:
@@ -43,45 +43,45 @@ class Member:
         self.done = False
         self.request = b""
         self.gone = False
-        self._seat: Seat | None = None
+        self._slot: WorkerSlot | None = None
         self._group = group
 
     @property
-    def seat(self) -> Seat:
+    def slot(self) -> WorkerSlot:
         """Its place.
 
         Raises:
             ProtocolError: It has none, or not any more.
         """
-        if self._seat is None:
+        if self._slot is None:
             raise ProtocolError("the worker has not started here, or was given up for dead: start anew")
-        return self._seat
+        return self._slot
 
     @property
     def started(self) -> bool:
         """Whether it has a place."""
-        return self._seat is not None
+        return self._slot is not None
 
-    def take_place(self, incarnation: int, nbytes: int) -> Seat:
+    def take_place(self, incarnation: int, nbytes: int) -> WorkerSlot:
         """Give it one, as this incarnation."""
-        self._seat = Seat(self.line, incarnation, nbytes, self.connection)
-        return self._seat
+        self._slot = WorkerSlot(self.line, incarnation, nbytes, self.connection)
+        return self._slot
 
     def is_new(self, sequence: int) -> bool:
         """Whether this request has not been taken in before; if it was answered, it is once more."""
-        if sequence > self.seat.sequence:
-            self.seat.take_in(sequence)
+        if sequence > self.slot.sequence:
+            self.slot.take_in(sequence)
             return True
-        if sequence == self.seat.sequence:
-            self.seat.resend()
+        if sequence == self.slot.sequence:
+            self.slot.resend()
         return False
 
     def leave(self) -> None:
         """Its place is free, and its connection ends."""
         self.gone = True
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            seat.close()
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.close()
         self.connection.close()
 
     def serve(self) -> None:
@@ -110,6 +110,6 @@ class Member:
 
     def _refuse(self, fields: Fields, error: Exception) -> None:
         """Answer with the error."""
-        refusal = refused(self._seat, fields, error)
+        refusal = refused(self._slot, fields, error)
         if refusal is not None:
             self.connection.send(refusal, wait=False)

@@ -24,7 +24,7 @@ _Counted: TypeAlias = Sequence[tuple[Sequence[torch.Tensor], float]]
 
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 2**16
-_LEAST_CHUNKS: Final = 16
+_MIN_CHUNKS: Final = 16
 
 
 _LARGEST_USE: Final = 3
@@ -58,7 +58,7 @@ class Shard:
     def __init__(self, layout: ShardLayout, updates: Sequence[Update], *, chunk_elements: int | None = None) -> None:
         self.layout = layout
         self._updates = tuple(updates)
-        share = aligned(sum(block.elements for block in layout.blocks) // _LEAST_CHUNKS)
+        share = aligned(sum(block.elements for block in layout.blocks) // _MIN_CHUNKS)
         self._largest = chunk_elements or min(max(share, _SMALLEST_CHUNK), _LARGEST_CHUNK)
         self._weights = torch.zeros(layout.nbytes, dtype=torch.uint8)
         cuts = [cut([0, block.elements], self._largest) for block in layout.blocks]

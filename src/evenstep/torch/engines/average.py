@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 _CHUNK_BYTES = 32 * 2**20
-_LEAST_BYTES = 4
+_MIN_BYTES = 4
 
 
 def averaged_tensors(
@@ -94,7 +94,7 @@ def average(tensors: Sequence[torch.Tensor], weight: float, group: dist.ProcessG
     """
     for chunk in _chunks(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
-        if flat.element_size() < _LEAST_BYTES:
+        if flat.element_size() < _MIN_BYTES:
             flat = flat.float()  # A weight times a 16-bit number would lose bits in every average.
         flat = flat.mul_(weight) if weight else flat.zero_()
         dist.all_reduce(flat, group=group)

@@ -151,7 +151,7 @@ class CollectiveEngine:
         if not synchronises and not self._alone:
             self._settle_weight()
             self._weights[model].accumulate()
-        self.balancer.compute_goes_on()
+        self.balancer.resume()
 
     def forward_ends(self, outputs: object) -> None:
         """No gradient is stale here, so a learning rate that goes well in one process does so too."""
@@ -207,7 +207,7 @@ class CollectiveEngine:
         """A backward of a sharded model is over, its gradients are summed; its compute ended as it sent the last."""
         self._weights[model].synchronised()
         self._watches[model].reduced()
-        self.balancer.compute_was_over()
+        self.balancer.discard()
         self._compute_ends()
         self._tell()
         self._start_statistics(model)
@@ -320,7 +320,7 @@ class CollectiveEngine:
                     work.wait()
             except RuntimeError as error:
                 raise self.explained(error) from error
-            self.balancer.compute_goes_on()
+            self.balancer.resume()
         self._counted = (None, total, count)
         # Where nothing counts anywhere there is nothing to learn, as with a loss that is divided by max(count, 1).
         self._set_weight(count / max(int(total), 1))

@@ -7,7 +7,7 @@ import torch
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @final
@@ -77,5 +77,5 @@ class GradientWatch:
 
 
 def _named(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -99,7 +99,7 @@ class LocalEngine:
         hold = self.balancer.hold
         if hold is not None:
             elapsed = self.balancer.compute_seconds() - self._begun_at
-            self.balancer.compute_goes_on()
+            self.balancer.resume()
             hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes[-1:], elapsed_seconds=elapsed)
             self.balancer.compute_pauses()
 
@@ -151,7 +151,7 @@ class LocalEngine:
             self._come_in(meet=self.unsettled is not None)
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
-        self.balancer.compute_goes_on()
+        self.balancer.resume()
 
     def forward_ends(self, outputs: object) -> None:
         """No gradient is stale here, so a learning rate that goes well in one process does so too."""

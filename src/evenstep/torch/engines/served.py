@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 MORE: Final = ("staleness", "behind", "share", "lead", "bound")
 """What the servers tell of a push that is written down with its iteration."""
 
-_MOST_SKIPPED: Final = 100
+_MAX_SKIPPED: Final = 100
 """Pushes in a row that a worker may leave out; a loss scale that is looked for takes fewer."""
 
 
@@ -215,7 +215,7 @@ class ServedEngine:
         """The weights are the servers', which no worker can make alike; between epochs all have the same."""
 
     def forward_begins(self, model: int, *, synchronises: bool) -> None:
-        self.balancer.compute_goes_on()
+        self.balancer.resume()
 
     def forward_ends(self, outputs: object) -> None:
         now = self.balancer.iteration
@@ -475,10 +475,10 @@ class ServedEngine:
             )
         self.balancer.skipped += 1
         self._skipped_in_a_row += 1
-        if self._skipped_in_a_row == _MOST_SKIPPED or not self._parameters.finite():
+        if self._skipped_in_a_row == _MAX_SKIPPED or not self._parameters.finite():
             raise DivergedError(
                 f"training has diverged by iteration {now.number} of worker {self.workers.rank}: the weights hold a NaN"
-                f" or an infinity, or {_MOST_SKIPPED} gradients in a row did; lower the learning rate, and go on from"
+                f" or an infinity, or {_MAX_SKIPPED} gradients in a row did; lower the learning rate, and go on from"
                 " the last snapshot with evenstep run --resume"
             )
         if self.balancer.skipped == 1:

@@ -66,7 +66,7 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
         each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, goes_on=not hybrid))  # type: ignore[arg-type]
         each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
         if hybrid:
-            each.set_all_reduce_hook(lambda _: engine.balancer.compute_goes_on())
+            each.set_all_reduce_hook(lambda _: engine.balancer.resume())
         # Local gradients that wait for a later backward would be weighed as if they were of its batch; gradients add up
         # in shards instead, each weighed by its own batch.
         each.set_requires_gradient_sync = _synchronise_always  # type: ignore[method-assign]
@@ -157,7 +157,7 @@ class _WeightedReduceScatter:
         except RuntimeError as error:
             raise self._engine.explained(error) from error
         if self._goes_on:
-            self._engine.balancer.compute_goes_on()
+            self._engine.balancer.resume()
         self._end.is_awaited()
         return work
 
@@ -187,7 +187,7 @@ class _Interruptions:
 
     def _end(self) -> None:
         if self._was_running:
-            self._balancer.compute_goes_on()
+            self._balancer.resume()
 
     def _before_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         self._outputs = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]

@@ -41,7 +41,7 @@ _JOINED: Final = "EVENSTEP_JOINED"
 """The process that has joined the launcher's servers, which serve one run; children inherit it and are others."""
 _START_SECONDS: Final = 300.0
 """How long the first worker may take to start the servers, beyond the timeout."""
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 """How often to look whether what keeps servers is to end."""
 
 
@@ -229,7 +229,7 @@ def _meet_in_store(
                 f"worker 0 has not started the servers within {timeout_seconds:g} s: look at its output, or give"
                 " prepare a longer timeout"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     told = store.get(key).decode(errors="replace")
     if not one_host:
         return tuple(tuple(line.split()) for line in told.split("\n")), cast("str", given), None
@@ -366,9 +366,9 @@ class _Hosting:
     def _keep(self) -> None:
         main = threading.main_thread()
         while main.is_alive() and not self._ended.is_set():
-            main.join(LOOK_SECONDS)
+            main.join(POLL_SECONDS)
         while not self._ended.is_set() and self._await_others():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self.end()
 
     def _exit(self) -> None:
@@ -387,12 +387,12 @@ class _Hosting:
         while self.servers.lost is None and not self._failed.is_set():
             try:
                 with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
-                    connection.send({"op": "farewell", "seq": 0})
+                    connection.send({"op": "drain", "seq": 0})
                     while not self._failed.is_set():
                         with suppress(SilentError):
-                            told = connection.receive(LOOK_SECONDS).header
+                            told = connection.receive(POLL_SECONDS).header
                             self._lost = bool(told.get("lost"))
                             return bool(told.get("awaits"))
             except ConnectionError:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
         return False

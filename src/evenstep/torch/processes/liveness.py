@@ -23,7 +23,7 @@ from evenstep.torch.processes.workers import Workers
 from evenstep.worker.activity import Activity
 
 BEAT_SECONDS: Final = 0.4
-_LOOK_SECONDS: Final = 3 * BEAT_SECONDS
+_POLL_SECONDS: Final = 3 * BEAT_SECONDS
 _ANSWER_SECONDS: Final = 4.0
 """How long the store may take to answer: a machine may be busy, and the user's timeout is over by now."""
 
@@ -55,7 +55,7 @@ class Liveness:
                 beat = self._line.ask(self._beat)
         if self._failed and self._keeper.worker == self._workers.rank:
             # The store ends with this process, and the others are to read first why.
-            self._closed.wait(_LOOK_SECONDS)
+            self._closed.wait(_POLL_SECONDS)
         self._line.close()
 
     def _beat(self, store: Store) -> None:
@@ -93,7 +93,7 @@ class Liveness:
     def _found(self, wait: Callable[[float], None]) -> str:
         try:
             before = self._line.call(self._pulses, _ANSWER_SECONDS)
-            wait(_LOOK_SECONDS)
+            wait(_POLL_SECONDS)
             after = self._line.call(self._pulses, _ANSWER_SECONDS)
         except StoreSilentError:
             return self._keeper.unreachable()

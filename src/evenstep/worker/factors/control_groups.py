@@ -7,7 +7,7 @@ from typing import Final, final
 from evenstep.worker.factors.kernel_file import KernelFile
 from evenstep.worker.factors.spaced import Spaced
 
-_LOOK_AGAIN_SECONDS: Final = 10.0
+_POLL_AGAIN_SECONDS: Final = 10.0
 
 
 @final
@@ -32,7 +32,7 @@ class GroupFiles:
         self._groups = KernelFile(root / "proc/self/cgroup")
         self._membership: bytes | None = None
         self._files: list[tuple[KernelFile, ...]] = []
-        self._look = Spaced(self._look_up, seconds=_LOOK_AGAIN_SECONDS, clock=clock)
+        self._look = Spaced(self._look_up, seconds=_POLL_AGAIN_SECONDS, clock=clock)
 
     def present(self) -> list[tuple[KernelFile, ...]]:
         """The open files of each group that has them all, the process's own group first."""

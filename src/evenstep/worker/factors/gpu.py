@@ -9,7 +9,7 @@ from typing import Any, Final, final
 from evenstep.worker.factors.spaced import Spaced
 
 _SECONDS: Final = 0.25
-_LEAST_SHARE: Final = 0.5
+_MIN_SHARE: Final = 0.5
 
 
 @final
@@ -82,7 +82,7 @@ class GpuAvailability:
         self._since_microseconds = max((each.timeStamp for each in samples), default=self._since_microseconds)
         latest = {each.pid: each for each in sorted(samples, key=lambda each: int(each.timeStamp))}
         others = float(sum(each.smUtil for pid, each in latest.items() if pid != os.getpid())) / 100.0
-        return max(1.0 - others, _LEAST_SHARE)
+        return max(1.0 - others, _MIN_SHARE)
 
     def _memory(self) -> float:
         try:

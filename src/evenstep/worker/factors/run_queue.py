@@ -6,8 +6,8 @@ from typing import Final, final
 
 from evenstep.worker.factors.kernel_file import KernelFile, number
 
-_LEAST_RUNNABLE: Final = 100
-_LEAST_NANOSECONDS: Final = 50_000_000
+_MIN_RUNNABLE: Final = 100
+_MIN_NANOSECONDS: Final = 50_000_000
 
 
 @final
@@ -38,7 +38,7 @@ class RunQueue:
         self._follow_the_thread()
         text = b"" if self._averages is None else self._averages.read()
         running, runnable = number(text, b"se.avg.util_avg"), number(text, b"se.avg.runnable_avg")
-        if running is None or runnable is None or runnable < _LEAST_RUNNABLE:
+        if running is None or runnable is None or runnable < _MIN_RUNNABLE:
             return None
         return min(running / runnable, 1.0)
 
@@ -54,7 +54,7 @@ class RunQueue:
         if self._before is None:
             self._before = ran, queued
         newly_ran, newly_queued = ran - self._before[0], queued - self._before[1]
-        if newly_ran + newly_queued >= _LEAST_NANOSECONDS:
+        if newly_ran + newly_queued >= _MIN_NANOSECONDS:
             self._before = ran, queued
             self._mean = newly_ran / (newly_ran + newly_queued)
         return self._mean

@@ -24,11 +24,11 @@ from evenstep.worker.activity import Activity
 ASK_AGAIN: Final = 0.25
 """After this part of the heartbeat a worker asks again for an answer that has not come."""
 RETRY_SECONDS: Final = 0.2
-MOST_TRIES: Final = 3
+MAX_TRIES: Final = 3
 """How often a worker asks for what is no request of a run, such as a state, before it gives the servers up."""
 ABSENT_SECONDS: Final = 2.0
 """How long a worker waits to hear which others have not come."""
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 """How often the pulse looks whether it is to end."""
 
 _ERRORS: Final = {each.__name__: each for each in (ConfigError, DisagreementError, ProtocolError)}
@@ -319,7 +319,7 @@ class Link:
             connection = shard.connection
             if connection is not None:
                 with suppress(ConnectionLostError):
-                    connection.send({"op": "bye", "seq": self._sequence + 1})
+                    connection.send({"op": "goodbye", "seq": self._sequence + 1})
             shard.close()
             # Parameters that live there keep it; this object may be kept by others, for long.
             shard.gradients = shard.weights = np.empty(0, dtype=np.uint8)
@@ -342,7 +342,7 @@ class Link:
                 try:
                     return attempt()
                 except ConnectionLostError as error:
-                    if self._request is None and tries >= MOST_TRIES:
+                    if self._request is None and tries >= MAX_TRIES:
                         self._give_up(error, error)
                     if not self._closed.is_set():
                         self._come_back(error)
@@ -532,7 +532,7 @@ class Link:
             until = time.monotonic() + self._heartbeat * ASK_AGAIN
             while main.is_alive() and not self._closed.is_set() and (left := until - time.monotonic()) > 0:
                 # Joining the main thread is a sleep that ends early when the script does.
-                main.join(min(left, LOOK_SECONDS))
+                main.join(min(left, POLL_SECONDS))
         # A script has no place where it would close what prepare opened. One that failed is not done, only gone.
         if not self._closed.is_set() and getattr(sys, "last_value", None) is None:
             self.close()

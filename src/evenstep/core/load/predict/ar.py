@@ -13,11 +13,11 @@ from evenstep.core.load.predict.recent import Recent
 from evenstep.core.values import Factors, Prediction, Sample, State
 
 _LARGEST_ORDER: Final = 5
-_LEAST_DATA: Final = 20
+_MIN_DATA: Final = 20
 _LAGS: Final = np.arange(1, _LARGEST_ORDER + 1)
 _RIDGE: Final = 0.5
-_LEAST_RIDGE: Final = 1e-9
-_LEAST_SCATTER: Final = 0.01
+_MIN_RIDGE: Final = 1e-9
+_MIN_SCATTER: Final = 0.01
 
 
 @final
@@ -36,10 +36,8 @@ class Autoregressive:
     __slots__ = ("_noise", "_recent")
 
     def __init__(self, window: int = 60) -> None:
-        if window < _LEAST_DATA:
-            raise ConfigError(
-                f"a model cannot be fitted to {window} iterations: use a window of at least {_LEAST_DATA}"
-            )
+        if window < _MIN_DATA:
+            raise ConfigError(f"a model cannot be fitted to {window} iterations: use a window of at least {_MIN_DATA}")
         self._recent = Recent(window)
         self._noise = Noise()
 
@@ -52,7 +50,7 @@ class Autoregressive:
         logs = np.array(self._recent.logs)
         if not len(logs):
             return None
-        if len(logs) < _LEAST_DATA:
+        if len(logs) < _MIN_DATA:
             error = self._noise.level / math.sqrt(len(logs))
             return Prediction(seconds_per_sample=math.exp(float(logs.mean())), relative_error=error)
         fit = _Fit.to(logs)
@@ -88,13 +86,13 @@ class _Fit:
         rows = np.column_stack([np.ones(len(before)), before])
         past, now, targets = rows[:-1], rows[-1], centred[_LARGEST_ORDER:]
         gram = past.T @ past
-        gram[_LAGS, _LAGS] += _RIDGE * float(centred @ centred) / len(centred) + _LEAST_RIDGE
+        gram[_LAGS, _LAGS] += _RIDGE * float(centred @ centred) / len(centred) + _MIN_RIDGE
         factor = np.linalg.cholesky(gram)
         moments, present = np.linalg.solve(factor, np.column_stack([past.T @ targets, now])).T
         # Running sums: entry p is that of order p.
         squares = float(targets @ targets) - np.cumsum(moments * moments)
         count, terms = len(targets), np.arange(1, _LARGEST_ORDER + 2)
-        scatter = np.maximum(squares / (count - terms), _LEAST_SCATTER**2)
+        scatter = np.maximum(squares / (count - terms), _MIN_SCATTER**2)
         # One parameter more than terms: the scatter.
         penalties = 2.0 * (terms + 1) * count / (count - terms - 2)
         order = int(np.argmin(count * np.log(scatter * (count - terms) / count) + penalties))

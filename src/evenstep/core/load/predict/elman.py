@@ -18,7 +18,7 @@ _OUTPUT: Final = _BIAS + _UNITS
 _STEPS: Final = 10
 _RATE: Final = 0.01
 _DECAYS: Final = (0.9, 0.99)
-_LEAST_ROOT: Final = 1e-6
+_MIN_ROOT: Final = 1e-6
 _FURTHEST: Final = 4.0
 
 
@@ -118,5 +118,5 @@ class Elman:
         first, second = _DECAYS
         self._adam_mean += (1.0 - first) * (gradient - self._adam_mean)
         self._adam_square += (1.0 - second) * (gradient * gradient - self._adam_square)
-        scale = np.sqrt(self._adam_square / (1.0 - second**self._steps)) + _LEAST_ROOT
+        scale = np.sqrt(self._adam_square / (1.0 - second**self._steps)) + _MIN_ROOT
         self._weights -= _RATE / (1.0 - first**self._steps) * self._adam_mean / scale

@@ -16,7 +16,7 @@ _WINDOW: Final = 100
 _JUDGED_FROM: Final = 25
 _USED_FROM: Final = 50
 _MARGIN: Final = 0.97
-_LEAST_ERROR: Final = 0.01
+_MIN_ERROR: Final = 0.01
 
 
 @final
@@ -73,7 +73,7 @@ class Narx:
         passed_on = average.relative_error / self._average.noise
         return Prediction(
             seconds_per_sample=math.exp(self._recent.clamp(level + correction)),
-            relative_error=max(self._error.root, _LEAST_ERROR) * passed_on,
+            relative_error=max(self._error.root, _MIN_ERROR) * passed_on,
         )
 
     def restart(self) -> None:

@@ -9,7 +9,7 @@ from evenstep.core.values import Factors, State
 _LAGS: Final = 3
 _FACTORS: Final = 4
 _SLOW: Final = 0.03
-_LEAST_FACTOR: Final = 0.02
+_MIN_FACTOR: Final = 0.02
 
 WIDTH: Final = _LAGS + 1 + 4 * _FACTORS
 """How many inputs the network has."""
@@ -92,4 +92,4 @@ def _logarithms(factors: Factors) -> list[float]:
         factors.gpu_availability,
         factors.gpu_memory_availability,
     )
-    return [math.log(_LEAST_FACTOR + value) for value in values]
+    return [math.log(_MIN_FACTOR + value) for value in values]

@@ -14,8 +14,8 @@ _SEED: Final = 20180602
 _HIDDEN: Final = 8
 _FAMILIAR: Final = 15
 _MEMORY: Final = 500
-_LEAST_SCALE: Final = 0.02
-_LEAST_TARGET: Final = 1e-3
+_MIN_SCALE: Final = 0.02
+_MIN_TARGET: Final = 1e-3
 _FURTHEST: Final = 4.0
 _FORGET_EVERY: Final = 10
 _RETENTION: Final = 0.995
@@ -23,7 +23,7 @@ _FIRST_OUTPUT: Final = 0.3
 _HIDDEN_VARIANCE: Final = 0.3
 _OUTPUT_VARIANCE: Final = 0.1
 _NOISE_MEMORY: Final = 50
-_LEAST_NOISE: Final = 1e-3
+_MIN_NOISE: Final = 1e-3
 
 
 @final
@@ -124,7 +124,7 @@ class NarxNetwork:
 
     @property
     def _target_scale(self) -> float:
-        return max(math.sqrt(self._target_square), _LEAST_TARGET)
+        return max(math.sqrt(self._target_square), _MIN_TARGET)
 
     def _scores(self, inputs: list[float]) -> _Floats:
         """The inputs as z-scores, and a one for the biases."""
@@ -153,7 +153,7 @@ class NarxNetwork:
         output /= math.sqrt(expected)
         self._hidden_covariance -= hidden[:, :, np.newaxis] * hidden[:, np.newaxis, :]
         self._output_covariance -= output[:, np.newaxis] * output
-        self._noise = max(self._noise + (error * error - self._noise) / _NOISE_MEMORY, _LEAST_NOISE)
+        self._noise = max(self._noise + (error * error - self._noise) / _NOISE_MEMORY, _MIN_NOISE)
 
     def _forget(self) -> None:
         """Return weights and covariances a little to the first ones."""
@@ -171,4 +171,4 @@ def _return(covariance: _Floats, first_variance: float) -> None:
 
 def _inverse(variances: _Floats) -> _Floats:
     """One over the scale of each input, which is bounded for an input that does not change."""
-    return 1.0 / np.sqrt(variances + _LEAST_SCALE**2)
+    return 1.0 / np.sqrt(variances + _MIN_SCALE**2)

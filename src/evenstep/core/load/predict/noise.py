@@ -8,7 +8,7 @@ from evenstep.core.values import Sample, State
 
 _PRIOR_LEVEL: Final = 0.3
 _PRIOR_WEIGHT: Final = 0.25
-_LEAST_WEIGHT: Final = 1.0 / 40
+_MIN_WEIGHT: Final = 1.0 / 40
 _FLOOR: Final = 0.01
 _ALIKE: Final = 0.02
 _CAP: Final = 4.0
@@ -58,8 +58,8 @@ class Noise:
             deviation = most
         self._count += 1
         weight = 1.0 / (self._count + _PRIOR_WEIGHT)
-        if weight < _LEAST_WEIGHT:
-            weight = _LEAST_WEIGHT
+        if weight < _MIN_WEIGHT:
+            weight = _MIN_WEIGHT
         self._variance += weight * (deviation * deviation - self._variance)
         self.level = _level(self._variance)
 

@@ -10,11 +10,11 @@ from evenstep.core.load.predict.one_step_error import OneStepError
 from evenstep.core.load.predict.recent import Recent
 from evenstep.core.values import Factors, Prediction, Sample, State
 
-_LEAST_DATA: Final = 50
+_MIN_DATA: Final = 50
 _WINDOW: Final = 50
 _MEMORY: Final = 200
-_LEAST_SCALE: Final = 1e-3
-_LEAST_ERROR: Final = 0.01
+_MIN_SCALE: Final = 1e-3
+_MIN_ERROR: Final = 0.01
 
 
 @final
@@ -56,12 +56,12 @@ class Recurrent:
     def predict(self, factors: Factors) -> Prediction | None:
         """The average, corrected; the factors are not used."""
         average = self._average.predict(factors)
-        if average is None or self._count < _LEAST_DATA:
+        if average is None or self._count < _MIN_DATA:
             return average
         passed_on = average.relative_error / self._average.noise
         return Prediction(
             seconds_per_sample=math.exp(self._corrected(math.log(average.seconds_per_sample))),
-            relative_error=max(self._error.root, _LEAST_ERROR) * passed_on,
+            relative_error=max(self._error.root, _MIN_ERROR) * passed_on,
         )
 
     def restart(self) -> None:
@@ -90,7 +90,7 @@ class Recurrent:
 
     @property
     def _scale(self) -> float:
-        return max(math.sqrt(self._square), _LEAST_SCALE)
+        return max(math.sqrt(self._square), _MIN_SCALE)
 
     def _corrected(self, level: float) -> float:
         return self._recent.clamp(level + self._network.prediction * self._scale)

@@ -8,8 +8,8 @@ from typing import Final, Self, final
 
 from evenstep.core.values import Sample
 
-LEAST_SPREAD: Final = 0.02
-LEAST_ELASTICITY: Final = 1.0 / 11.0
+MIN_SPREAD: Final = 0.02
+MIN_ELASTICITY: Final = 1.0 / 11.0
 
 
 @final
@@ -28,7 +28,7 @@ class Line:
     @property
     def fixed_samples(self) -> float:
         """Intercept over slope, in samples: at least 0, and at most ten times the mean size."""
-        elasticity = min(max(self.elasticity, LEAST_ELASTICITY), 1.0)
+        elasticity = min(max(self.elasticity, MIN_ELASTICITY), 1.0)
         return self.size * (1.0 / elasticity - 1.0)
 
     @classmethod
@@ -39,7 +39,7 @@ class Line:
         """
         sizes = [sample.samples if sample.samples > flat else flat for sample in samples]
         least = min(sizes)
-        if max(sizes) < (1.0 + LEAST_SPREAD) * least:
+        if max(sizes) < (1.0 + MIN_SPREAD) * least:
             return None
         # Scaled by the last time and the least size, so that the sums neither overflow nor vanish. The weight of a
         # time is its inverse square, so that its product with the time is the inverse.

@@ -7,15 +7,15 @@ from typing import Final, cast, final
 from evenstep.core.load.predict.change import Change, Verdict
 from evenstep.core.load.predict.ema import Ema
 from evenstep.core.load.predict.sample_state import sample_from_state, sample_to_state
-from evenstep.core.load.times.line import LEAST_ELASTICITY, LEAST_SPREAD, Line
+from evenstep.core.load.times.line import MIN_ELASTICITY, MIN_SPREAD, Line
 from evenstep.core.values import Sample, State
 
 _WINDOW: Final = 32
 _LARGEST_ERROR: Final = 0.2
 _LARGEST_FLAT_ERROR: Final = 0.1
 _SIGNIFICANT: Final = 3.0
-_LEAST_STEP: Final = 0.01
-_LEAST_FLAT_STEP: Final = 1.5
+_MIN_STEP: Final = 0.01
+_MIN_FLAT_STEP: Final = 1.5
 
 
 @final
@@ -116,9 +116,9 @@ class Shape:
         if line is None or line.error > _LARGEST_ERROR:
             return False
         # A line beyond the limits of c says no more than that c is large, or small.
-        present = max(line.size / (line.size + self._fixed), LEAST_ELASTICITY)
-        step = abs(max(line.elasticity, LEAST_ELASTICITY) - present)
-        if step < max(_SIGNIFICANT * line.error, _LEAST_STEP):
+        present = max(line.size / (line.size + self._fixed), MIN_ELASTICITY)
+        step = abs(max(line.elasticity, MIN_ELASTICITY) - present)
+        if step < max(_SIGNIFICANT * line.error, _MIN_STEP):
             return False
         return self._adopt(line.fixed_samples, self._flat)
 
@@ -128,7 +128,7 @@ class Shape:
         noise = self._regime.noise
         for flat in (self._flat, 0.0) if self._flat else (0.0,):
             line = Line.through(together, noise, flat=flat)
-            if line is None or line.error > _LARGEST_ERROR or not LEAST_ELASTICITY <= line.elasticity <= 1.0:
+            if line is None or line.error > _LARGEST_ERROR or not MIN_ELASTICITY <= line.elasticity <= 1.0:
                 continue
             if _jump(before, fresh, line.fixed_samples, flat) <= _SIGNIFICANT * noise:
                 self._window = together
@@ -144,11 +144,11 @@ class Shape:
     def _level(self, before: list[Sample], fresh: list[Sample]) -> bool:
         """Whether two sizes far apart, one of them beyond the flat start, take equally long."""
         sizes = before[-1].samples, fresh[0].samples
-        if max(sizes) <= self._flat or max(sizes) < _LEAST_FLAT_STEP * min(sizes):
+        if max(sizes) <= self._flat or max(sizes) < _MIN_FLAT_STEP * min(sizes):
             return False
         noise = self._regime.noise
         line = Line.through([*before, *fresh], noise)
-        if line is None or line.error > _LARGEST_FLAT_ERROR or abs(line.elasticity) >= LEAST_ELASTICITY:
+        if line is None or line.error > _LARGEST_FLAT_ERROR or abs(line.elasticity) >= MIN_ELASTICITY:
             return False
         return _jump(before, fresh, 0.0, max(sizes)) <= _SIGNIFICANT * noise
 
@@ -156,7 +156,7 @@ class Shape:
         """Whether sizes within the flat start turn out to differ in time."""
         below = [sample for sample in self._window if sample.samples <= self._flat]
         line = Line.through(below, self._regime.noise) if below else None
-        return line is not None and line.elasticity > max(_SIGNIFICANT * line.error, LEAST_ELASTICITY)
+        return line is not None and line.elasticity > max(_SIGNIFICANT * line.error, MIN_ELASTICITY)
 
     def _adopt(self, fixed: float, flat: float) -> bool:
         if fixed == self._fixed and flat == self._flat:
@@ -169,7 +169,7 @@ class Shape:
 
 
 def _alike(one: Sample, other: Sample) -> bool:
-    return abs(one.samples - other.samples) <= LEAST_SPREAD * other.samples
+    return abs(one.samples - other.samples) <= MIN_SPREAD * other.samples
 
 
 def _last_run(samples: list[Sample]) -> list[Sample]:

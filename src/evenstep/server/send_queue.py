@@ -9,7 +9,7 @@ from evenstep.transport.codec import encode_header
 
 
 @final
-class Outbox:
+class SendQueue:
     """What is to be sent over one connection, in its order; its buffers must stay as they are."""
 
     def __init__(self, connection: Connection) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from evenstep.core.errors import ProtocolError
 from evenstep.protocol.fields import Fields
-from evenstep.server.group.branch import Line
+from evenstep.server.group.uplink import VirtualConnection
 from evenstep.tensors.memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Header
 from evenstep.transport.segment import Segment
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Seat:
+class WorkerSlot:
     """Where one incarnation of a worker puts gradients and finds weights.
 
     On one host both buffers are one shared segment; else they are private, and their bytes travel with the messages. A
@@ -44,10 +44,10 @@ class Seat:
         """Whether they were moved on along the momentum."""
         self.given = False
         """Whether they are in the weights buffer: one that starts anew may have had them before."""
-        self._branch = connection.branch if isinstance(connection, Line) else None
-        self.segment = Segment.create(2 * nbytes) if connection.local and self._branch is None else None
-        self.travels = self.segment is None and self._branch is None
-        if self._branch is not None:
+        self._uplink = connection.uplink if isinstance(connection, VirtualConnection) else None
+        self.segment = Segment.create(2 * nbytes) if connection.local and self._uplink is None else None
+        self.travels = self.segment is None and self._uplink is None
+        if self._uplink is not None:
             both = torch.empty(0, dtype=torch.uint8)
         elif self.segment is None:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)
@@ -64,7 +64,7 @@ class Seat:
         self.sizes: Mapping[int, int] | None = None
         """The plan of batch sizes that the worker was told last."""
         self._answer: tuple[Mapping[str, object], bool] | None = None
-        self._outbox: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
+        self._send_queue: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
     def give(self, version: int, ahead: Sequence[float], read: Callable[[torch.Tensor], None]) -> bool:
@@ -73,11 +73,11 @@ class Seat:
         False where its group's server has them already, so that no message of them travels.
         """
         self.version, self.ahead, self.given = version, any(ahead), True
-        if self._branch is None:
+        if self._uplink is None:
             read(self.weights)
             return True
-        before = self._branch.latest
-        self.weights = self._branch.weights((version, *ahead), read)
+        before = self._uplink.latest
+        self.weights = self._uplink.weights((version, *ahead), read)
         return self.weights is not before
 
     def answer(self, header: Mapping[str, object], *, weights: bool) -> None:
@@ -98,7 +98,7 @@ class Seat:
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name=f"evenstep-sender-{self.worker}", daemon=True)
             self._sender.start()
-        self._outbox.put(self._answer)
+        self._send_queue.put(self._answer)
         return True
 
     def take_in(self, sequence: int, version: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Seat:
 
     def close(self) -> None:
         """The worker will not use it any more; what is staged in it lives as long as it is viewed."""
-        self._outbox.put(None)
+        self._send_queue.put(None)
         if self.connection is not None:
             self.connection.close()
         self.connection = None
@@ -121,7 +121,7 @@ class Seat:
         self.flats = None
 
     def _send_all(self) -> None:
-        while (answer := self._outbox.get()) is not None:
+        while (answer := self._send_queue.get()) is not None:
             self._send(answer)
 
     def _send(self, answer: tuple[Mapping[str, object], bool]) -> None:
@@ -136,7 +136,7 @@ class Seat:
             return  # The thread that receives from this connection notices it too and handles it.
 
 
-def refused(seat: Seat | None, fields: Fields, error: Exception) -> Header | None:
+def refused(slot: WorkerSlot | None, fields: Fields, error: Exception) -> Header | None:
     """Refuse a request; the refusal to send where it is not kept in the seat, as other answers are.
 
     A refusal may get lost on its way as they do, and then the request comes again.
@@ -146,8 +146,8 @@ def refused(seat: Seat | None, fields: Fields, error: Exception) -> Header | Non
     except ProtocolError:
         sequence = 0
     refusal = {"error": str(error) or repr(error), "kind": type(error).__name__, "answer": sequence}
-    if seat is None or not sequence or sequence < seat.sequence:
+    if slot is None or not sequence or sequence < slot.sequence:
         return refusal
-    seat.take_in(sequence)
-    seat.answer(refusal, weights=False)
+    slot.take_in(sequence)
+    slot.answer(refusal, weights=False)
     return None

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final, final
 
-from evenstep.server.group.branch import Serves
+from evenstep.server.group.uplink import Serves
 from evenstep.transport.stream import StreamConnection
 
 PATIENCE_SECONDS: Final = 2.0
@@ -18,7 +18,7 @@ _AT_ONCE: Final = 64
 
 
 @final
-class Desk:
+class LocalPoller:
     """Sessions over connections of this host; `open` may be called from any thread, `serve` from one.
 
     Args:

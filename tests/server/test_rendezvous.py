@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from evenstep.server.meeting import Meeting
+from evenstep.server.rendezvous import Rendezvous
 from evenstep.transport.stream import StreamConnection
 from evenstep.transport.wire import SocketWire
 
@@ -28,17 +28,17 @@ def records(connection):
 
 
 def test_all_are_told_once_the_last_has_come(pairs):
-    meeting = Meeting(2)
-    meeting.come(1, b"one", pairs[1][0], 0)
-    assert meeting.absent == [0]
-    meeting.come(0, b"zero", pairs[0][0], 0)
+    rendezvous = Rendezvous(2)
+    rendezvous.come(1, b"one", pairs[1][0], 0)
+    assert rendezvous.absent == [0]
+    rendezvous.come(0, b"zero", pairs[0][0], 0)
     assert [records(theirs) for _, theirs in pairs] == [[b"zero", b"one"]] * 2
 
 
 def test_a_worker_that_was_told_before_hears_nothing_between_the_answers_that_it_waits_for(pairs):
-    meeting = Meeting(2)
-    meeting.come(0, b"zero", pairs[0][0], None)
-    meeting.come(1, b"one", pairs[1][0], 0)
+    rendezvous = Rendezvous(2)
+    rendezvous.come(0, b"zero", pairs[0][0], None)
+    rendezvous.come(1, b"one", pairs[1][0], 0)
     assert records(pairs[1][1]) == [b"zero", b"one"]
     pairs[0][0].send({"answer": 7}, wait=False)
     assert pairs[0][1].receive(SECONDS).header == {"answer": 7}
@@ -46,8 +46,8 @@ def test_a_worker_that_was_told_before_hears_nothing_between_the_answers_that_it
 
 @pytest.mark.parametrize("asked", [0, None])
 def test_one_that_leaves_before_the_last_has_come_must_come_again(pairs, asked):
-    meeting = Meeting(2)
-    meeting.come(0, b"zero", pairs[0][0], asked)
-    meeting.leave(pairs[0][0])
-    meeting.come(1, b"one", pairs[1][0], 0)
-    assert meeting.absent == [0]
+    rendezvous = Rendezvous(2)
+    rendezvous.come(0, b"zero", pairs[0][0], asked)
+    rendezvous.leave(pairs[0][0])
+    rendezvous.come(1, b"one", pairs[1][0], 0)
+    assert rendezvous.absent == [0]

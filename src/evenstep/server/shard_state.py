@@ -11,10 +11,10 @@ from evenstep.core.coordinate import PushKey
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
 from evenstep.protocol.optimizer import Options
 from evenstep.protocol.run_spec import RunSpec
-from evenstep.server.seat import Seat
 from evenstep.server.shard.shard import Shard
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard.updates import Update
+from evenstep.server.worker_slot import WorkerSlot
 from evenstep.tensors.messages import flat_views
 from evenstep.transport.base import Connection, Header
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Replica:
+class ShardState:
     """What every shard does, one call at a time.
 
     Args:
@@ -43,7 +43,7 @@ class Replica:
         self.index = index
         self.count = count
         self.spec: RunSpec | None = None
-        self.seats: dict[int, Seat] = {}
+        self.slots: dict[int, WorkerSlot] = {}
         self.version = -1
         self.led = False
         self._snapshots = snapshots
@@ -92,9 +92,9 @@ class Replica:
 
     def initialise(self, worker: int, version: int) -> None:
         """The parameters begin as the weights that this worker has put where its gradients go."""
-        self.shard.initialise(self.seats[worker].gradients)
+        self.shard.initialise(self.slots[worker].gradients)
         self.version = version
-        self._discard_all(worker, self.seats[worker].incarnation)
+        self._discard_all(worker, self.slots[worker].incarnation)
 
     def restore(self, version: int, workers: int) -> dict[str, object]:
         """Go back to a snapshot; what shard 0 wrote beside the parameters is returned."""
@@ -135,19 +135,19 @@ class Replica:
 
     # Workers.
 
-    def seat(self, worker: int, incarnation: int, connection: Connection) -> Seat:
+    def slot(self, worker: int, incarnation: int, connection: Connection) -> WorkerSlot:
         """Give this incarnation of a worker its place."""
-        seat = Seat(worker, incarnation, self.nbytes, connection)
-        self.seats[worker] = seat
-        return seat
+        slot = WorkerSlot(worker, incarnation, self.nbytes, connection)
+        self.slots[worker] = slot
+        return slot
 
     def leave(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
         """The worker is gone. Of what it has staged only what it has announced may still be committed."""
         self._discard_all(worker, incarnation, announced)
-        seat = self.seats.get(worker)
-        if seat is not None and seat.incarnation == incarnation:
-            del self.seats[worker]
-            seat.close()
+        slot = self.slots.get(worker)
+        if slot is not None and slot.incarnation == incarnation:
+            del self.slots[worker]
+            slot.close()
 
     # Pushes.
 
@@ -167,22 +167,22 @@ class Replica:
 
     def stage(self, key: PushKey) -> None:
         """The worker's gradients are whole, in its place."""
-        seat = self.seats[key[0]]
-        if seat.flats is None:
-            seat.flats = flat_views(self.shard.layout, seat.gradients)
-        self._staged[key] = seat.flats
+        slot = self.slots[key[0]]
+        if slot.flats is None:
+            slot.flats = flat_views(self.shard.layout, slot.gradients)
+        self._staged[key] = slot.flats
 
     def share(self, gradients: "torch.Tensor", connections: Sequence[Connection]) -> bool:
         """These gradients, a message or nothing, are in the places of all the workers that are reached over these.
 
         What these push next is one gradient, which is the mean of theirs. False, and nothing, if one has no place.
         """
-        seats = {id(seat.connection): seat for seat in self.seats.values()}
-        if any(id(each) not in seats for each in connections):
+        slots = {id(slot.connection): slot for slot in self.slots.values()}
+        if any(id(each) not in slots for each in connections):
             return False
         flats = flat_views(self.shard.layout, gradients) if gradients.numel() else []
         for each in connections:
-            seats[id(each)].gradients, seats[id(each)].flats = gradients, flats
+            slots[id(each)].gradients, slots[id(each)].flats = gradients, flats
         return True
 
     def discard(self, key: PushKey) -> None:
@@ -239,18 +239,18 @@ class Replica:
 
         They are not where its place is new and it had them before.
         """
-        seat = self.seats.get(key[0])
-        return seat.weights if seat is not None and seat.incarnation == key[1] and seat.given else None
+        slot = self.slots.get(key[0])
+        return slot.weights if slot is not None and slot.incarnation == key[1] and slot.given else None
 
     def answer(self, worker: int, header: Header, ahead: Sequence[float] = ()) -> bool:
         """Answer the worker's request, with the weights where it has others; whether a message of them travels.
 
         With `ahead` they are moved on along the momentum, by one number for each group (`core.sync.rate.look_ahead`).
         """
-        seat = self.seats.get(worker)
-        if seat is None:
+        slot = self.slots.get(worker)
+        if slot is None:
             return False
-        weights = self.version >= 0 and (seat.version != self.version or seat.ahead != any(ahead))
-        travel = weights and seat.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
-        seat.answer({**header, "weights": weights}, weights=weights)
+        weights = self.version >= 0 and (slot.version != self.version or slot.ahead != any(ahead))
+        travel = weights and slot.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
+        slot.answer({**header, "weights": weights}, weights=weights)
         return travel

@@ -24,8 +24,8 @@ from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError, 
 from evenstep.core.supervision import Why
 from evenstep.core.sync.rate import clip_factor, commit_step, look_ahead
 from evenstep.protocol.optimizer import Options, options_to_record
-from evenstep.server.replica import Replica
 from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.shard_state import ShardState
 from evenstep.telemetry import Recorder
 from evenstep.transport.base import Connection, ConnectionLostError, Header
 
@@ -44,7 +44,7 @@ class BrokenServerError(EvenstepError):
 
 
 @final
-class Head:
+class Primary:
     """Decides for all shards; one call at a time.
 
     Args:
@@ -61,13 +61,13 @@ class Head:
         say: Takes a sentence for whoever started the run.
         report: Takes the comings and goings of workers, as events, for the process that watches over the run.
         name_lost: The summary names lost workers.
-        farewell: What a host is told when no worker is left.
+        drained: What a host is told when no worker is left.
     """
 
     def __init__(
         self,
         *,
-        replica: Replica,
+        shard_state: ShardState,
         workers: int,
         followers: Sequence[Connection],
         snapshots: Snapshots,
@@ -80,9 +80,9 @@ class Head:
         say: Callable[[str], None],
         report: Callable[[Mapping[str, object]], None],
         name_lost: bool = True,
-        farewell: Callable[[], Header] = dict,
+        drained: Callable[[], Header] = dict,
     ) -> None:
-        self.replica = replica
+        self.shard_state = shard_state
         self.workers = workers
         self._followers = followers
         self._snapshots = snapshots
@@ -103,7 +103,7 @@ class Head:
         self._say = say
         self._name_lost = name_lost
         self._report = report
-        self._farewell = farewell
+        self._drained = drained
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
         self._options: dict[PushKey, tuple[Options, ...]] = {}
@@ -125,7 +125,7 @@ class Head:
         """Of snapshots that have been written: the version, and why it failed, if it did."""
         self._tally = _Tally(clock())
         self._totals: ServedTotals | None = None
-        self._farewells: list[Connection] = []
+        self._draining: list[Connection] = []
 
     @property
     def coordinator(self) -> Coordinator:
@@ -161,10 +161,10 @@ class Head:
             self._record("lost", self._clock(), worker, commits=lost)
             if not said:  # Another worker may know of a few more: one loss is told once.
                 self._say(f"{lost} commits are lost: the servers went back from version {has} to {has - lost}")
-        if worker in self.replica.seats:
-            self.lose(worker, self.replica.seats[worker].incarnation, Why.AGAIN)
+        if worker in self.shard_state.slots:
+            self.lose(worker, self.shard_state.slots[worker].incarnation, Why.AGAIN)
         self._incarnation += 1
-        self.replica.seat(worker, self._incarnation, connection)
+        self.shard_state.slot(worker, self._incarnation, connection)
         self.coordinator.join(worker)
         now = self._clock()
         self._heartbeats.heard(worker, now)
@@ -180,8 +180,8 @@ class Head:
         self._report({"event": "meet", "worker": worker})
 
     def _define(self, encoded: bytes) -> None:
-        known = self.replica.spec
-        spec = self.replica.define(encoded, self.workers)
+        known = self.shard_state.spec
+        spec = self.shard_state.define(encoded, self.workers)
         if known is not None:
             return
         if spec.scheme.served is None:
@@ -197,21 +197,21 @@ class Head:
         if version is not None:
             self._tell({"op": "restore", "version": version})
             try:
-                state = self.replica.restore(version, self.workers)
+                state = self.shard_state.restore(version, self.workers)
             except ConfigError:
-                self.replica.spec = None  # Every worker is to hear of it, not only the first.
+                self.shard_state.spec = None  # Every worker is to hear of it, not only the first.
                 raise
             coordinator.load_state_dict(cast("State", state["coordinator"]))
             self._record("restored", self._clock(), None, version=version)
         self._coordinator = coordinator
         self._totals = ServedTotals(spec.problem.global_batch_size / self.workers)
-        self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.replica.count))
+        self._message_bytes = sum(each.nbytes for each in spec.layout.shards(self.shard_state.count))
         for worker in range(self.workers):
             self._heartbeats.heard(worker, self._clock())
 
     def heard(self, worker: int) -> None:
         """Something came from the worker."""
-        if worker in self.replica.seats:
+        if worker in self.shard_state.slots:
             self._heartbeats.heard(worker, self._clock())
 
     def asked(self, worker: int) -> None:
@@ -226,8 +226,8 @@ class Head:
 
     def lose(self, worker: int, incarnation: int, why: Why, seconds: float = 0.0) -> None:
         """The worker is gone, dead or done, or was silent or hung for so many seconds; others stop waiting for it."""
-        seat = self.replica.seats.get(worker)
-        if seat is None or seat.incarnation != incarnation:
+        slot = self.shard_state.slots.get(worker)
+        if slot is None or slot.incarnation != incarnation:
             return
         early = self._report_leave(worker, why, seconds) and why is Why.DONE
         self._heartbeats.forget(worker)
@@ -237,7 +237,7 @@ class Head:
         # What has been announced is still committed.
         announced = [key for key in self._options if key[:2] == (worker, incarnation)]
         self._tell({"op": "leave", "worker": worker, "incarnation": incarnation, "announced": announced})
-        self.replica.leave(worker, incarnation, announced)
+        self.shard_state.leave(worker, incarnation, announced)
         now = self._clock()
         self._record("leave", now, worker, why=why, early=early)
         self.totals.left(worker, why, early=early)
@@ -245,7 +245,7 @@ class Head:
             self._initialiser = None
             self._ask_to_initialise()
         self._carry_out(self.coordinator.leave(worker, now))
-        self._say_farewell()
+        self._say_drained()
 
     def _report_leave(self, worker: int, why: Why, seconds: float) -> bool:
         """Tell the process that watches over the run; `why` decides what it makes of that.
@@ -277,7 +277,7 @@ class Head:
         self._give_up_hanging(now)
         self._report_missing()
         saved, version = self._saved
-        due = now - saved >= self._snapshot_seconds and self.replica.version not in (-1, version)
+        due = now - saved >= self._snapshot_seconds and self.shard_state.version not in (-1, version)
         if due and not self._snapshots.busy:
             self._snapshot(meanwhile=True)
         self._hear_of_snapshots()
@@ -286,22 +286,22 @@ class Head:
 
     def _give_up_silent(self, now: float) -> None:
         for worker in self._heartbeats.silent(now):
-            seat = self.replica.seats.get(worker)
-            if seat is not None and seat.receiving:
+            slot = self.shard_state.slots.get(worker)
+            if slot is not None and slot.receiving:
                 continue  # Its bytes are coming, and have a patience of their own.
-            if seat is None:  # It never came, or was heard of at the moment when it left.
+            if slot is None:  # It never came, or was heard of at the moment when it left.
                 self._heartbeats.forget(worker)
                 if self.coordinator.awaits(worker):
                     self._record("leave", now, worker, why=Why.NEVER_CAME)
                     self._report_leave(worker, Why.NEVER_CAME, self._heartbeat_seconds)
                     self._carry_out(self.coordinator.leave(worker, now))
             else:
-                self.lose(worker, seat.incarnation, Why.SILENT, self._heartbeat_seconds)
+                self.lose(worker, slot.incarnation, Why.SILENT, self._heartbeat_seconds)
 
     def _give_up_hanging(self, now: float) -> None:
         for worker in self._patience.exceeded(self._waited_for(), now):
-            seat = self.replica.seats[worker]
-            self.lose(worker, seat.incarnation, Why.HUNG, self._patience.limit_seconds(worker))
+            slot = self.shard_state.slots[worker]
+            self.lose(worker, slot.incarnation, Why.HUNG, self._patience.limit_seconds(worker))
 
     def _waited_for(self) -> list[int]:
         """The workers that others wait for, and that do not say themselves that they wait (for their group, say)."""
@@ -313,29 +313,29 @@ class Head:
         return [worker for worker in waited if not self._says_it_waits(worker)]
 
     def _says_it_waits(self, worker: int) -> bool:
-        seat = self.replica.seats.get(worker)
-        if seat is None or seat.receiving:
+        slot = self.shard_state.slots.get(worker)
+        if slot is None or slot.receiving:
             return True
         return worker in self._seen and self._seen[worker][0].doing is Doing.WAITING
 
     def tell_when_empty(self, connection: Connection) -> None:
         """Send a message when no worker is here any more."""
-        self._farewells.append(connection)
-        self._say_farewell()
+        self._draining.append(connection)
+        self._say_drained()
 
-    def _say_farewell(self) -> None:
-        if self.replica.seats:
+    def _say_drained(self) -> None:
+        if self.shard_state.slots:
             return
-        for connection in self._farewells:
+        for connection in self._draining:
             with suppress(ConnectionLostError):
-                connection.send({"empty": True, **self._farewell()}, wait=False)
-        self._farewells.clear()
+                connection.send({"empty": True, **self._drained()}, wait=False)
+        self._draining.clear()
 
     # A pass.
 
     def begin(self, worker: int, number: int, epoch: int, ahead: int) -> None:
         """A worker begins a pass; the first one of a new run is asked for its weights before."""
-        if self.replica.version < 0:
+        if self.shard_state.version < 0:
             self._begins[worker] = (number, epoch, ahead)
             self._ask_to_initialise()
             return
@@ -354,10 +354,10 @@ class Head:
 
     def initialised(self, worker: int) -> None:
         """The worker has put its weights on every shard: they are the run's."""
-        if self.replica.version >= 0 or worker != self._initialiser:
+        if self.shard_state.version >= 0 or worker != self._initialiser:
             raise ProtocolError(f"worker {worker} sent initial weights that it was not asked for")
         self._tell({"op": "initialise", "worker": worker, "version": self.coordinator.version})
-        self.replica.initialise(worker, self.coordinator.version)
+        self.shard_state.initialise(worker, self.coordinator.version)
         self._initialiser = None
         # From here on there is always one to go back to.
         self._snapshot()
@@ -400,14 +400,14 @@ class Head:
         self._record("stop", now, worker)
         self._left_loop[worker] = self.coordinator.number
         self._carry_out(commands)
-        self._reply(worker, {"version": self.replica.version})
+        self._reply(worker, {"version": self.shard_state.version})
 
     # In between.
 
     def _ask_to_initialise(self) -> None:
         """Have one of those who wait send its weights: the lowest rank that is here, once it asks to begin."""
         if self._initialiser is None and self._begins:
-            self._initialiser = min(self.replica.seats)
+            self._initialiser = min(self.shard_state.slots)
         if self._initialiser in self._begins:
             del self._begins[self._initialiser]
             self._reply(self._initialiser, {"initialise": True})
@@ -424,7 +424,7 @@ class Head:
                     self._commit(command)
                 elif isinstance(command, Discard):
                     self._tell({"op": "discard", "key": command.key})
-                    self.replica.discard(command.key)
+                    self.shard_state.discard(command.key)
                     self._forget(command.key)
                 elif isinstance(command, Answer):
                     self._answer(command)
@@ -438,7 +438,7 @@ class Head:
 
     def _commit(self, update: Update) -> None:
         first = update.pushes[0][0]
-        served = cast("Any", self.replica.spec).scheme.served
+        served = cast("Any", self.shard_state.spec).scheme.served
         rate = partial(commit_step, share=update.share, behind=update.behind, rule=served.rate)
         given = self._options[first]
         steps = [rate(each, commits=update.staleness) for each in given]
@@ -450,7 +450,7 @@ class Head:
         if self._followers:
             about = {"pushes": update.pushes, "options": options_to_record(options)}
             self._tell({"op": "commit", **about, "factors": factors, "compensation": compensation})
-        messages = self.replica.commit(update.pushes, options, factors, compensation)
+        messages = self.shard_state.commit(update.pushes, options, factors, compensation)
         self._tally.bytes += messages * self._message_bytes
         for key, _ in update.pushes:
             self._forget(key)
@@ -464,7 +464,7 @@ class Head:
         if len(update.pushes) == 1:
             norm = self._norms[update.pushes[0][0]]
         else:
-            norm = self.replica.squared_norm(update.pushes) ** 0.5
+            norm = self.shard_state.squared_norm(update.pushes) ** 0.5
         return clip_factor(norm, most)
 
     def _answer(self, answer: Answer) -> None:
@@ -492,27 +492,27 @@ class Head:
 
     def _look_ahead(self, commits: int) -> list[float]:
         """How far on to move each group's weights, for a worker whose last push was stale by so many commits."""
-        rate = cast("Any", self.replica.spec).scheme.served.rate
+        rate = cast("Any", self.shard_state.spec).scheme.served.rate
         return [look_ahead(options, commits, rule=rate) for options in self._latest] if commits else []
 
     def _news_of_sizes(self, worker: int) -> Mapping[str, object]:
         """Everybody's planned sizes, where they are others than this worker was told last."""
-        seat, sizes = self.replica.seats.get(worker), self.coordinator.sizes.all()
-        if seat is None or seat.sizes is sizes:
+        slot, sizes = self.shard_state.slots.get(worker), self.coordinator.sizes.all()
+        if slot is None or slot.sizes is sizes:
             return {}
-        seat.sizes = sizes
+        slot.sizes = sizes
         return {"sizes": [sizes.get(each, 0) for each in range(self.workers)]}
 
     def _reply(self, worker: int, header: Mapping[str, object], ahead: Sequence[float] = ()) -> None:
         """Answer the request that a worker waits on, on every shard."""
-        seat = self.replica.seats.get(worker)
-        if seat is None:
+        slot = self.shard_state.slots.get(worker)
+        if slot is None:
             return
-        header = {"answer": seat.sequence, **header}
+        header = {"answer": slot.sequence, **header}
         if self._followers:
-            about = {"worker": worker, "incarnation": seat.incarnation, "answer": seat.sequence, "has": seat.version}
+            about = {"worker": worker, "incarnation": slot.incarnation, "answer": slot.sequence, "has": slot.version}
             self._tell({"op": "answer", **about, "ahead": list(ahead)})
-        if self.replica.answer(worker, header, ahead):
+        if self.shard_state.answer(worker, header, ahead):
             self._tally.bytes += self._message_bytes
 
     def _forget(self, key: PushKey) -> None:
@@ -530,8 +530,8 @@ class Head:
         self._report_missing()
         self._write_tally(self._clock())
         self._snapshot()
-        if self._totals is not None and self.replica.spec is not None:
-            name = self.replica.spec.scheme.name
+        if self._totals is not None and self.shard_state.spec is not None:
+            name = self.shard_state.spec.scheme.name
             for line in served_summary_lines(self._totals, name, name_lost=self._name_lost):
                 self._say(line)
 
@@ -540,12 +540,12 @@ class Head:
 
         With `meanwhile` the run goes on while it is written; else it is on the disk of this server afterwards.
         """
-        version, written = self.replica.version, self._written
+        version, written = self.shard_state.version, self._written
         if self._coordinator is not None and version not in (-1, self._saved[1]):
             self._tell({"op": "snapshot_meanwhile" if meanwhile else "snapshot"})
             self._saved = (self._clock(), version)
             beside = {"coordinator": self._coordinator.state_dict()}
-            self.replica.snapshot(lambda why: written.append((version, why)), meanwhile=meanwhile, **beside)
+            self.shard_state.snapshot(lambda why: written.append((version, why)), meanwhile=meanwhile, **beside)
         if not meanwhile:
             self._snapshots.wait()
             self._hear_of_snapshots()
@@ -565,7 +565,7 @@ class Head:
         """Write an event down. What the coordinator is told is written down with the very time that it is told."""
         self.events += 1
         about = {} if worker is None else {"worker": worker}
-        self._recorder.record({"event": event, "at": now, "version": self.replica.version, **about, **more})
+        self._recorder.record({"event": event, "at": now, "version": self.shard_state.version, **about, **more})
 
     def _write_tally(self, now: float) -> None:
         tally, self._tally = self._tally, _Tally(now)

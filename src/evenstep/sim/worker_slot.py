@@ -32,7 +32,7 @@ class Pushed:
 
 
 @final
-class Place:
+class WorkerSlot:
     """One worker of a run on servers.
 
     Attributes:

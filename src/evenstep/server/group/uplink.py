@@ -12,14 +12,14 @@ import torch
 
 from evenstep.core.errors import ProtocolError
 from evenstep.protocol.fields import Fields
-from evenstep.server.outbox import Outbox
+from evenstep.server.send_queue import SendQueue
 from evenstep.tensors.memory import memory_of
 from evenstep.transport.base import Connection, ConnectionLostError, Header, Message
 from evenstep.transport.codec import decode_header
 
-MOST_LINES: Final = 2**12
+MAX_LINES: Final = 2**12
 """The most workers behind one group server."""
-MOST_REQUEST_BYTES: Final = 2**26
+MAX_REQUEST_BYTES: Final = 2**26
 """The most that the requests which travel as one take, beside their gradient."""
 
 
@@ -41,13 +41,13 @@ class Seats(Protocol):
 
 
 @final
-class Line:
+class VirtualConnection:
     """One worker's line through a group server, as a `Connection`: it never waits, and its end is known at once."""
 
     local = True
 
-    def __init__(self, branch: "Branch", number: int) -> None:
-        self.branch = branch
+    def __init__(self, uplink: "Uplink", number: int) -> None:
+        self.uplink = uplink
         self._number = number
         self._message: Message | None = None
         self._ended = False
@@ -60,7 +60,7 @@ class Line:
     def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         if self._ended:
             raise ConnectionLostError("the line to the worker has ended")
-        self.branch.send({**header, "line": self._number}, *payload)
+        self.uplink.send({**header, "line": self._number}, *payload)
 
     def receive(self, timeout: float | None = None) -> Message:
         message, self._message = self._message, None
@@ -69,16 +69,16 @@ class Line:
         return message
 
     def receive_payload(self, *buffers: memoryview) -> None:
-        self.branch.connection.receive_payload(*buffers)
+        self.uplink.connection.receive_payload(*buffers)
 
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            self.branch.send({"line": self._number, "ended": True})
+            self.uplink.send({"line": self._number, "ended": True})
 
 
 @final
-class Branch:
+class Uplink:
     """Takes a group server's messages apart, and sends its workers' answers; `take` by one thread at a time.
 
     Args:
@@ -93,18 +93,18 @@ class Branch:
         self,
         connection: Connection,
         *,
-        replica: Seats,
+        shard_state: Seats,
         lock: AbstractContextManager[bool],
         open_session: Callable[[Connection], Serves],
         receiving: Callable[[Sequence[Connection], bool], None],
     ) -> None:
         self.connection = connection
-        self._replica = replica
+        self._shard_state = shard_state
         self._lock = lock
         self._open_session = open_session
         self._receiving = receiving
-        self._lines: dict[int, tuple[Line, Serves]] = {}
-        self._outbox = Outbox(connection)
+        self._lines: dict[int, tuple[VirtualConnection, Serves]] = {}
+        self._send_queue = SendQueue(connection)
         self._weights: tuple[tuple[float, ...], torch.Tensor] | None = None
         """The latest that any of its workers was given, and what tells them from others."""
         self._sent = False
@@ -126,7 +126,7 @@ class Branch:
 
     def lost(self) -> None:
         """The group server is gone, and with it all lines."""
-        self._outbox.close()
+        self._send_queue.close()
         for number in list(self._lines):
             self._end(Fields({"line": number}))
 
@@ -141,7 +141,7 @@ class Branch:
         A new message each time that they are others, since the former may still be on its way.
         """
         if self._weights is None or self._weights[0] != what:
-            message = torch.empty(self._replica.nbytes, dtype=torch.uint8)
+            message = torch.empty(self._shard_state.nbytes, dtype=torch.uint8)
             read(message)
             self._weights, self._sent = (what, message), False
         return self._weights[1]
@@ -150,13 +150,13 @@ class Branch:
         """Send this to the group server, after all before; weights that it has do not go again."""
         if header.get("weights"):
             payload, self._sent = () if self._sent else payload, True
-        self._outbox.send(header, *payload)
+        self._send_queue.send(header, *payload)
 
     def _feed(self, number: int, message: Message) -> None:
         if number not in self._lines:
-            if len(self._lines) >= MOST_LINES:
-                raise ProtocolError(f"a group server has more than {MOST_LINES} workers: start more of them")
-            line = Line(self, number)
+            if len(self._lines) >= MAX_LINES:
+                raise ProtocolError(f"a group server has more than {MAX_LINES} workers: start more of them")
+            line = VirtualConnection(self, number)
             self._lines[number] = line, self._open_session(line)
         line, session = self._lines[number]
         line.put(message)
@@ -178,7 +178,7 @@ class Branch:
         number = fields.whole("number")
         lengths = fields.listed_wholes("lengths")
         gradient_bytes = message.payload_bytes - sum(lengths)
-        if sum(lengths) > MOST_REQUEST_BYTES or gradient_bytes not in (0, self._replica.nbytes):
+        if sum(lengths) > MAX_REQUEST_BYTES or gradient_bytes not in (0, self._shard_state.nbytes):
             raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is no group's push")
         requests = [bytearray(length) for length in lengths]
         gradients = torch.empty(gradient_bytes, dtype=torch.uint8)
@@ -192,8 +192,8 @@ class Branch:
             self._receiving(everyone, False)
         with self._lock:
             # All or nothing: of a sum no part can be left out.
-            if len(lines) != len(requests) or not self._replica.share(gradients, lines):
-                self._outbox.send({"refused": number})
+            if len(lines) != len(requests) or not self._shard_state.share(gradients, lines):
+                self._send_queue.send({"refused": number})
                 return
             for each, request in zip(known, requests, strict=True):
                 assert each is not None

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from evenstep.server.desk import Desk
-from evenstep.server.meeting import Meeting
-from evenstep.server.replica import Replica
+from evenstep.server.local_poller import LocalPoller
+from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.shard_state import ShardState
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.stream import StreamConnection
 from evenstep.transport.wire import SocketWire
@@ -27,36 +27,36 @@ def opened(tmp_path):
     """Opens a new connection at a desk, and gives its other end as a bare socket."""
     made = []
 
-    def opened(desk):
+    def opened(poller):
         ours, theirs = socket.socketpair()
         connection = connection_over(ours)
         made.append(connection)
         session = Session(
             connection,
-            replica=replica,
-            head=None,
-            meeting=Meeting(2),
+            shard_state=shard_state,
+            primary=None,
+            rendezvous=Rendezvous(2),
             lock=threading.Lock(),
             workers=2,
             heartbeat_seconds=20.0,
         )
-        desk.open(connection, session)
+        poller.open(connection, session)
         return theirs
 
-    replica = Replica(index=1, count=2, snapshots=Snapshots(tmp_path, 2))
+    shard_state = ShardState(index=1, count=2, snapshots=Snapshots(tmp_path, 2))
     yield opened
     for connection in made:
         connection.close()
 
 
 @contextmanager
-def serving(desk):
+def serving(poller):
     """The desk serves in a thread of its own."""
     ended = threading.Event()
 
     def serve():
         while not ended.is_set():
-            desk.serve(0.05)
+            poller.serve(0.05)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -73,10 +73,10 @@ def assert_served(peer):
 
 
 def test_a_worker_that_stops_in_the_middle_of_a_message_is_lost_and_the_next_is_served(opened):
-    desk = Desk(patience_seconds=0.05)
-    stopped, other = opened(desk), opened(desk)
+    poller = LocalPoller(patience_seconds=0.05)
+    stopped, other = opened(poller), opened(poller)
     stopped.sendall(b"EVST")
-    with serving(desk), stopped, connection_over(other) as peer:
+    with serving(poller), stopped, connection_over(other) as peer:
         stopped.settimeout(SECONDS)
         assert stopped.recv(1) == b"", "it must see that it was dropped"
         assert_served(peer)
@@ -89,10 +89,10 @@ def send_for_ever(connection, message):
 
 @pytest.mark.parametrize("asked", [{"op": "ping", "echo": True}, {"op": "absent"}, {"op": "nonsense"}])
 def test_a_worker_that_reads_no_answers_is_lost_and_the_next_is_served(opened, asked):
-    desk = Desk()
-    deaf, other = opened(desk), opened(desk)
+    poller = LocalPoller()
+    deaf, other = opened(poller), opened(poller)
     # The desk would wait for longer than the one that speaks to it does.
-    with serving(desk), connection_over(deaf, SECONDS) as speaker, connection_over(other) as peer:
+    with serving(poller), connection_over(deaf, SECONDS) as speaker, connection_over(other) as peer:
         with pytest.raises(ConnectionLostError, match="to the peer was lost"):
             send_for_ever(speaker, asked)
         assert_served(peer)
@@ -136,13 +136,13 @@ class Answers(Hears):
 
 
 def test_a_worker_that_is_found_dead_when_it_is_sent_an_answer_is_lost_at_once():
-    desk = Desk()
+    poller = LocalPoller()
     (ours, worker), (other_ours, other) = socket.socketpair(), socket.socketpair()
     hears = Hears(connection_over(ours))
     answers = Answers(connection_over(other_ours), hears.connection, worker)
-    desk.open(hears.connection, hears)
-    desk.open(answers.connection, answers)
-    with serving(desk), connection_over(other) as peer, hears.connection, answers.connection:
+    poller.open(hears.connection, hears)
+    poller.open(answers.connection, answers)
+    with serving(poller), connection_over(other) as peer, hears.connection, answers.connection:
         peer.send({})
         assert hears.lost.wait(SECONDS)
         assert answers.failed

@@ -11,11 +11,11 @@ from evenstep.core.values import UNLIMITED, Problem
 from evenstep.protocol.optimizer import options_to_record
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
-from evenstep.server.head import Head
-from evenstep.server.meeting import Meeting
-from evenstep.server.replica import Replica
+from evenstep.server.primary import Primary
+from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
+from evenstep.server.shard_state import ShardState
 from evenstep.telemetry import Silent
 from evenstep.tensors.memory import memory_of
 from evenstep.testing.in_memory import connected_pair
@@ -43,15 +43,19 @@ class Parent:
         ).encode()  # fmt: skip
         snapshots = Snapshots(folder, 1)
         self.reported = []
-        self.replica = Replica(index=0, count=1, snapshots=snapshots)
-        self.head = Head(
-            replica=self.replica, workers=WORKERS, followers=[], snapshots=snapshots, resume=False,
+        self.shard_state = ShardState(index=0, count=1, snapshots=snapshots)
+        self.primary = Primary(
+            shard_state=self.shard_state, workers=WORKERS, followers=[], snapshots=snapshots, resume=False,
             snapshot_seconds=1e9, heartbeat_seconds=1e9, recorder=Silent(), first_incarnation=0, clock=lambda: 0.0,
             say=print, report=self.reported.append,
         )  # fmt: skip
         self.end, other = connected_pair()
         self.session = Session(
-            other, replica=self.replica, head=self.head, meeting=Meeting(WORKERS), lock=threading.RLock(),
+            other,
+            shard_state=self.shard_state,
+            primary=self.primary,
+            rendezvous=Rendezvous(WORKERS),
+            lock=threading.RLock(),
             workers=WORKERS, heartbeat_seconds=1.0,
         )  # fmt: skip
         self.ask({"op": "group"})
@@ -110,7 +114,7 @@ class Parent:
 
     def weight(self):
         message = torch.zeros(self.nbytes, dtype=torch.uint8)
-        self.replica.shard.read_weights(message)
+        self.shard_state.shard.read_weights(message)
         return float(message[:4].view(torch.float32))
 
 
@@ -121,7 +125,7 @@ def parent(tmp_path):
     made.end.close()
     assert not made.session.serve_one()
     # With the group server all of its workers are gone.
-    assert not made.replica.seats
+    assert not made.shard_state.slots
 
 
 def test_weights_go_once_and_a_gradient_counts_for_all_who_pushed_it(parent):
@@ -138,19 +142,19 @@ def test_weights_go_once_and_a_gradient_counts_for_all_who_pushed_it(parent):
 def test_pushes_of_one_commit_may_come_in_several_messages(parent):
     pushes = parent.pushes(parent.begun())
     parent.together(1, {line: pushes[line] for line in (1, 3)}, parent.gradient(0.25))
-    assert parent.replica.version == 0
+    assert parent.shard_state.version == 0
     parent.together(2, {2: pushes[2]}, parent.gradient(1.0))
-    assert parent.replica.version == 1
+    assert parent.shard_state.version == 1
     assert parent.weight() == pytest.approx(-(0.25 * 2 + 1.0) / 3)
 
 
 def test_a_gradient_of_which_a_worker_is_gone_is_refused_and_comes_again_without(parent):
     pushes = parent.pushes(parent.begun())
-    parent.head.lose(2, 3, Why.SILENT)
+    parent.primary.lose(2, 3, Why.SILENT)
     parent.together(1, pushes, parent.gradient(0.5))
     assert parent.hear()[0] == {"line": 3, "ended": True}
     assert parent.hear()[0] == {"refused": 1}
-    assert parent.replica.version == 0
+    assert parent.shard_state.version == 0
     del pushes[3]
     parent.together(2, pushes, parent.gradient(0.25))
     assert parent.weight() == -0.25
@@ -160,7 +164,7 @@ def test_a_push_that_comes_twice_is_taken_in_once(parent):
     answers = parent.begun()
     for number in (1, 2):
         parent.together(number, parent.pushes(answers), parent.gradient(0.5))
-    assert parent.replica.version == 1
+    assert parent.shard_state.version == 1
     assert parent.weight() == -0.5
 
 

@@ -2,15 +2,15 @@
 
 from typing import Final, final
 
-from evenstep.server.outbox import Outbox
+from evenstep.server.send_queue import SendQueue
 from evenstep.transport.base import Connection
 
-MOST_ROUNDS: Final = 8
+MAX_ROUNDS: Final = 8
 """How often the workers of a run may meet."""
 
 
 @final
-class Meeting:
+class Rendezvous:
     """Keeps every worker's record until all have come, then gives all of them to each; late comers get them at once.
 
     Workers may meet several times, in rounds.
@@ -21,7 +21,7 @@ class Meeting:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._rounds = [_Round(workers) for _ in range(MOST_ROUNDS)]
+        self._rounds = [_Round(workers) for _ in range(MAX_ROUNDS)]
 
     def come(self, rank: int, record: bytes, connection: Connection, asked: int | None, number: int = 0) -> None:
         """Take a worker's record for this round.
@@ -65,7 +65,7 @@ class _Round:
         for waiting, number in self._came.values():
             if number is not None:
                 # Records may be long, and a worker slow to take them in.
-                Outbox(waiting).send_last({**header, "answer": number}, *(memoryview(record) for record in records))
+                SendQueue(waiting).send_last({**header, "answer": number}, *(memoryview(record) for record in records))
         self._came.clear()
 
     @property
