@@ -24,7 +24,7 @@ def connection_over(sock, patience_seconds=2 * SECONDS):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens a new connection at a desk, and gives its other end as a bare socket."""
+    """Opens a new connection at a local poller, and gives its other end as a bare socket."""
     made = []
 
     def opened(poller):
@@ -51,7 +51,7 @@ def opened(tmp_path):
 
 @contextmanager
 def serving(poller):
-    """The desk serves in a thread of its own."""
+    """The local poller serves in a thread of its own."""
     ended = threading.Event()
 
     def serve():
@@ -91,7 +91,7 @@ def send_for_ever(connection, message):
 def test_a_worker_that_reads_no_answers_is_lost_and_the_next_is_served(opened, asked):
     poller = LocalPoller()
     deaf, other = opened(poller), opened(poller)
-    # The desk would wait for longer than the one that speaks to it does.
+    # The local poller would wait for longer than the one that speaks to it does.
     with serving(poller), connection_over(deaf, SECONDS) as speaker, connection_over(other) as peer:
         with pytest.raises(ConnectionLostError, match="to the peer was lost"):
             send_for_ever(speaker, asked)

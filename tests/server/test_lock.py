@@ -1,4 +1,4 @@
-"""All that a server's head is told, it is told by a thread that holds the server's lock."""
+"""All that a server's primary is told, it is told by a thread that holds the server's lock."""
 
 from support.lone_server import LoneServer
 

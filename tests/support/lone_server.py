@@ -84,7 +84,7 @@ class LoneServer:
         return self.ask({"op": "start", "seq": 0, "timeout": 60.0, **place}, memoryview(self.described))
 
     def clock(self):
-        """The head asks for the time whatever it is told."""
+        """The primary asks for the time whatever it is told."""
         self.unlocked += not self.lock._is_owned()
         return self.now
 

@@ -48,7 +48,7 @@ class Primary:
     """Decides for all shards; one call at a time.
 
     Args:
-        replica: Shard 0's own part.
+        shard_state: Shard 0's own part.
         workers: How many workers the run has.
         followers: Connections to the other shards, in their order.
         snapshots: Where to find the snapshot to go on from.

@@ -149,7 +149,7 @@ def _listening(
     open_session: Callable[[Connection], Session | GroupMember],
     parent: Announcements,
 ) -> Iterator[None]:
-    """Say where this server listens, and let peers in: those of its own host at the desk, others in a thread each."""
+    """Say where this server listens, and let peers in: those of its own host at the poller, others in a thread each."""
 
     def let_in() -> None:
         while True:

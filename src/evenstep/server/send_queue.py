@@ -15,7 +15,7 @@ class SendQueue:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._waiting: queue.SimpleQueue[tuple[Header, tuple[memoryview, ...]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._send_all, name="evenstep-outbox", daemon=True).start()
+        threading.Thread(target=self._send_all, name="evenstep-send-queue", daemon=True).start()
 
     def send(self, header: Header, *payload: memoryview) -> None:
         """Send this after all that was given before; nothing happens where the peer is gone.

@@ -1,4 +1,4 @@
-"""One connection to a server: reads what comes, checks it, and has the head or the replica do it.
+"""One connection to a server: reads what comes, checks it, and has the primary or the shard state do it.
 
 Requests have a number, `seq`, that counts up within an incarnation; one that comes again is not taken in again, but
 answered again. What is malformed ends the connection; what is not possible now is answered with an error.
@@ -45,9 +45,9 @@ class Session:
 
     Args:
         connection: To a worker or, on the other shards, to shard 0.
-        replica: This shard.
-        head: What decides; None on the other shards.
-        meeting: Where workers agree before the run begins; used on shard 0.
+        shard_state: This shard.
+        primary: What decides; None on the other shards.
+        rendezvous: Where workers agree before the run begins; used on shard 0.
         lock: Held for every call of the other three; whoever holds it may take it again.
         workers: How many workers the run has.
         heartbeat_seconds: What workers are told of it.

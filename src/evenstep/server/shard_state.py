@@ -1,6 +1,6 @@
 """One shard of a run: its parameters, the pushes staged on it, and the workers' places. It decides nothing.
 
-On shard 0 the head calls it; on the others the same calls come over the connection to shard 0, in the same order.
+On shard 0 the primary calls it; on the others the same calls come over the connection to shard 0, in the same order.
 """
 
 import copy

@@ -116,7 +116,7 @@ class WorkerSlot:
         self.connection = None
         if self.segment is not None:
             self.segment.close()
-        # Remaining references to this seat then hold no memory; what is staged has its own view of it.
+        # Remaining references to this slot then hold no memory; what is staged has its own view of it.
         self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
         self.flats = None
 
@@ -137,7 +137,7 @@ class WorkerSlot:
 
 
 def refused(slot: WorkerSlot | None, fields: Fields, error: Exception) -> Header | None:
-    """Refuse a request; the refusal to send where it is not kept in the seat, as other answers are.
+    """Refuse a request; the refusal to send where it is not kept in the slot, as other answers are.
 
     A refusal may get lost on its way as they do, and then the request comes again.
     """

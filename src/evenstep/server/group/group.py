@@ -90,7 +90,7 @@ class Group:
         self._needed = 0.0
         """When somebody was here, or nobody away."""
         self._events = 0
-        """What the workers have asked for and the parent has answered, counted, as `Head` counts."""
+        """What the workers have asked for and the parent has answered, counted, as `Primary` counts."""
         self._patience = Patience()
         self._store: TCPStore | None = None
         """Where those who sum up by a collective find each other."""

@@ -31,7 +31,7 @@ class Serves(Protocol):
 
 
 class Seats(Protocol):
-    """Of a replica, what a branch needs."""
+    """Of a shard state, what an uplink needs."""
 
     @property
     def nbytes(self) -> int: ...
@@ -83,8 +83,8 @@ class Uplink:
 
     Args:
         connection: To the group server.
-        replica: What is shared goes into its places.
-        lock: Held for every call of the replica.
+        shard_state: What is shared goes into its places.
+        lock: Held for every call of the shard state.
         open_session: Makes the session of a worker.
         receiving: Is told whether much is on its way from these lines, whose silence means nothing then.
     """
