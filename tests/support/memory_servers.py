@@ -254,8 +254,8 @@ class Worker:
         self.shards = [
             (
                 [named[each.name] for each in layout.parameters],
-                parameter_views(layout, shard.gradients),
-                parameter_views(layout, shard.weights),
+                parameter_views(layout, shard.gradients.data),
+                parameter_views(layout, shard.weights.data),
             )
             for layout, shard in zip(layouts, link.shards, strict=True)
         ]
