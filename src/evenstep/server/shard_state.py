@@ -13,7 +13,7 @@ from evenstep.protocol.optimizer import Options
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.server.shard.shard import Shard
 from evenstep.server.shard.snapshots import Snapshots
-from evenstep.server.shard.updates import Update
+from evenstep.server.shard.updates import UpdateRule
 from evenstep.server.worker_slot import WorkerSlot
 from evenstep.tensors.messages import flat_views
 from evenstep.transport.base import Connection, Header
@@ -49,7 +49,7 @@ class ShardState:
         self._snapshots = snapshots
         self._allow = tuple(allow)
         self._encoded = b""
-        self._rules: tuple[Update, ...] = ()
+        self._rules: tuple[UpdateRule, ...] = ()
         self._shard: Shard | None = None
         self._staged: dict[PushKey, list[torch.Tensor]] = {}
 
@@ -68,7 +68,7 @@ class ShardState:
                 raise DisagreementError(f"this worker's {difference}: start every worker with the same script")
             return self.spec
         spec = RunSpec.decode(encoded, workers)
-        rules = tuple(Update(each, self._allow) for each in spec.optimizers)
+        rules = tuple(UpdateRule(each, self._allow) for each in spec.optimizers)
         self._shard = Shard(spec.layout.shards(self.count)[self.index], rules)
         self._rules = rules
         self.spec, self._encoded = spec, encoded

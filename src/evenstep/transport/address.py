@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from evenstep.core.errors import ConfigError
 
-Scheme: TypeAlias = Literal["unix", "tcp", "tls"]
+UrlScheme: TypeAlias = Literal["unix", "tcp", "tls"]
 
 
 @final
@@ -16,7 +16,7 @@ Scheme: TypeAlias = Literal["unix", "tcp", "tls"]
 class Address:
     """Where a listener can be reached: the `name` of an abstract Unix socket, or a host's name or number and a port."""
 
-    scheme: Scheme
+    scheme: UrlScheme
     name: str
     port: int = 0
 
@@ -32,7 +32,7 @@ class Address:
             host, port = None, None
         if not host or not port or text not in (f"{scheme}://{parts.netloc}" for scheme in ("tcp", "tls")):
             raise ConfigError(f"there is no address {text!r}: use unix:@NAME, tcp://HOST:PORT or tls://HOST:PORT")
-        return cls(scheme=cast("Scheme", parts.scheme), name=host, port=port)
+        return cls(scheme=cast("UrlScheme", parts.scheme), name=host, port=port)
 
     def __str__(self) -> str:
         if self.scheme == "unix":

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from evenstep.core.errors import ConfigError
 from evenstep.server.shard.shard import Shard
-from evenstep.server.shard.updates import Update
+from evenstep.server.shard.updates import UpdateRule
 from evenstep.tensors.messages import flat_views, gather, parameter_views, scatter
 from evenstep.torch.engines.describe import describe, layout_of, options_of, state_by_index, state_by_name
 
@@ -46,7 +46,7 @@ class Run:
         self.names = {parameter: name for name, parameter in self.parameters.items()}
         self.spec = describe(self.optimizer)
         self.layouts = layout_of(self.parameters.items(), [self.optimizer]).shards(shards)
-        self.shards = [Shard(layout, [Update(self.spec)], chunk_elements=CHUNK) for layout in self.layouts]
+        self.shards = [Shard(layout, [UpdateRule(self.spec)], chunk_elements=CHUNK) for layout in self.layouts]
         for shard in self.shards:
             message = self.message(shard)
             scatter(
@@ -307,7 +307,7 @@ def test_a_snapshot_continues_the_same(case, generator):
         file = io.BytesIO()
         torch.save(shard.state_dict(), file)
         saved.append(file)
-    run.shards = [Shard(shard.layout, [Update(run.spec)], chunk_elements=2 * CHUNK + 1) for shard in run.shards]
+    run.shards = [Shard(shard.layout, [UpdateRule(run.spec)], chunk_elements=2 * CHUNK + 1) for shard in run.shards]
     for shard, file in zip(run.shards, saved, strict=True):
         file.seek(0)
         shard.load_state_dict(torch.load(file, weights_only=True))
@@ -397,7 +397,7 @@ def test_several_optimizers_step_their_own_groups(generator):
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[1].parameters())]
     parameters = dict(model.named_parameters())
     specs = [describe(optimizer) for optimizer in optimizers]
-    shards = [Shard(p, [Update(s) for s in specs]) for p in layout_of(parameters.items(), optimizers).shards(4)]
+    shards = [Shard(p, [UpdateRule(s) for s in specs]) for p in layout_of(parameters.items(), optimizers).shards(4)]
     for shard in shards:
         (spec,) = shard.layout.parameters
         message = torch.zeros(shard.layout.nbytes, dtype=torch.uint8)
@@ -481,7 +481,7 @@ def test_memory_stays_within_a_fifth_beyond_weights_and_state(kind, dtype, copie
     (layout,) = layout_of([("weights", weights)], [optimizer]).shards(1)
     message = torch.zeros(layout.nbytes, dtype=torch.uint8)
     with Allocated(message) as allocated:
-        shard = Shard(layout, [Update(spec)])
+        shard = Shard(layout, [UpdateRule(spec)])
         for _ in range(2):
             shard.commit([(message, 1 / pushes)] * pushes, spec.groups)
     assert 1 <= allocated.peak / (layout.nbytes * copies) <= 1.2

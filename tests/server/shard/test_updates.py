@@ -4,7 +4,7 @@ import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, options_from_record
-from evenstep.server.shard.updates import Update
+from evenstep.server.shard.updates import UpdateRule
 from evenstep.tensors.optimizers import OPTIMIZERS
 from evenstep.torch.engines.describe import describe, options_of, state_by_index, state_by_name
 
@@ -28,7 +28,7 @@ def test_a_described_optimizer_survives_the_wire(name):
     assert received == spec
     assert spec.groups[0]["lr"] == 0.5
     parameter = weights()
-    optimizer = Update(received).build([[parameter]])
+    optimizer = UpdateRule(received).build([[parameter]])
     assert type(optimizer) is OPTIMIZERS[name]
     assert describe(optimizer) == spec
 
@@ -59,7 +59,7 @@ def test_another_optimizer_runs_where_it_is_allowed_by_name():
     optimizer = torch.optim.Adamax([weights()], lr=0.1)
     spec = describe(optimizer, allowed=["torch.optim:Adamax"])
     assert spec.name == "torch.optim:Adamax"
-    built = Update(spec, allowed=["torch.optim:Adamax"]).build([[weights()]])
+    built = UpdateRule(spec, allowed=["torch.optim:Adamax"]).build([[weights()]])
     assert type(built) is torch.optim.Adamax
 
 
@@ -67,9 +67,9 @@ def test_another_optimizer_runs_where_it_is_allowed_by_name():
 def test_a_name_is_run_only_if_allowed_and_an_optimizer(allowed):
     spec = OptimizerSpec(name=allowed, groups=({"lr": 0.1},))
     with pytest.raises(ConfigError, match="may not run"):
-        Update(spec)
+        UpdateRule(spec)
     with pytest.raises(ConfigError, match=r"cannot be imported|no torch optimizer"):
-        Update(spec, allowed=[allowed])
+        UpdateRule(spec, allowed=[allowed])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_malformed_options_are_refused(value):
 @pytest.mark.parametrize("options", [{"lr": -1.0}, {"no": 1.0}, {"lr": (0.1, 0.2)}, {"momentum": -0.5}])
 def test_options_that_torch_refuses_are_refused(options):
     with pytest.raises(ConfigError, match="SGD does not take"):
-        Update(OptimizerSpec(name="SGD", groups=({"lr": 0.1}, options)))
+        UpdateRule(OptimizerSpec(name="SGD", groups=({"lr": 0.1}, options)))
 
 
 @pytest.mark.parametrize(
@@ -116,23 +116,23 @@ def test_options_that_torch_refuses_are_refused(options):
     ],
 )
 def test_options_that_cannot_change_in_training_are_refused(changed):
-    update = Update(describe(torch.optim.Adam([weights()], lr=0.1)))
+    update = UpdateRule(describe(torch.optim.Adam([weights()], lr=0.1)))
     update.check([{"lr": 0.2, "betas": (0.5, 0.6), "maximize": True, "weight_decay": 0.1}])
     with pytest.raises(ConfigError):
         update.check([changed])
 
 
 def test_momentum_may_begin_in_sgd_but_not_in_rmsprop():
-    Update(describe(sgd(lr=0.1))).check([{"momentum": 0.9}])
+    UpdateRule(describe(sgd(lr=0.1))).check([{"momentum": 0.9}])
     with pytest.raises(ConfigError, match="momentum cannot change"):
-        Update(describe(torch.optim.RMSprop([weights()]))).check([{"momentum": 0.9}])
+        UpdateRule(describe(torch.optim.RMSprop([weights()]))).check([{"momentum": 0.9}])
 
 
 def test_half_precision_takes_the_arithmetic_of_a_worker():
     start = torch.randn(1000, generator=torch.manual_seed(1)).bfloat16()
     ours, theirs = start.clone(), start.clone()
     optimizers = [
-        Update(describe(torch.optim.Adam([theirs]))).build([[ours]]),
+        UpdateRule(describe(torch.optim.Adam([theirs]))).build([[ours]]),
         torch.optim.Adam([theirs], foreach=False),
     ]
     for _ in range(3):

@@ -25,7 +25,7 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.processes.join_servers import _JOINED as JOINED
 from evenstep.transport.base import Message
 from evenstep.transport.segment import Segment
-from evenstep.worker.servers.link import Shard
+from evenstep.worker.servers.link import RemoteShard
 
 pytestmark = pytest.mark.multiprocess
 
@@ -286,7 +286,7 @@ def test_a_second_prepare_under_the_launcher_s_servers_is_refused(tmp_path):
 
 def test_a_place_takes_every_segment_that_comes_and_keeps_no_descriptor():
     before = shared_memory()
-    shard = Shard(0)
+    shard = RemoteShard(0)
     for incarnation in (5, 6):
         with Segment.create(256) as segment:
             message = Message(header={}, files=(os.dup(segment.descriptor),))

@@ -26,7 +26,7 @@ class _Worker:
     """One that is here.
 
     begun: the pass that it is in or waits for; None once it knows that it is over, or has left its loop.
-    running: the sync policy has it, computing or held. waits: it asked for something and has not been answered.
+    active: the sync policy has it, computing or held. waits: it asked for something and has not been answered.
     ahead: how many claims it wants beside the one in hand.
     claims: what it holds, the first one in hand. fresh: those of them that its next answer tells it of.
     answered: versions and samples committed when it was answered, as many of the latest as it may hold claims; it
@@ -35,7 +35,7 @@ class _Worker:
 
     iteration: int
     begun: int | None = None
-    running: bool = False
+    active: bool = False
     waits: bool = False
     ahead: int = 0
     claims: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Coordinator:
 
     A *pass* is one loop over the prepared loader, counted from 0; its `epoch` is the number that the script gave it,
     on which the order of its samples depends. All workers share the samples of a pass, and it ends for all together.
-    A worker that has begun the pass is *running* where the sync policy has it, *resting* where it waits for samples
+    A worker that has begun the pass is *active* where the sync policy has it, *resting* where it waits for samples
     that others may give back, or about to rest.
 
     Where all go in step, nothing begins before each worker of the problem has begun or has left: the samples of an
@@ -141,10 +141,10 @@ class Coordinator:
             return self._go_on(now)
         self._known(worker)
         self._awaited.discard(worker)
-        running = self._take_out(worker)
+        active = self._take_out(worker)
         self._iterations[worker] = self._workers.pop(worker).iteration
         self.sizes.leave(worker)
-        commands = self._carried_out(self.sync.on_leave(worker, now), now) if running else []
+        commands = self._carried_out(self.sync.on_leave(worker, now), now) if active else []
         return [*commands, *self._go_on(now)]
 
     # A pass.
@@ -177,7 +177,7 @@ class Coordinator:
         return [*commands, *self._go_on(now)]
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
-        """A running worker's gradients are staged on every shard.
+        """An active worker's gradients are staged on every shard.
 
         Raises:
             ProtocolError: The worker does not run, or on another claim, or on weights that it was not given last.
@@ -222,7 +222,7 @@ class Coordinator:
         state = self._known(worker)
         if state.begun is None or state.begun != self.number:
             raise ProtocolError(f"worker {worker} asked for more samples, but is not in the pass {self.number}")
-        if state.running:
+        if state.active:
             raise ProtocolError(f"worker {worker} asked for more samples while it runs, with the claims {state.claims}")
         state.waits = True
         self._resting[worker] = None
@@ -289,8 +289,8 @@ class Coordinator:
         self._resting.pop(worker, None)
         self._claims.give_back(worker, state.claims)
         state.claims = []
-        running, state.running = state.running, False
-        return running
+        active, state.active = state.active, False
+        return active
 
     def _go_on(self, now: float) -> list[CoordinatorCommand]:
         """Answer everyone who waits and need not any more."""
@@ -312,7 +312,7 @@ class Coordinator:
             decided: list[Command] = []
             for worker in waking:
                 del self._resting[worker]
-                self._workers[worker].running = True
+                self._workers[worker].active = True
                 decided += self.sync.on_join(worker, now)
             commands += self._carried_out(decided, now)
         if self._claims.over:
@@ -353,7 +353,7 @@ class Coordinator:
                     over = False
                     if not state.claims:
                         # Whoever has nothing to compute holds nobody.
-                        state.running = False
+                        state.active = False
                         further += self.sync.on_leave(worker, now)
                         over = self._claims.over
                     commands.append(self._answer(worker, state, over, command))

@@ -12,7 +12,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.layout import Block, ParameterSpec, ShardLayout
 from evenstep.protocol.optimizer import Options, State
-from evenstep.server.shard.updates import ParameterState, Update
+from evenstep.server.shard.updates import ParameterState, UpdateRule
 from evenstep.tensors.messages import flat_views
 
 
@@ -43,7 +43,7 @@ class Chunks:
     """
 
     def __init__(
-        self, layout: ShardLayout, weights: torch.Tensor, updates: Sequence[Update], cuts: Sequence[Sequence[int]]
+        self, layout: ShardLayout, weights: torch.Tensor, updates: Sequence[UpdateRule], cuts: Sequence[Sequence[int]]
     ) -> None:
         groups = [(number, group) for number, update in enumerate(updates) for group in range(len(update.spec.groups))]
         if layout.blocks[-1].group >= len(groups):
@@ -73,7 +73,7 @@ class Chunks:
         cls,
         layout: ShardLayout,
         weights: torch.Tensor,
-        updates: Sequence[Update],
+        updates: Sequence[UpdateRule],
         states: Mapping[str, State],
         largest: int,
     ) -> Self:
@@ -206,7 +206,7 @@ class _Piece:
 
 
 def _checked(
-    layout: ShardLayout, updates: Sequence[Update], states: Mapping[str, State]
+    layout: ShardLayout, updates: Sequence[UpdateRule], states: Mapping[str, State]
 ) -> Iterator[tuple[str, ParameterState]]:
     groups = [(update, group) for update in updates for group in range(len(update.spec.groups))]
     for parameter in layout.parameters:

@@ -14,7 +14,7 @@ from evenstep.protocol.optimizer import Options, State, options_from_record, opt
 from evenstep.server.shard.chunks import Chunk, Chunks, cut
 from evenstep.server.shard.moved_on import moved_on
 from evenstep.server.shard.sums import add_up, wide
-from evenstep.server.shard.updates import Update
+from evenstep.server.shard.updates import UpdateRule
 from evenstep.tensors.messages import all_finite, as_message, flat_views, norm_of
 
 Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview | list[torch.Tensor], float]]
@@ -55,7 +55,9 @@ class Shard:
         ConfigError: The layout has groups that the optimizers do not.
     """
 
-    def __init__(self, layout: ShardLayout, updates: Sequence[Update], *, chunk_elements: int | None = None) -> None:
+    def __init__(
+        self, layout: ShardLayout, updates: Sequence[UpdateRule], *, chunk_elements: int | None = None
+    ) -> None:
         self.layout = layout
         self._updates = tuple(updates)
         share = aligned(sum(block.elements for block in layout.blocks) // _MIN_CHUNKS)

@@ -30,7 +30,7 @@ class ParameterState:
 
 
 @final
-class Update:
+class UpdateRule:
     """The update rule that a spec stands for, on the server. `allowed` are names "module.path:Class" beyond the table.
 
     Raises:

@@ -10,11 +10,11 @@ from torch.utils.data import Dataset, Sampler
 
 from evenstep.core.errors import ConfigError
 
-Shard = TypeVar("Shard")
+ShardT = TypeVar("ShardT")
 
 
 @final
-class ShardedDataset(Dataset[Any], Generic[Shard]):
+class ShardedDataset(Dataset[Any], Generic[ShardT]):
     """The samples of many shards (files, say), of which each process reads those shards that its samples lie in.
 
     Workers whose batches change size cannot each iterate over a stream of their own: who had how much of it would be
@@ -35,9 +35,9 @@ class ShardedDataset(Dataset[Any], Generic[Shard]):
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[ShardT],
         lengths: Sequence[int],
-        read: Callable[[Shard], Iterable[Any]],
+        read: Callable[[ShardT], Iterable[Any]],
         *,
         transform: Callable[[Any], Any] | None = None,
         keep: int = 2,

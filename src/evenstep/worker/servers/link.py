@@ -42,7 +42,7 @@ class ExpiredError(EvenstepError):
 
 
 @final
-class Shard:
+class RemoteShard:
     """One server as this worker sees it.
 
     `gradients` and `weights` are a message each, uint8; on one host they are shared with the server. `payload` is the
@@ -146,7 +146,7 @@ class Link:
         self.incarnation = -1
         self.has = -1
         """The version of the weights in `weights`."""
-        self.shards = [Shard(index) for index in range(shards)]
+        self.shards = [RemoteShard(index) for index in range(shards)]
         self._connect = connect
         self._timeout = timeout_seconds
         self._activity = Activity() if activity is None else activity
@@ -400,7 +400,7 @@ class Link:
             message = self._next(shard, lambda header: "incarnation" in header or "error" in header, placed=False)
             self._take_place(shard, message, nbytes)
 
-    def _take_place(self, shard: Shard, message: Message, nbytes: int) -> None:
+    def _take_place(self, shard: RemoteShard, message: Message, nbytes: int) -> None:
         answer = message.header
         if "error" in answer or answer["nbytes"] != nbytes:
             for file in message.files:
@@ -432,7 +432,7 @@ class Link:
         self._send_to(self.shards[0], request.fields, payload=request.gradients)
         return {}
 
-    def _send_to(self, shard: Shard, header: Header, *, payload: bool = True) -> None:
+    def _send_to(self, shard: RemoteShard, header: Header, *, payload: bool = True) -> None:
         travels: list[memoryview] = []
         if payload and shard.segment is None:
             travels = [shard.gradients.data] if shard.payload is None else shard.payload
@@ -453,7 +453,7 @@ class Link:
             answer = message.header if not shard.index else answer
         return answer
 
-    def _fetch(self, shard: Shard) -> bytearray:
+    def _fetch(self, shard: RemoteShard) -> bytearray:
         connection = self._line(shard)
         connection.send({"op": "states"})
         message = self._next(shard, lambda header: "states" in header or "error" in header)
@@ -463,13 +463,13 @@ class Link:
         connection.receive_payload(memoryview(payload))
         return payload
 
-    def _load(self, shard: Shard, encoded: Sequence[memoryview]) -> None:
+    def _load(self, shard: RemoteShard, encoded: Sequence[memoryview]) -> None:
         self._line(shard).send({"op": "load_states"}, *encoded)
         message = self._next(shard, lambda header: "loaded" in header or "error" in header)
         if "error" in message.header:
             _refuse(message.header)
 
-    def _next(self, shard: Shard, wanted: Callable[[Header], bool], *, placed: bool = True) -> Message:
+    def _next(self, shard: RemoteShard, wanted: Callable[[Header], bool], *, placed: bool = True) -> Message:
         """The next message of that kind, asked for again now and then while a request waits to be answered.
 
         Without a place (`placed` False) nothing is asked for: the server would refuse it.
@@ -506,11 +506,11 @@ class Link:
         if "resend" in header:
             self._send()
 
-    def _reach(self, shard: Shard) -> None:
+    def _reach(self, shard: RemoteShard) -> None:
         if shard.connection is None:
             shard.connection = self._connect(shard.index)
 
-    def _line(self, shard: Shard) -> Connection:
+    def _line(self, shard: RemoteShard) -> Connection:
         if shard.connection is None:
             raise ConnectionLostError(f"the connection to server {shard.index} was closed")
         return shard.connection
