@@ -3,8 +3,6 @@
 Half of the workers are twice as fast as the others, and all have ten per cent of noise; nothing is written down but the
 summaries. Of the long runs a tenth is run and the figure scaled up, since iterations take as long as those before them;
 `--whole` runs them to their end. `--quick` runs a hundredth of everything, which a warm cache flatters.
-
-Where evenstep is compiled (docs/simulator.md), the record has another name.
 """
 
 import gc
@@ -16,7 +14,7 @@ from harness import record
 
 from evenstep.cluster import parse_cluster
 from evenstep.schemes import parse_scheme
-from evenstep.sim import Scenario, served, simulate
+from evenstep.sim import Scenario, simulate
 
 SCHEMES = ("lb-bsp:predictor=ema", "ssp", "dssp", "asp")
 RUNS = {"wide": (10_000, 100, 10.0), "long": (1_000, 10_000, 120.0)}
@@ -40,10 +38,9 @@ def main():
             record.console.print(f"  {label}: {measured['seconds']:.1f} s")
             raw[label] = [measured]
             figures.append(record.figure(label, [measured["seconds"]], goal=f"<= {limit:g}", unit="s"))
-    compiled = served.__file__.endswith(".so")
     done = record.publish(
-        "simulator_speed-compiled" if compiled else "simulator_speed",
-        f"Seconds to simulate large clusters, by scheme{', compiled' if compiled else ''}",
+        "simulator_speed",
+        "Seconds to simulate large clusters, by scheme",
         options,
         config={"samples_per_worker": PER_WORKER, "noise": "10 %", "schemes": SCHEMES, "run_one_part_of": parts},
         figures=figures,

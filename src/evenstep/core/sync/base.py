@@ -7,8 +7,7 @@ from evenstep.core.groups import Groups
 from evenstep.core.values import State
 
 # Values made anew for each push have their constructor written out, and are made by position. That takes less than
-# frozen dataclasses, named tuples or keywords, and a tenth of it where the core is compiled. Nothing changes them all
-# the same, as the type checker sees.
+# frozen dataclasses, named tuples or keywords. Nothing changes them all the same, as the type checker sees.
 
 
 @final
