@@ -56,7 +56,7 @@ PARAMETERS = {
         *({"across": across} for across in ("bsp", "ssp", "ssp:bound=0", "dssp:lower=2;upper=8", "dssp:bounded=false")),
         *({"behind": 4}, {"behind": 2.5}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "push_to": "root"}),
         {"groups": 2, "inside": "lb-bsp:predictor=ema;minimum=4", "across": "ssp:bound=2", "servers": 3},
-        {"groups": "hosts", "across": "ssp:bound=0", "push_to": "leader"},
+        {"groups": "hosts", "across": "ssp:bound=0"},
     ],
     "dssp": [{}, {"lower": 0, "upper": 0}, *({"lower": 1, "bounded": False, **served} for served in SERVED)],
 }

@@ -55,7 +55,6 @@ from evenstep.schemes import Scheme, Served, parse_scheme, placed, static
         ("grouped:behind=0", "up to 0.0 global batches behind: both are positive"),
         ("grouped:behind=nan", "up to nan global batches behind: both are positive"),
         ("grouped:groups=4,behind=4", "behind limits progressive groups, and others stay as many: leave it out"),
-        ("grouped:push_to=leader", "push_to=leader goes with groups that stay as they are, and with one server"),
         ("grouped:by=host", "by cannot be 'host': use rank or speed"),
         (
             "grouped:inside=asp",

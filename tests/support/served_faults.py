@@ -8,10 +8,8 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import torch
 
-from evenstep.server.group.group_sum import GroupSum
 from evenstep.torch.processes import join_servers
 from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
 from support import served_training
@@ -153,40 +151,6 @@ def train(run, folder, victim, faults):
 
 def nothing():
     """No fault."""
-
-
-def train_summing(run, folder, victim, number, fault):
-    """As `train`, with a fault of the victim's sum of this number (from 1).
-
-    It dies `before` or `after` it, its line is cut `within`, or its group's `server`, which it has started, is killed.
-    """
-    calls = []
-    add_up = GroupSum.add_up
-
-    def counted(group_sum, told, gradients):
-        calls.append(told["ring"])
-        due = rank() == victim and len(calls) == number
-        if due and fault == "before":
-            kill()
-        if due and fault == "within":
-            group_sum._ring = Cut()
-        if due and fault == "server":
-            (server,) = psutil.Process().children()
-            server.kill()
-        first = add_up(group_sum, told, gradients)
-        if due and fault == "after":
-            kill()
-        return first
-
-    GroupSum.add_up = counted
-    return {**train(run, folder, -1, {}), "rings": calls}
-
-
-class Cut:
-    """In place of a process group, whose connections end with it."""
-
-    def reduce(self, *_):
-        raise RuntimeError("Connection closed by peer")
 
 
 def train_each(run, folder, faults):

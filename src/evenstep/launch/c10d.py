@@ -8,7 +8,6 @@ from torch.distributed import GradBucket, PrefixStore, Store, TCPStore  # type: 
 
 all_gather_single: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Final[Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-gloo_backend: Final[Any] = getattr(dist, "ProcessGroupGloo", None)
 
 _PLACE: Final = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 """Where in its source an error of Gloo's was raised."""
@@ -31,7 +30,6 @@ __all__ = [
     "Store",
     "TCPStore",
     "all_gather_single",
-    "gloo_backend",
     "of_communication",
     "reason",
     "reduce_scatter_single",

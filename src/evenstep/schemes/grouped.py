@@ -29,7 +29,7 @@ def grouped(
     clip: float | None = None,
     nonfinite: Literal["skip", "refuse"] = "skip",
     servers: int = 1,
-    push_to: Literal["group", "root", "leader"] = "group",
+    push_to: Literal["group", "root"] = "group",
 ) -> Scheme:
     """Grouped parameter servers: a barrier inside each group, and the groups run ahead of each other.
 
@@ -58,19 +58,11 @@ def grouped(
         servers: Server processes, each with a part of the parameters.
         push_to: `group`: where `servers` is 1 and groups stay as they are, the workers of a group that are all on one
             host, another than worker 0's, push to a server of their group there. It passes on one gradient for all, and
-            brings weights once, so that heavy traffic stays off the network. `root`: each worker for itself. `leader`:
-            as `group` for all groups of one host, worker 0's too, but their workers sum gradients among themselves, by
-            a collective, and the first of them pushes the sum. When one of them dies the others do that iteration
-            again, without it.
+            brings weights once, so that heavy traffic stays off the network. `root`: each worker for itself.
     """
     one_of("by", by, ("rank", "speed"))
     sizes, between = _inside(inside), _across(across)
     said = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers, "push_to": push_to}
-    if push_to == "leader" and (servers > 1 or groups == "progressive" or by == "speed"):
-        raise ConfigError(
-            "push_to=leader goes with groups that stay as they are, and with one server: give groups=hosts, a number or"
-            " ranks, and leave out by and servers"
-        )
     who = {"groups": groups, "by": by, "behind": behind}
     name = spelled("grouped", grouped, {**who, "inside": sizes, "across": between, **said})
     return Scheme(
@@ -165,8 +157,7 @@ def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
 def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> Groups:
     """The groups that have a server of their own, for workers on these hosts, by rank, and the root on that of its own.
 
-    A group on the root's host reaches the root without the network, so it has one only where its workers sum gradients
-    among themselves; a group of a single worker has nothing to combine.
+    A group on the root's host reaches the root without the network, and a group of one worker has nothing to combine.
 
     >>> group_servers(grouped(groups=3), ["a", "a", "b", "b", "c", "a"], root="a")
     ((2, 3),)
@@ -180,7 +171,5 @@ def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> 
     return tuple(
         group
         for group in groups
-        if len(group) > 1
-        and len({hosts[worker] for worker in group}) == 1
-        and (served.push_to == "leader" or hosts[group[0]] != root)
+        if len(group) > 1 and len({hosts[worker] for worker in group}) == 1 and hosts[group[0]] != root
     )

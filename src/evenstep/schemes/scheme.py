@@ -30,8 +30,7 @@ class Served:
         exchange: `blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration
             on the weights at hand meanwhile, so on weights that lack one more of its own pushes.
         push_to: `root`: every worker to the servers that hold the parameters. `group`: workers of other hosts than
-            theirs to a server of their group, which passes on one gradient for all. `leader`: workers of a group on one
-            host sum gradients among themselves, and the first pushes to a server of their group.
+            theirs to a server of their group, which passes on one gradient for all.
 
     Raises:
         ConfigError: A value is out of range.
@@ -42,7 +41,7 @@ class Served:
     clip: float | None = None
     nonfinite: Literal["skip", "refuse"] = "skip"
     exchange: Literal["blocking", "overlapped"] = "blocking"
-    push_to: Literal["root", "group", "leader"] = "root"
+    push_to: Literal["root", "group"] = "root"
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= MAX_SERVERS:
@@ -50,7 +49,7 @@ class Served:
         one_of("rate", self.rate, RATES)
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))
-        one_of("push_to", self.push_to, ("root", "group", "leader"))
+        one_of("push_to", self.push_to, ("root", "group"))
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ConfigError(f"a gradient's norm cannot be clipped to {self.clip}: use a positive number")
 

@@ -19,7 +19,6 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.limits import SizeLimits
 from evenstep.launch.launch_settings import SUMMARY_FILE, VARIABLE, LaunchSettings
 from evenstep.schemes import Scheme
-from evenstep.server.group.group_sum import GroupSum
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
 from evenstep.telemetry.say import say
 from evenstep.torch.accumulate import WindowedOptimizer, window_scheduler
@@ -117,7 +116,6 @@ def prepare(
     if request.launched.profile is not None:
         request = to_be_profiled(request)
     joined: Joined | None = None
-    group_sum: GroupSum | None = None
     servers, asked = _asked(request)
     if servers is not None:
         joined = join_servers(request.launched, servers, request.timeout, request.events_dir, activity, asked)
@@ -130,12 +128,12 @@ def prepare(
     with explaining(liveness):
         agreement = agree(request, workers, activity)
     if joined is not None:
-        group_sum = join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
+        join_group(joined, agreement.scheme, [each["host"] for each in agreement.workers])
     link = None if joined is None else joined.link
     summary = _summary(request, agreement, workers)
     recorder = Logged(summary or _kept(agreement, workers), workers.rank)
     with explaining(liveness):
-        engine = _engine(request, workers, agreement, liveness, activity, recorder, link, group_sum, summary)
+        engine = _engine(request, workers, agreement, liveness, activity, recorder, link, summary)
     identity = agreement.workers[workers.rank]["device"]
     ends = partial(
         end_of_run, recorder=recorder, device=identity, advice=_advice(request, agreement), liveness=liveness
@@ -270,7 +268,6 @@ def _engine(
     activity: Activity,
     recorder: Recorder,
     link: Link | None,
-    group_sum: GroupSum | None,
     summary: Summary | None,
 ) -> Engine:
     clock, wait = time.perf_counter, time.sleep
@@ -304,7 +301,7 @@ def _engine(
     )
     models = [each.module if isinstance(each, DistributedDataParallel) else each for each in request.models]
     if link is not None:
-        return served_engine(request, agreement, workers, balancer, link, clock, group_sum)
+        return served_engine(request, agreement, workers, balancer, link, clock)
     if scheme.period is not None:
         return LocalEngine(
             workers=workers,

@@ -35,7 +35,6 @@ SYNCS = [
 ]
 
 
-
 def watched(part):
     """The part under watch; of groups, which are the parent's workers, the policy between them."""
     return replace(part, across=WatchedSync(part.across)) if isinstance(part, Grouped) else WatchedSync(part)

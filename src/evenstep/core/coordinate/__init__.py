@@ -1,6 +1,6 @@
 """What parameter servers decide: one coordinator over *how far ahead*, the samples, the sizes and the epochs."""
 
-from evenstep.core.coordinate.bundle import Agreed, Bundle, CombinedPush, Ring
+from evenstep.core.coordinate.bundle import Bundle, CombinedPush
 from evenstep.core.coordinate.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
 from evenstep.core.coordinate.coordinator import Coordinator
 from evenstep.core.coordinate.heartbeats import Heartbeats
@@ -8,7 +8,6 @@ from evenstep.core.coordinate.patience import Patience
 from evenstep.core.coordinate.sizes import Sizes
 
 __all__ = [
-    "Agreed",
     "Answer",
     "Arrival",
     "Bundle",
@@ -19,7 +18,6 @@ __all__ = [
     "Heartbeats",
     "Patience",
     "PushKey",
-    "Ring",
     "Sizes",
     "Update",
 ]

@@ -7,7 +7,7 @@ Nothing that it holds is missed when it dies: its workers begin anew, with the s
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
@@ -15,7 +15,6 @@ import torch
 
 from evenstep.core.coordinate import Bundle, CombinedPush, Patience
 from evenstep.core.errors import EvenstepError, ProtocolError
-from evenstep.launch.loopback import loopback_store
 from evenstep.protocol.fields import Fields
 from evenstep.protocol.run_spec import MAX_BYTES, RunSpec
 from evenstep.server.group.member import GroupMember
@@ -27,7 +26,6 @@ from evenstep.transport.base import Connection, ConnectionLostError, Header, Mes
 from evenstep.transport.codec import DEFAULT_LIMITS, encode_header
 
 if TYPE_CHECKING:
-    from evenstep.launch.c10d import TCPStore
     from evenstep.protocol.layout import ShardLayout
 
 _GIVES_BACK: Final = frozenset({"begin", "rest", "stop"})
@@ -71,7 +69,7 @@ class Group:
     Args:
         workers: Of the whole run.
         connect: Makes a connection to the parent.
-        patience_seconds: How long the parent may be silent, and a worker that sums up with others.
+        patience_seconds: How long the parent may be silent.
     """
 
     def __init__(self, *, workers: int, connect: Callable[[], Connection], patience_seconds: float) -> None:
@@ -92,8 +90,6 @@ class Group:
         self._events = 0
         """What the workers have asked for and the parent has answered, counted, as `Primary` counts."""
         self._patience = Patience()
-        self._store: TCPStore | None = None
-        """Where those who sum up by a collective find each other."""
 
     @property
     def deserted(self) -> bool:
@@ -128,8 +124,6 @@ class Group:
         if operation == "ping":
             if member.started:
                 self._pass_on(member, fields, message)
-        elif operation == "offer":
-            self._offer(member, fields)
         elif operation in ("push", "initialise"):
             self._put(member, fields, message)
         elif operation == "again":
@@ -163,13 +157,6 @@ class Group:
             elif self._parent is not None:
                 self._parent.send_together([member], 0, slot.gradients)
 
-    def _offer(self, member: GroupMember, fields: Fields) -> None:
-        """The worker has gradients, and waits to hear whether it is to sum them up with the others'."""
-        with self._lock:
-            if member.is_new(fields.whole("seq", least=1)):
-                self._bundle.offer(member.line, fields.whole("samples", least=1), fields.whole("units"))
-                self._pass_on_what_is_due()
-
     def _again(self, member: GroupMember, fields: Fields) -> None:
         """The worker misses an answer: give it once more, ask for a request that never came, or say that it waits."""
         with self._lock:
@@ -189,7 +176,7 @@ class Group:
             if operation in _GIVES_BACK:
                 if not member.is_new(fields.whole("seq", least=1)):
                     return
-                self._begin_anew(self._bundle.ask(member.line))
+                self._bundle.ask(member.line)
             if operation == "start":
                 self._learn(bytes(payload))
                 member.rank, member.process = fields.whole("rank"), fields.whole("process", least=1)
@@ -228,20 +215,9 @@ class Group:
     def _forget(self, member: GroupMember) -> None:
         self._members.pop(member.line, None)
         self._patience.left(member.line)
-        voided = self._bundle.leave(member.line)
+        self._bundle.leave(member.line)
         member.leave()
-        self._begin_anew(voided)
         self._say_drained()
-
-    def _begin_anew(self, lines: Collection[int]) -> None:
-        """What these have done is void: others have their claims, as when they had died, and they come back."""
-        if lines:
-            # Whoever still waits there for one that will never come hears of it.
-            self._store = None
-        members = [self._members[line] for line in lines if line in self._members]
-        self._expect(members)
-        for member in members:
-            self.lost(member)
 
     def _expect(self, members: Iterable[GroupMember]) -> None:
         """These are about to be sent away, and come back unless they were done."""
@@ -268,7 +244,6 @@ class Group:
         parent, layout = self._parent, self._layout
         if parent is None or layout is None:
             return  # Nobody is here, or will not be in a moment.
-        self._tell_agreed()
         while (together := self._bundle.due()) is not None:
             self._send_together(parent, layout, together)
 
@@ -276,30 +251,11 @@ class Group:
         members = [self._members[line] for line, _ in together.weights]
         weights = [weight for _, weight in together.weights]
         counted = [(member.slot.gradients, weight) for member, weight in zip(members, weights, strict=True) if weight]
-        if together.holder is not None:
-            gradients = self._members[together.holder].slot.gradients
-        elif len(counted) > 1:
+        if len(counted) > 1:
             gradients = combined(layout, counted)
         else:
             gradients = counted[0][0] if counted else torch.empty(0, dtype=torch.uint8)
         parent.send_together(members, together.number, gradients)
-
-    def _tell_agreed(self) -> None:
-        """Tell those who have offered gradients how they go on."""
-        agreed = self._bundle.agreed()
-        if agreed is None:
-            return
-        ring = agreed.ring
-        if ring is not None and self._store is None:
-            # They tell each other there where they listen.
-            self._store = loopback_store()
-        for line, weight in agreed.weights:
-            slot = self._members[line].slot
-            answer: dict[str, object] = {"answer": slot.sequence}
-            if ring is not None and self._store is not None:
-                place = {"ring": ring.number, "place": ring.lines.index(line), "workers": len(ring.lines)}
-                answer |= {**place, "weight": weight, "store": self._store.port, "seconds": self._patience_seconds}
-            slot.answer(answer, weights=False)
 
     # From the parent.
 
@@ -339,7 +295,7 @@ class Group:
     def _told(self, parent: Parent, header: Header, payload: bytearray) -> None:
         fields = Fields(header)
         if "refused" in header:
-            self._begin_anew(self._bundle.refuse(fields.whole("refused")))
+            self._bundle.refuse(fields.whole("refused"))
             self._pass_on_what_is_due()
             return
         if "line" not in header:

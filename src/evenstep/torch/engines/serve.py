@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.optimizer import OptimizerSpec, options_to_record
 from evenstep.protocol.run_spec import RunSpec
-from evenstep.server.group.group_sum import GroupSum
 from evenstep.torch.engines.describe import describe, layout_of, options_of
 from evenstep.torch.engines.served import ServedEngine
 from evenstep.torch.engines.served_optimizer import ServedOptimizer
@@ -30,7 +29,6 @@ def served_engine(
     balancer: Balancer,
     link: Link,
     clock: Callable[[], float],
-    group_sum: GroupSum | None,
 ) -> ServedEngine:
     """Describe the run to the servers, and take this worker's place there; where that fails, the link is closed.
 
@@ -39,7 +37,7 @@ def served_engine(
         DisagreementError: The workers described different runs.
     """
     try:
-        return _served_engine(request, agreement, workers, balancer, link, clock, group_sum)
+        return _served_engine(request, agreement, workers, balancer, link, clock)
     except BaseException:
         link.close()
         raise
@@ -52,7 +50,6 @@ def _served_engine(
     balancer: Balancer,
     link: Link,
     clock: Callable[[], float],
-    group_sum: GroupSum | None,
 ) -> ServedEngine:
     scheme = agreement.scheme
     assert scheme.served is not None
@@ -83,7 +80,6 @@ def _served_engine(
         spec=spec,
         clock=clock,
         ahead=1 if scheme.served.exchange == "overlapped" or request.loader.num_workers else 0,
-        group_sum=group_sum,
     )
     engine.watch_gradients()
     return engine

@@ -17,7 +17,6 @@ from evenstep.core.samples.claims import Claim
 from evenstep.protocol.layout import ShardLayout
 from evenstep.protocol.optimizer import OptimizerSpec, Options, options_to_record
 from evenstep.schemes import Served
-from evenstep.server.group.group_sum import GroupSum, SumFailedError
 from evenstep.tensors.states import by_shard, decode_states, encode_states
 from evenstep.torch.engines.describe import options_of, state_by_index, state_by_name
 from evenstep.torch.engines.output_watch import OutputWatch
@@ -67,7 +66,6 @@ class ServedEngine:
         spec: It, as the servers know it.
         clock: Seconds that do not go back.
         ahead: How many claims to hold beside the one in hand, for data workers to fetch.
-        group_sum: Sums gradients over this worker's group before one of them pushes; None: each pushes its own.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class ServedEngine:
         spec: OptimizerSpec,
         clock: Callable[[], float],
         ahead: int,
-        group_sum: GroupSum | None = None,
     ) -> None:
         self.balancer = balancer
         self.workers = workers
@@ -99,7 +96,6 @@ class ServedEngine:
         self._spec = spec
         self._clock = clock
         self._ahead = ahead
-        self._group_sum = group_sum
         self._shares: ClaimedShares | None = None
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
         self._pass = -1
@@ -363,7 +359,7 @@ class ServedEngine:
         self._heed_changed_weights()
         norm = 0.0
         if samples:
-            norm = self._parameters.put_gradients(lay_out=self._group_sum is not None)
+            norm = self._parameters.put_gradients()
             if math.isfinite(norm):
                 self._skipped_in_a_row = 0
                 self._warn_of_divergence(now)
@@ -386,28 +382,13 @@ class ServedEngine:
             self._told, self._told_to = options, self._link.incarnation
         began = self._clock()
         try:
-            gradients = samples > 0 and self._pushes_gradients(samples, units)
-            self._link.send("push", gradients=gradients, **fields)
+            self._link.send("push", gradients=samples > 0, **fields)
         except ExpiredError:
             self._start_anew()
             return
         now.synchronised_seconds = self._clock() - began
         if not self._overlaps:
             self._finish_exchange()
-
-    def _pushes_gradients(self, samples: int, units: int) -> bool:
-        """Sum them up with the group's, where it does; whether they are this worker's to push then.
-
-        Raises:
-            ExpiredError: The sum failed, and this worker has started anew.
-        """
-        if self._group_sum is None:
-            return True
-        told = self._link.ask("offer", samples=samples, units=units)
-        try:
-            return "ring" not in told or self._group_sum.add_up(told, self._parameters.laid_out)
-        except SumFailedError:
-            self._link.expire()
 
     def _finish_exchange(self) -> None:
         """Wait for the answer to the push that is under way, if one is."""

@@ -102,22 +102,14 @@ class ServedParameters:
         """Whether no parameter holds a NaN or an infinity."""
         return all(all_finite(each) for parameters in self._parameters for each in parameters)
 
-    @property
-    def laid_out(self) -> list[torch.Tensor]:
-        """The gradients in the messages, a row for each block."""
-        return [row for message in self._gradients for row in message.rows]
-
-    def put_gradients(self, *, lay_out: bool = False) -> float:
-        """The gradients are ready to be sent; their norm, which is not finite where one of them is not.
-
-        `lay_out`: they are in the messages, wherever they would be sent from.
-        """
+    def put_gradients(self) -> float:
+        """The gradients are ready to be sent; their norm, which is not finite where one of them is not."""
         self.view()
         norms: list[float] = []
         for layout, shard, parameters, gradients in zip(
             self._layouts, self._link.shards, self._parameters, self._gradients, strict=True
         ):
-            in_place = self._waits and shard.segment is None and not lay_out
+            in_place = self._waits and shard.segment is None
             shard.payload = self._in_place(layout, parameters) if in_place else None
             if shard.payload is None:
                 norms += gradients.gather(parameters)
@@ -156,9 +148,8 @@ class _Message:
     def __init__(self, layout: ShardLayout, message: torch.Tensor) -> None:
         self.views = parameter_views(layout, message)
         self._blocks: list[tuple[slice, torch.Tensor]] = []
-        self.rows = flat_views(layout, message)
         first = 0
-        for block, flat in zip(layout.blocks, self.rows, strict=True):
+        for block, flat in zip(layout.blocks, flat_views(layout, message), strict=True):
             beyond = first + len(block.parameters)
             self._blocks.append((slice(first, beyond), flat))
             first = beyond

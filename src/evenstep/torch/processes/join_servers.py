@@ -23,7 +23,6 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.meeting_place import bounded, keeper_of, meet
 from evenstep.launch.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
 from evenstep.schemes import Scheme, group_servers
-from evenstep.server.group.group_sum import GroupSum
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.telemetry.say import say
 from evenstep.torch.failure import when_failing
@@ -109,19 +108,17 @@ def join_servers(
     return Joined(workers=workers, link=link, addresses=addresses, secret=secret)
 
 
-def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> GroupSum | None:
+def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
     """Have this worker speak to its group's server, where the group has one; its first worker starts that.
 
     All workers must call it together.
-
-    Returns: Its part in its group's sums, where a collective makes them.
 
     Raises:
         ConfigError: The server of a group could not be started.
     """
     groups = group_servers(scheme, hosts, root=hosts[0])
     if not groups:
-        return None
+        return
     rank, link = joined.workers.rank, joined.link
     own = next((group for group in groups if rank in group), ())
     record: dict[str, object] = {}
@@ -137,11 +134,9 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> GroupSum
         if "error" in each:
             raise ConfigError(f"worker {worker}: {each['error']}")
     if not own:
-        return None
+        return
     addresses = tuple(records[own[0]]["addresses"])
     link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
-    leads = scheme.served is not None and scheme.served.push_to == "leader"
-    return GroupSum() if leads else None
 
 
 def _host_group(joined: Joined, group: Sequence[int]) -> "_Hosting":

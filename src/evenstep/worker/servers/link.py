@@ -275,17 +275,6 @@ class Link:
             self.has = int(answer["version"])  # type: ignore[call-overload]
         return answer
 
-    def expire(self) -> NoReturn:
-        """Give up this worker's place with all that it holds, and take another.
-
-        Raises:
-            ExpiredError: Done.
-            WorkerLostError: The servers are gone.
-        """
-        self.incarnation = -1
-        self._come_back(ConnectionLostError("the worker gave up its place"))
-        raise AssertionError("nobody is given the place that does not exist")
-
     def fetch_states(self) -> list[bytearray]:
         """The optimizer's state as each server has it, encoded by `tensors.states`.
 
