@@ -29,7 +29,7 @@ from evenstep.schemes import Scheme, Served, parse_scheme, placed, static
         ("bsp:engine=servers", "engine cannot be 'servers': use collective or server"),
         ("bsp:engine=server,micro_batch=4", "take a push from every batch and its speed with it: leave out period"),
         ("bsp:engine=server,clip=1,servers=2", "no server sees the whole of a sum of several workers' gradients"),
-        ("asp:rate=fast", "rate cannot be 'fast': use share, linear, staleness, power or raw"),
+        ("asp:rate=fast", "rate cannot be 'fast': use share or raw"),
         ("asp:nonfinite=keep", "nonfinite cannot be 'keep': use skip or refuse"),
         ("asp:exchange=none", "exchange cannot be 'none': use blocking or overlapped"),
         ("asp:servers=0", "0 servers cannot hold the parameters: use 1 to 128"),

@@ -186,25 +186,8 @@ def test_nothing_looks_ahead_without_staleness_or_momentum_or_under_another_rule
 
 
 def test_an_unknown_rule_is_refused_with_the_rules_there_are():
-    with pytest.raises(ConfigError, match="there is no rate 'fast': use one of share, linear, staleness, power, raw"):
+    with pytest.raises(ConfigError, match="there is no rate 'fast': use one of share, raw"):
         commit_step(SGD, share=0.5, behind=0.0, rule="fast")
-
-
-@pytest.mark.parametrize(
-    ("options", "rule", "behind", "changed"),
-    [
-        (SGD, "linear", 7.0, {"lr": 0.025}),
-        (SGD, "staleness", 0.5, {"lr": 0.025}),
-        (SGD, "staleness", 4.0, {"lr": 0.1 / 16}),
-        (SGD, "power", 7.0, {"lr": 0.025, "momentum": 0.9**0.25}),
-        (SGD | {"momentum": 0.0}, "power", 7.0, {"lr": 0.025, "momentum": 0.0}),
-        (ADAM, "power", 7.0, {"lr": 0.0025, "betas": (0.9**0.25, 0.999**0.25)}),
-        ({"lr": 0.1}, "power", 7.0, {"lr": 0.025}),
-    ],
-)
-def test_the_other_rules_change_the_rate_or_the_momentum_and_make_up_for_nothing(options, rule, behind, changed):
-    step = commit_step(options, share=0.25, behind=behind, rule=rule)
-    assert step == (options | changed, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -244,13 +227,6 @@ def test_small_commits_between_large_ones_change_little_of_what_the_large_ones_m
             optimizer.step()
         moved.append(weight.item())
     assert moved[0] == pytest.approx(moved[1], rel=0.02)
-
-
-def test_equal_workers_that_are_stale_by_one_update_of_each_other_have_the_staleness_aware_rate():
-    """Four of a quarter: n updates of staleness divide the whole rate by n."""
-    for updates in (4, 8, 12):
-        step = commit_step(SGD, share=0.25, behind=0.25 * updates, rule="staleness")
-        assert step.options["lr"] == pytest.approx(SGD["lr"] / updates)
 
 
 def test_looking_ahead_with_adam_follows_its_first_moment():

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, cast
 
 from evenstep.core.errors import ConfigError
 
-RATES: Final = ("share", "linear", "staleness", "power", "raw")
-"""The rules: ours, which is the default; what else is done to the rate (`_alone`); and nothing, as papers have it."""
+RATES: Final = ("share", "raw")
+"""The rules: ours, which is the default; and the options as they are, to reproduce papers."""
 
 _DAMPED_PART: Final = 0.3
 """How much of momentum's gain being one global batch behind takes back."""
@@ -71,8 +71,7 @@ def commit_step(
             0 behind, the options stay exactly as given.
         behind: Global batches that were committed between its pull and its push, 0 or more.
         commits: How many commits those were, which is its staleness.
-        rule: One of `RATES`. `linear`, `staleness` and `power` scale the learning rate, as `_alone` says; `raw` keeps
-            the options.
+        rule: One of `RATES`; `raw` keeps the options.
 
     Raises:
         ConfigError: There is no such rule.
@@ -82,8 +81,6 @@ def commit_step(
     new = dict(options)
     if rule == "raw" or (share, behind) == (1.0, 0.0):
         return Step(new)
-    if rule != "share":
-        return Step(new | _alone(options, share, behind, rule))
     factor = share / (1.0 + behind * _DAMPED_PART * (_gain(options) - 1.0))
     part = min(1.0, share * commits / behind) if commits and behind else 1.0
     if _keeps_gradients(options):
@@ -114,12 +111,12 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
     Args:
         options: As of the latest commit.
         commits: How many are expected between this pull and the push that follows; 0 or more.
-        rule: As in `commit_step`; all but `share` look nowhere.
+        rule: As in `commit_step`; under `raw` nothing looks ahead.
 
     Returns:
         0 where there is no momentum.
     """
-    if rule != "share":
+    if rule == "raw":
         return 0.0
     momentum = cast("tuple[float, ...]", options["betas"])[0] if "betas" in options else _number(options, "momentum")
     powers = momentum * (1.0 - momentum**commits) / (1.0 - momentum) if momentum < 1.0 else float(commits)
@@ -130,26 +127,6 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
 def clip_factor(norm: float, most: float) -> float:
     """What to multiply a gradient of this norm by, so that its norm is at most `most`, which is positive."""
     return min(1.0, most / norm) if norm > 0 else 1.0
-
-
-def _alone(options: Mapping[str, object], share: float, behind: float, rule: str) -> dict[str, object]:
-    """The options that the rules change that know of the rate, and of nothing else.
-
-    With share s and sigma global batches behind the learning rate is taken times
-
-    * `linear`: s, the linear scaling of rates with batches (Goyal et al., 2017);
-    * `staleness`: s / max(1, sigma). Zhang, Gupta, Lian and Liu, "Staleness-Aware Async-SGD", IJCAI 2016, divide by the
-      updates that a gradient is stale by; of equal shares those are sigma / s, and the two are one;
-    * `power`: s, and momentum, or Adam's two, to the power of s, so that it remembers as many samples as before.
-    """
-    rate = _number(options, "lr") * share
-    if rule == "staleness":
-        return {"lr": rate / max(1.0, behind)}
-    if rule == "linear":
-        return {"lr": rate}
-    if "betas" in options:
-        return {"lr": rate, "betas": _powers(options, share)}
-    return {"lr": rate, **({"momentum": _number(options, "momentum") ** share} if "momentum" in options else {})}
 
 
 def _powers(options: Mapping[str, object], power: float) -> tuple[float, ...]:
