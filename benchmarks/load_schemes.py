@@ -45,7 +45,7 @@ GOALS = {
 
 EQUAL, ORACLE, LATE_ORACLE, DEFAULT = "equal", "oracle", "late oracle", "lb-bsp"
 REFERENCES = (EQUAL, ORACLE, LATE_ORACLE)
-PREDICTORS = tuple(f"lb-bsp:predictor={name}" for name in ("last", "mean", "ema", "holt", "ar", "rnn", "narx"))
+PREDICTORS = tuple(f"lb-bsp:predictor={name}" for name in ("last", "mean", "ema", "narx"))
 OTHERS = {
     4: (*PREDICTORS, "lb-bsp:times=proportional", "lb-bsp:exchange=blocking", "lb-bsp:tuner=pairwise", "dbs"),
     16: ("lb-bsp:predictor=ema", "lb-bsp:predictor=narx", "lb-bsp:tuner=pairwise", "dbs"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from baselines import BASELINES
 from harness import record
 from harness.speeds import ITERATIONS, LEADING, OTHER, Trace
 
@@ -65,7 +66,7 @@ def _recorded(quick):
 
 def _run(name, trace):
     """Errors of one predictor on one trace, and its time."""
-    predictor = PREDICTORS[name]()
+    predictor = (PREDICTORS | BASELINES)[name]()
     speeds = trace.samples / trace.seconds
     missed, took = np.full(len(speeds), np.nan), []
     for k, (samples, seconds, cpu, memory) in enumerate(zip(*trace, strict=True)):

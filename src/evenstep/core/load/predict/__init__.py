@@ -4,26 +4,20 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
-from evenstep.core.load.predict.ar import Autoregressive
 from evenstep.core.load.predict.base import Predictor
 from evenstep.core.load.predict.change import Change
 from evenstep.core.load.predict.ema import Ema
-from evenstep.core.load.predict.holt import Holt
 from evenstep.core.load.predict.last import Last
 from evenstep.core.load.predict.mean import Mean
 from evenstep.core.load.predict.narx import Narx
-from evenstep.core.load.predict.rnn import Recurrent
 
 __all__ = [
     "PREDICTORS",
-    "Autoregressive",
     "Change",
     "Ema",
-    "Holt",
     "Last",
     "Mean",
     "Narx",
-    "Recurrent",
     "steady_unless_changed",
 ]
 
@@ -35,13 +29,10 @@ def steady_unless_changed() -> Change:
 
 PREDICTORS: Final[MappingProxyType[str, Callable[[], Predictor]]] = MappingProxyType(
     {
-        "ar": Autoregressive,
         "change": steady_unless_changed,
         "ema": Ema,
-        "holt": Holt,
         "last": Last,
         "mean": Mean,
         "narx": Narx,
-        "rnn": Recurrent,
     }
 )

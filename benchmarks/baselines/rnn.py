@@ -3,7 +3,7 @@
 import math
 from typing import Final, cast, final
 
-from evenstep.core.load.predict.elman import Elman
+from baselines.elman import Elman
 from evenstep.core.load.predict.ema import Ema
 from evenstep.core.load.predict.noise import seconds_per_sample
 from evenstep.core.load.predict.one_step_error import OneStepError
