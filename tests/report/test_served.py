@@ -7,7 +7,7 @@ import pytest
 from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run, recorded_run
-from evenstep.report.served import DivergenceRecord, Leave, PushSummary
+from evenstep.report.served import Leave, PushSummary
 from evenstep.report.summary import summarise, summary_of
 from evenstep.report.table import comparison_table
 from evenstep.telemetry import read_events
@@ -101,17 +101,6 @@ def test_what_the_servers_did(run_dir):
     assert served.commits_per_second == pytest.approx(12 / (8 * 0.042))
     assert served.bytes_per_second == pytest.approx(12000 / (8 * 0.042))
     assert served.leaves == (Leave(worker=1, why="was silent for too long"), Leave(worker=0, why="is done"))
-
-
-def test_training_that_a_worker_took_to_be_diverging(run_dir, text_of):
-    assert summarise(run_dir).served.diverging == ()
-    found = [{"event": "diverging", "worker": worker, "iteration": 3, "since": 2 - worker} for worker in (0, 1)]
-    summary = summary_of(recorded_run([*events(), *found]))
-    assert summary.served.diverging == (DivergenceRecord(worker=0, since=2), DivergenceRecord(worker=1, since=1))
-    (line,) = [
-        each for each in text_of(comparison_table([summary, summarise(run_dir)])).splitlines() if "diverg" in each
-    ]
-    assert line.split() == ["diverging", "since", "iteration", "1", "never"]
 
 
 def test_a_push_of_which_nothing_was_committed_has_no_staleness():

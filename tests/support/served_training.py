@@ -1,7 +1,5 @@
 """What the workers of runs on servers run in the tests; each function returns plain values."""
 
-import warnings
-
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,34 +66,3 @@ def train_alone(run, global_batch_size):
         scheduler.step()
         ended.append(weights(model))
     return ended
-
-
-def classify(scheme, rate):
-    """Images of digits at a learning rate: the last weights, their accuracy, and what was warned of."""
-    images, truth = digits()
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    loader = DataLoader(TensorDataset(images, truth), batch_size=12, shuffle=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)
-        for _ in range(6):
-            for inputs, targets in loader:
-                loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    return {
-        "weights": weights(model),
-        "accuracy": float((model(images).argmax(1) == truth).double().mean()),
-        "warned": [str(each.message) for each in caught],
-    }
-
-
-def digits():
-    """900 drawn images of 10 kinds, each kind a pattern under noise, and which kind they are of."""
-    generator = torch.Generator().manual_seed(5)
-    patterns = torch.rand(10, 64, generator=generator)
-    truth = torch.randint(10, (900,), generator=generator)
-    return patterns[truth] + 0.3 * torch.randn(900, 64, generator=generator), truth

@@ -119,13 +119,13 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
         logged.record({"event": "iteration"})
         logged.record({"event": "plan", "iteration": 2, "batch_sizes": [16, 16, 16, 16]})
         logged.record({"event": "disturbance", "iteration": 3, "at": 1.0, "factor": 4.0, "extra_seconds": 0.05})
-        logged.record({"event": "diverging", "iteration": 9, "since": 5})
+        logged.record({"event": "out_of_memory", "samples": 24})
         logged.record({"event": "error", "iteration": 9, "at": 1.0, "type": "ValueError", "text": "no good"})
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "worker 3: lb-bsp with 4 workers, global batch 64"),
         ("DEBUG", "worker 3: sizes from iteration 2: [16, 16, 16, 16]"),
         ("INFO", "worker 3: emulated slowness from iteration 3: 4 times its seconds and 0.05 s more"),
-        ("WARNING", "worker 3: training seems to be diverging since iteration 5"),
+        ("WARNING", "worker 3: out of memory with a batch of 24 samples"),
         ("ERROR", "worker 3: failed: ValueError: no good"),
     ]
 

@@ -81,9 +81,6 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "server_failed": lambda event: str(event["text"]),
     "worker_failed": lambda event: f"worker {event['worker']} {event['how']}",
     "out_of_memory": lambda event: f"worker {event['worker']} ran out of memory with {event['samples']} samples",
-    "diverging": lambda event: (
-        f"worker {event['worker']} took training to be diverging since its iteration {event['since']}"
-    ),
     "checkpoint": lambda event: (
         f"went on from the checkpoint {event['name']}" if event["restored"] else f"checkpoint {event['name']} saved"
     ),

@@ -10,7 +10,7 @@ from evenstep.core.values import Basis
 from evenstep.report.happened import Happening, happening_of
 from evenstep.report.iterations import BASES, Iterations, IterationsBuilder
 from evenstep.report.lateness import true_waits
-from evenstep.report.served import DivergenceRecord, ServerRecord
+from evenstep.report.served import ServerRecord
 from evenstep.report.told import Told
 from evenstep.telemetry import Role, read_events
 
@@ -34,7 +34,7 @@ class RecordedRun:
     """A run: `iterations[worker]` in order; `plans` are everybody's decided batch sizes, each time that they changed.
 
     `servers` is what parameter servers wrote down; None for a run without any. On servers, workers take different
-    numbers of iterations, and may take their training to be `diverging`. `told` is what the script noted down,
+    numbers of iterations. `told` is what the script noted down,
     `happenings` what is worth a line each, `about[worker]` the event with which each began; `planned` are the plans
     with the iterations from which they held. `failed` says of workers whose processes failed how they did.
     """
@@ -45,7 +45,6 @@ class RecordedRun:
     iterations: Mapping[int, Iterations]
     plans: tuple[tuple[int, ...], ...]
     servers: ServerRecord | None = None
-    diverging: tuple[DivergenceRecord, ...] = ()
     planned: tuple[Plan, ...] = ()
     told: Told = field(default_factory=Told)
     happenings: tuple[Happening, ...] = ()
@@ -94,7 +93,6 @@ class RunBuilder:
         self._run: Mapping[str, Any] = {}
         self._about: dict[int, Mapping[str, Any]] = {}
         self._plans: dict[int, list[Plan]] = {}
-        self._diverging: list[DivergenceRecord] = []
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
         self._told: dict[int, list[Mapping[str, Any]]] = {}
@@ -128,8 +126,6 @@ class RunBuilder:
             _require_numbers(event["values"], *(name for name, value in event["values"].items() if value is not None))
             if self._keep is None:
                 self._told[worker].append(event)
-        elif kind == "diverging":
-            self._diverging.append(DivergenceRecord(worker=event["worker"], since=event["since"]))
         self._happen(event, worker)
 
     def take_server(self, event: Mapping[str, Any]) -> None:
@@ -174,7 +170,6 @@ class RunBuilder:
             iterations=iterations if served else true_waits(iterations),
             plans=tuple(plan.batch_sizes for plan in decided),
             servers=ServerRecord.from_events(self._server_events) if served else None,
-            diverging=tuple(self._diverging),
             planned=planned,
             told=Told.from_events(self._told),
             happenings=tuple(self._happenings),

@@ -109,15 +109,6 @@ class Leave:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DivergenceRecord:
-    """A worker took its training to be diverging, since an iteration of its own."""
-
-    worker: int
-    since: int
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSummary:
     """What the servers did, and how stale the pushes were.
 
@@ -132,14 +123,12 @@ class ServedSummary:
     samples_committed: int
     joins: int
     leaves: tuple[Leave, ...]
-    diverging: tuple[DivergenceRecord, ...]
 
     @classmethod
     def of(
         cls,
         pushes: tuple[PushSummary, ...],
         servers: ServerRecord,
-        diverging: tuple[DivergenceRecord, ...],
         training_seconds: float,
     ) -> Self:
         """The summary of what workers and servers wrote down."""
@@ -153,7 +142,6 @@ class ServedSummary:
             leaves=tuple(
                 Leave(worker=each.worker, why=each.why) for each in servers.attendance if each.why is not None
             ),
-            diverging=diverging,
         )
 
 

@@ -7,7 +7,7 @@ from typing import final
 
 from evenstep.report.iterations import Iterations
 from evenstep.report.recorded import RecordedRun, read_run
-from evenstep.report.served import DivergenceRecord, ServedSummary, ServerRecord, summary_of_pushes
+from evenstep.report.served import ServedSummary, ServerRecord, summary_of_pushes
 
 
 @final
@@ -78,7 +78,7 @@ def summary_of(run: RecordedRun) -> RunSummary:
         training_seconds=training_seconds,
         samples_per_second=sum(int(done.samples.sum()) for done in counted.values()) / training_seconds,
         workers=tuple(_worker(run, worker, done) for worker, done in counted.items()),
-        served=None if run.servers is None else _served(counted, run.servers, run.diverging, training_seconds),
+        served=None if run.servers is None else _served(counted, run.servers, training_seconds),
     )
 
 
@@ -107,11 +107,10 @@ def _worker(run: RecordedRun, worker: int, done: Iterations) -> WorkerSummary:
 def _served(
     counted: Mapping[int, Iterations],
     servers: ServerRecord,
-    diverging: tuple[DivergenceRecord, ...],
     training_seconds: float,
 ) -> ServedSummary:
     pushes = tuple(
         summary_of_pushes(worker, [each.push for each in done if each.push is not None], _waited(done))
         for worker, done in counted.items()
     )
-    return ServedSummary.of(pushes, servers, diverging, training_seconds)
+    return ServedSummary.of(pushes, servers, training_seconds)

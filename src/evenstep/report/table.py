@@ -23,10 +23,6 @@ _SERVED_ROWS: tuple[tuple[str, Callable[[ServedSummary], str]], ...] = (
     ("commits/s", lambda run: f"{run.commits_per_second:,.0f}"),
     ("gradients pushed", lambda run: f"{run.bytes_per_second / 1e6:,.1f} MB/s"),
     ("workers came / went", lambda run: f"{run.joins} / {len(run.leaves)}"),
-    (
-        "diverging since iteration",
-        lambda run: str(min((each.since for each in run.diverging), default="never")),
-    ),
 )
 """What is told of runs on servers."""
 

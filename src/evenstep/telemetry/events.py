@@ -110,17 +110,6 @@ class Noted:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diverging:
-    """A worker takes training to be diverging, since an earlier iteration of its own."""
-
-    kind: ClassVar[str] = "diverging"
-    iteration: int
-    since: int
-    at: float | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
     """From this iteration on a worker is made slower on purpose: `factor` times its seconds, and `extra_seconds`.
 
@@ -403,7 +392,6 @@ Event: TypeAlias = (
     | IterationDone
     | Planned
     | Noted
-    | Diverging
     | Disturbed
     | RanOutOfMemory
     | Failed

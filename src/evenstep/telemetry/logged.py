@@ -11,9 +11,8 @@ from evenstep.telemetry.recorder import Recorder
 class Logged:
     """Passes every event on, and logs the few that matter to the logger `evenstep`.
 
-    INFO: a worker begins, or is made slower on purpose. DEBUG: sizes change. WARNING: a device runs out of memory, or
-    training seems to diverge. ERROR: an exception ends the script. A script sees them by
-    `logging.basicConfig(level=logging.INFO)`.
+    INFO: a worker begins, or is made slower on purpose. DEBUG: sizes change. WARNING: a device runs out of memory.
+    ERROR: an exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
     """
 
     def __init__(self, recorder: Recorder, worker: int) -> None:
@@ -36,8 +35,6 @@ class Logged:
             self._log(logging.DEBUG, f"sizes from iteration {event['iteration']}: {event['batch_sizes']}")
         elif kind == "out_of_memory":
             self._log(logging.WARNING, f"out of memory with a batch of {event['samples']} samples")
-        elif kind == "diverging":
-            self._log(logging.WARNING, f"training seems to be diverging since iteration {event['since']}")
         elif kind == "disturbance":
             slower = f"{event['factor']:g} times its seconds and {event['extra_seconds']:g} s more"
             self._log(logging.INFO, f"emulated slowness from iteration {event['iteration']}: {slower}")

@@ -325,10 +325,6 @@ class Balancer:
             }
         )
 
-    def record_divergence(self, iteration: int, since: int) -> None:
-        """It was found in an iteration that training seems to be diverging, since an earlier one."""
-        self._recorder.record({"event": "diverging", "iteration": iteration, "at": self._clock(), "since": since})
-
     def record_checkpoint(self, name: str, *, restored: bool) -> None:
         """All workers have saved a checkpoint together, or go on from one; the first of them writes it down."""
         if self.workers.rank == 0:

@@ -21,7 +21,6 @@ _MOMENTS: Final = frozenset(
         "checkpoint",
         "disturbance",
         "error",
-        "diverging",
         "out_of_memory",
         "servers_restarted",
         "servers_lost",

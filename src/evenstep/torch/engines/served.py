@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 import numpy as np
 import torch
 
-from evenstep.core.divergence import Divergence
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.samples import Ledger, MicroBatch, Share, Shares
 from evenstep.core.samples.claims import Claim
@@ -19,7 +18,6 @@ from evenstep.protocol.optimizer import OptimizerSpec, Options, options_to_recor
 from evenstep.schemes import Served
 from evenstep.tensors.states import by_shard, decode_states, encode_states
 from evenstep.torch.engines.describe import options_of, state_by_index, state_by_name
-from evenstep.torch.engines.output_watch import OutputWatch
 from evenstep.torch.engines.served_parameters import ServedParameters
 from evenstep.torch.processes.workers import Workers
 from evenstep.transport.base import Header
@@ -122,9 +120,6 @@ class ServedEngine:
         self._warned = False
         self._warned_of_weights = False
         self._skipped_in_a_row = 0
-        self._outputs = OutputWatch()
-        self._divergence = Divergence()
-        self._begins_untrained: bool | None = None
         """Whether the run was in its first pass when this worker came; who comes later cannot tell what is wrong."""
 
     # The loader's side.
@@ -214,9 +209,7 @@ class ServedEngine:
         self.balancer.resume()
 
     def forward_ends(self, outputs: object) -> None:
-        now = self.balancer.iteration
-        if now is not None and self._begins_untrained and self._divergence.due(now.number):
-            self._outputs.watch(outputs)
+        """Nothing: the gradient is complete when backward ends."""
 
     # The optimizer's side.
 
@@ -229,7 +222,6 @@ class ServedEngine:
     def forget_gradients(self) -> None:
         """Batches before the one in hand count no more in the next push."""
         self._counted = self._counted[-1:] if self._in_hand is not None else []
-        self._outputs.forget()
 
     def step(self) -> None:
         """Push the gradients of the batch in hand, and pull."""
@@ -306,8 +298,6 @@ class ServedEngine:
         if answer.get("weights"):
             self._parameters.take_weights()
         self._computed_on = int(cast("int", answer["version"]))
-        if self._begins_untrained is None:
-            self._begins_untrained = answer["pass"] == 0
         self._over = bool(answer["over"])
         assert self._shares is not None
         if "sizes" in answer:  # Which are sent when they have changed.
@@ -362,7 +352,6 @@ class ServedEngine:
             norm = self._parameters.put_gradients()
             if math.isfinite(norm):
                 self._skipped_in_a_row = 0
-                self._warn_of_divergence(now)
             else:
                 self._skip(now)
                 norm, samples = 0.0, 0
@@ -468,21 +457,6 @@ class ServedEngine:
                 " are counted in loader.statistics()",
                 stacklevel=2,
             )
-
-    def _warn_of_divergence(self, now: Iteration) -> None:
-        """Weights that are finite may be lost all the same; it can be an error to say so, so nothing ends."""
-        wrong = self._outputs.take()
-        since = None if wrong is None else self._divergence.observe(now.number, wrong.error, wrong.excess)
-        if since is None:
-            return
-        self.balancer.record_divergence(now.number, since)
-        raw = "use rate=share, " if self._served.rate != "share" else ""
-        warnings.warn(
-            f"training seems to be diverging since iteration {since} of worker {self.workers.rank}: the model's outputs"
-            f" are as wrong as at the beginning, and larger than is good; lower the learning rate, {raw}let no worker"
-            " run far ahead (ssp with a small bound), or have the servers clip with clip=... in the scheme",
-            stacklevel=2,
-        )
 
     def watch_gradients(self) -> None:
         """Note what one gradient is like when it is complete, to see whether the script changes it later."""
