@@ -82,7 +82,7 @@ def files(tmp_path):
         ("run --run-dir HERE/file/below SCRIPT", "cannot be written"),
         ("demo --run-dir HERE/demo", "holds a demo already"),
         ("demo --run-dir HERE/file", "cannot be written"),
-        ("demo --picture HERE/nowhere/picture.svg", "has no folder"),
+        ("demo --report HERE/nowhere/page.html", "has no folder"),
         ("demo fast", "evenstep demo has no argument 'fast'"),
     ],
 )

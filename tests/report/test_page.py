@@ -2,18 +2,16 @@
 
 import json
 import re
-import struct
 from html import escape
 from itertools import pairwise
 
 import pytest
-from support.browser import Browser, require_chromium
+from support.browser import Browser
 from support.made_log import write_log
 
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
 from evenstep.report.page import page_html
-from evenstep.report.page.png import file_names
 from evenstep.report.recorded import read_run
 
 FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
@@ -143,14 +141,6 @@ def test_runs_that_are_named_by_their_folders_say_what_scheme_they_are_of(page):
     assert '<td class="words">lb-bsp</td>' in text
 
 
-def test_pictures_have_names_of_their_own():
-    assert file_names(["loss/a-seconds", "loss a-seconds", "lanes-x"]) == [
-        "loss-a-seconds",
-        "loss-a-seconds.2",
-        "lanes-x",
-    ]
-
-
 def test_the_page_cannot_load_anything(page):
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page.read_text()).group(1)
     assert policy.startswith("default-src 'none'")
@@ -180,14 +170,3 @@ def test_mistakes_are_one_sentence(arguments, fragment, page, capsys):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("evenstep: ")
     assert fragment in error
-
-
-def test_each_plot_becomes_a_picture(page, tmp_path, capsys):
-    require_chromium()
-    assert main(["report", str(page.parent / "equal"), "--png", str(tmp_path / "pictures")]) == 0
-    pictures = sorted((tmp_path / "pictures").iterdir())
-    assert {each.stem for each in pictures} >= {"lanes-bsp", "close-bsp", "sizes-bsp", "speeds-bsp", "loss-seconds"}
-    for each in pictures:
-        width, height = struct.unpack(">II", each.read_bytes()[16:24])
-        assert width == 2250
-        assert height > 500

@@ -24,7 +24,6 @@ from evenstep.report.bars import iteration_bars
 from evenstep.report.overview import overview_of
 from evenstep.report.page import page_html
 from evenstep.report.table import comparison_table
-from evenstep.report.timeline import Panel, timeline_svg
 from evenstep.schemes import parse_scheme
 
 TARGET: Final = 0.95
@@ -45,9 +44,7 @@ def demo(arguments: list[str]) -> int:
     options = _parser().parse(arguments)
     require_torch("demo", extra="demo")
     require_scikit_learn("demo")
-    picture: Path | None = options.picture
-    for path in (picture, options.report):
-        _require_folder(path)
+    _require_folder(options.report)
     from evenstep.launch.run_failed import RunFailedError
 
     schemes = _schemes(options.schemes)
@@ -74,18 +71,14 @@ def demo(arguments: list[str]) -> int:
     else:
         _show(runs, seconds)
     _write_report(runs, options.report, console)
-    if picture is not None:
-        picture.write_text(_picture(runs), encoding="utf-8")
-        console.print(f"The picture is in {picture}.", markup=False, soft_wrap=True)
     if options.run_dir is not None:
         console.print(f"The events are in {options.run_dir}.", markup=False, soft_wrap=True)
     return 0
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --picture timeline.svg")
+    parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --report demo.html")
     parser.add_argument("--run-dir", type=as_path, metavar="DIR", help="keep the events of both runs here")
-    parser.add_argument("--picture", type=as_path, metavar="FILE.svg", help="draw both runs on one axis of time")
     parser.add_argument(
         "--schemes",
         nargs="+",
@@ -104,8 +97,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _require_folder(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
+def _require_folder(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
         raise ConfigError(f"{path} has no folder to lie in: make {path.parent} first")
 
 
@@ -183,22 +176,3 @@ def _values(runs: list[DemoRun], seconds: float) -> dict[str, Any]:
 
 def _speed_ups(runs: list[DemoRun]) -> list[float]:
     return [run.summary.samples_per_second / runs[0].summary.samples_per_second for run in runs]
-
-
-def _picture(runs: list[DemoRun]) -> str:
-    """Of the runs behind a barrier, which alone have iterations in common."""
-    captions = {
-        "bsp": "equal batches: everyone waits for the slowest",
-        "lb-bsp": "each worker gets what it can do in the same time",
-    }
-    runs = [run for run in runs if run.recorded.servers is None]
-    if not runs:
-        raise ConfigError(
-            "a picture needs a scheme with a barrier, such as lb-bsp: the others have no common iterations"
-        )
-    return timeline_svg(
-        [Panel(run=run.recorded, caption=captions.get(run.recorded.scheme, "")) for run in runs],
-        title="The same six iterations, with and without waiting for the slowest worker",
-        subtitle="Four workers, one of them four times slower (emulated); same seed, same samples, same mathematics."
-        " Measured by evenstep demo.",
-    )

@@ -22,7 +22,7 @@ from evenstep.cluster.write_device import profiled_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.launch.keeper import how_it_ended
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.report.profile import profile_svg, profile_table
+from evenstep.report.profile import profile_table
 from evenstep.telemetry import Tail
 
 _POLL_SECONDS: Final = 0.2
@@ -77,8 +77,6 @@ def run_profile(arguments: list[str]) -> int:
     if profile.doubt is not None:
         print(f"evenstep: {profile.doubt}", file=sys.stderr)
     heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
-    if options.plot is not None:
-        _write(options.plot, profile_svg(profile.points, knee=profile.knee, title=heading))
     if options.cluster is not None:
         text = profiled_cluster(
             options.name,
@@ -107,7 +105,6 @@ def _parser() -> Parser:
     parser.add_argument("--cluster", type=as_path, metavar="FILE.toml", help="write the device as a cluster file")
     parser.add_argument("--name", default="profiled", help="of the device in the cluster file (profiled)")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="workers in the cluster file (1)")
-    parser.add_argument("--plot", type=as_path, metavar="FILE.svg", help="write a picture")
     parser.add_argument(
         "--emulate", type=as_path, metavar="FILE.toml", help="profile the emulated device of one worker"
     )

@@ -31,12 +31,8 @@ def run_report(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(arguments)
     console = Console(stderr=True, highlight=False)
-    if options.png is not None:
-        from evenstep.report.page.png import require_png
-
-        require_png(options.png)
     output: Path | None = options.output
-    if output is None and not options.json and options.png is None:
+    if output is None and not options.json:
         output = Path("report.html")
     if output is not None:
         require_plotly("report")
@@ -49,12 +45,6 @@ def run_report(arguments: list[str]) -> int:
         console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.verdict.text)}", soft_wrap=True)
     if options.json:
         print(json.dumps([values_of(each) for each in overviews]))
-    if options.png is not None:
-        from evenstep.report.page.png import write_pngs
-
-        with console.status("drawing pictures"):
-            written = write_pngs(overviews, options.png)
-        console.print(f"{len(written)} pictures are in {options.png}.", markup=False, soft_wrap=True)
     if output is not None:
         from evenstep.report.page import page_html
 
@@ -75,7 +65,6 @@ def _parser() -> Parser:
         "run_dirs", nargs="+", type=as_path, metavar="RUN_DIR", help="the first is what others are compared with"
     )
     parser.add_argument("-o", "--output", type=as_path, metavar="FILE.html", help="the page (report.html)")
-    parser.add_argument("--png", type=as_path, metavar="DIR", help="write each plot as a picture, for papers")
     parser.add_argument(
         "--json", action="store_true", help="print the numbers as JSON, without a page unless -o is given"
     )
