@@ -176,8 +176,8 @@ class _Place:
             except OSError as error:
                 why = error.strerror or str(error)
         raise WorkerLostError(
-            f"{self.keeper} has not come within {self.seconds:g} s, has ended, or cannot be reached ({why}): look at its"
-            " output and check MASTER_ADDR and MASTER_PORT, then start again"
+            f"{self.keeper} has not come within {self.seconds:g} s, has ended, or cannot be reached ({why}): look at"
+            " its output and check MASTER_ADDR and MASTER_PORT, then start again"
         )
 
     def _store(self, *, is_master: bool) -> Store:
@@ -244,8 +244,8 @@ def _meet_in_new_life(store: Store, place: _Place) -> Store:
             _call_roll(met, place)
             return met
     raise WorkerLostError(
-        f"worker 0 was not in prepare within {place.seconds:g} s: it has not come there, or it no longer waited for this"
-        " worker; look at its output, then start again"
+        f"worker 0 was not in prepare within {place.seconds:g} s: it has not come there, or it no longer waited for"
+        " this worker; look at its output, then start again"
     )
 
 
