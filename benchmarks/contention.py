@@ -26,7 +26,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.telemetry.recorder import read_events
 from evenstep.testing.baseline import PlainDDP, plain_loader
-from evenstep.torch.factors import sampler_of
+from evenstep.worker.factors import FactorSampler
 
 WORKERS, VICTIM = 2, 1
 BATCH, EPOCH_ITERATIONS, WARMUP = 480, 15, 10
@@ -202,7 +202,7 @@ class ComputeClock:
 
     def __init__(self, trace):
         self._trace = trace
-        self._sampler = sampler_of(torch.device("cpu"), time.perf_counter)
+        self._sampler = FactorSampler(threads=1, clock=time.perf_counter)
         self._factors = self._sampler.sample()
 
     def handed_out(self, batch_size):
@@ -213,9 +213,6 @@ class ComputeClock:
     def until_due(self):
         self._trace.compute_seconds.append(time.perf_counter() - self._began)
         self._factors = self._sampler.sample()
-
-    def close(self):
-        self._sampler.close()
 
 
 def _train_plain(rank, iterations, model, dataset, turned, seed):
@@ -234,7 +231,6 @@ def _train_plain(rank, iterations, model, dataset, turned, seed):
             _iterate(plain.model, optimizer, inputs, targets, turned, len(trace.ended))
             trace.ended.append(time.perf_counter())
     dist.barrier()
-    compute_clock.close()
     dist.destroy_process_group(group)
     return trace
 

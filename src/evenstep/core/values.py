@@ -26,13 +26,11 @@ UNLIMITED = 2**31 - 1
 class Factors:
     """What is known about a worker before its iteration: the shares of its processors and memory that it can have.
 
-    Each from 0 to 1; 1 where nothing limits it, where it has no such device, or where nothing is known.
+    Each from 0 to 1; 1 where nothing limits it, or where nothing is known.
     """
 
     cpu_availability: float = 1.0
     memory_availability: float = 1.0
-    gpu_availability: float = 1.0
-    gpu_memory_availability: float = 1.0
 
 
 # What is made anew for each worker and iteration is a named tuple, which takes half as long as a frozen dataclass.

@@ -156,7 +156,7 @@ def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
     for iteration, rate in enumerate(rates):
         if iteration % 4 == 0:
             before = one.state_dict()
-            one.predict(Factors(gpu_availability=0.5))
+            one.predict(Factors(cpu_availability=0.5))
             assert one.state_dict() == before, "predicting changed what the predictor knows"
             assert _through_json(before) == _through_json(resumed.state_dict()), "a checkpoint goes on to another state"
             resumed = factory()

@@ -31,7 +31,6 @@ from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.local import LocalEngine
 from evenstep.torch.engines.serve import served_engine, served_optimizer
 from evenstep.torch.engines.served import ServedEngine
-from evenstep.torch.factors import sampler_of
 from evenstep.torch.failure import end_of_run, install_hook, when_failing
 from evenstep.torch.model import device_of, replicate
 from evenstep.torch.processes.join_servers import Joined, join_group, join_servers
@@ -43,6 +42,7 @@ from evenstep.torch.request import Agreement, Request, agree, asked_scheme
 from evenstep.worker.activity import Activity
 from evenstep.worker.balancer import Balancer
 from evenstep.worker.device_memory import EmulatedMemory, LearntLimit
+from evenstep.worker.factors import FactorSampler
 from evenstep.worker.hold import Hold
 from evenstep.worker.servers.link import Link
 from evenstep.worker.stopwatch import HostStopwatch
@@ -283,10 +283,12 @@ def _engine(
         )
     device = device_of(request.models[0])
     scheme = agreement.scheme
+    estimator = scheme.load.estimator()
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
     balancer = Balancer(
         workers=workers,
         policy=scheme.policy(workers.count),
-        estimator=scheme.load.estimator(),
+        estimator=estimator,
         problem=agreement.problem,
         limits=SizeLimits(scheme.load, agreement.problem, agreement.limits),
         stopwatch=DeviceStopwatch() if device.type == "cuda" else HostStopwatch(clock),
@@ -294,7 +296,7 @@ def _engine(
         clock=clock,
         hold=hold,
         # What this machine has to give says nothing of an emulated device.
-        factors=None if hold is not None else sampler_of(device, clock),
+        factors=FactorSampler(threads=threads, clock=clock) if estimator.uses_factors and hold is None else None,
         memory=_learnt_limit(device, agreement),
         activity=activity,
         summary=summary,

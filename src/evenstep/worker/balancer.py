@@ -387,8 +387,6 @@ class Balancer:
             self.estimator.load_state_dict(cast("State", state["estimator"]))
 
     def close(self) -> None:
-        """End the recording and the sampling."""
+        """End the recording."""
         self.closed = True
         self._recorder.close()
-        if self._sampler is not None:
-            self._sampler.close()

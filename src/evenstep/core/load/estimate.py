@@ -36,6 +36,11 @@ class Estimator:
         self._warmup = warmup
         self._seen = 0
 
+    @property
+    def uses_factors(self) -> bool:
+        """Whether estimates depend on the factors, which are sampled only then."""
+        return self._predictor.uses_factors
+
     def observe(self, samples: int, compute_seconds: float, factors: Factors | None = None) -> None:
         """Take in one iteration, oldest first: `compute_seconds` of pure compute, without any waiting.
 

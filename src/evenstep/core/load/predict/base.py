@@ -8,6 +8,10 @@ from evenstep.core.values import Factors, Prediction, Sample, State
 class Predictor(Protocol):
     """Predicts one worker's seconds per sample. One instance per worker."""
 
+    @property
+    def uses_factors(self) -> bool:
+        """Whether its predictions depend on the factors, which are sampled only then."""
+
     def observe(self, sample: Sample) -> None:
         """Take in one measured iteration, oldest first."""
 

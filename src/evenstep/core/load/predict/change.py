@@ -50,6 +50,8 @@ class Change:
 
     __slots__ = ("_average", "_doubtful")
 
+    uses_factors: Final = False
+
     def __init__(self, average: Averaging) -> None:
         self._average = average
         self._doubtful: Sample | None = None

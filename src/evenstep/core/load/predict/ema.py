@@ -1,7 +1,7 @@
 """Predicts that the next iteration takes the average of the past ones."""
 
 import math
-from typing import cast, final
+from typing import Final, cast, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.predict.noise import Noise, seconds_per_sample
@@ -17,6 +17,8 @@ class Ema:
     """
 
     __slots__ = ("_alpha", "_count", "_mean", "_noise", "_squared_weights")
+
+    uses_factors: Final = False
 
     def __init__(self, alpha: float = 0.2) -> None:
         if not 0.0 < alpha <= 1.0:

@@ -1,6 +1,6 @@
 """Predicts that the next iteration takes what the last one took."""
 
-from typing import cast, final
+from typing import Final, cast, final
 
 from evenstep.core.load.predict.noise import Noise, seconds_per_sample
 from evenstep.core.values import Factors, Prediction, Sample, State
@@ -14,6 +14,8 @@ class Last:
     """
 
     __slots__ = ("_last", "_noise")
+
+    uses_factors: Final = False
 
     def __init__(self) -> None:
         self._last: float | None = None

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from typing import cast, final
+from typing import Final, cast, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.predict.noise import Noise, seconds_per_sample
@@ -17,6 +17,8 @@ class Mean:
     """
 
     __slots__ = ("_noise", "_rates")
+
+    uses_factors: Final = False
 
     def __init__(self, window: int = 10) -> None:
         if window < 1:

@@ -41,6 +41,8 @@ class Narx:
 
     __slots__ = ("_average", "_average_error", "_error", "_inputs", "_network", "_recent")
 
+    uses_factors: Final = True
+
     def __init__(self) -> None:
         self._average = Ema(_ALPHA)
         self._inputs = NarxInputs(_ALPHA)

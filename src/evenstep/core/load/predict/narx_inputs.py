@@ -7,7 +7,7 @@ from typing import Final, cast, final
 from evenstep.core.values import Factors, State
 
 _LAGS: Final = 3
-_FACTORS: Final = 4
+_FACTORS: Final = 2
 _SLOW: Final = 0.03
 _MIN_FACTOR: Final = 0.02
 
@@ -86,10 +86,4 @@ class NarxInputs:
 
 
 def _logarithms(factors: Factors) -> list[float]:
-    values = (
-        factors.cpu_availability,
-        factors.memory_availability,
-        factors.gpu_availability,
-        factors.gpu_memory_availability,
-    )
-    return [math.log(_MIN_FACTOR + value) for value in values]
+    return [math.log(_MIN_FACTOR + value) for value in (factors.cpu_availability, factors.memory_availability)]

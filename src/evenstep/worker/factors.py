@@ -1,0 +1,128 @@
+"""The driving factors of a worker's speed: the parts of its processors and of its memory that it can have."""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, final
+
+import psutil
+
+from evenstep.core.values import Factors
+
+_CPU_SECONDS: Final = 0.1
+"""The times of the cores come in ticks of 10 ms."""
+_MEMORY_SECONDS: Final = 4.0
+
+
+@final
+class FactorSampler:
+    """Reads the factors of one worker on a CPU, for predictors that use them.
+
+    Source: LB-BSP (arXiv 1806.02508; SoCC'20) takes `100 - cpu_percent` of the whole machine since the last reading.
+    That counts the worker's own work as taken, and falls to 0 while a competitor has the cores of a worker that waits.
+    Here the share is of the cores that the worker may use, less what others took of them, but at least its fair share
+    against as many busy threads as there are cores: a thread with one competitor on its core reads a half, whether it
+    computes or waits. A quota of the worker's control group bounds it.
+
+    Args:
+        threads: How many threads of this worker compute at once.
+        clock: Returns seconds that only rise.
+        root: The folder that holds `proc` and `sys`.
+    """
+
+    def __init__(self, *, threads: int, clock: Callable[[], float], root: Path = Path("/")) -> None:
+        self._threads = threads
+        self._clock = clock
+        self._quota_files = _quota_files(root)
+        self._cores = usable_cores()
+        self._taken = (-math.inf, 0.0, 0.0)
+        """When the cores were read last, how many seconds they were busy by then, and how many of these were ours."""
+        self._share = 1.0
+        self._memory = (-math.inf, 1.0)
+
+    def sample(self) -> Factors:
+        """The factors now. The cores are read every 0.1 s at most, the memory every 4 s. It never raises."""
+        return Factors(cpu_availability=self._cpu(), memory_availability=self._memory_availability())
+
+    def _cpu(self) -> float:
+        now = self._clock()
+        before, busy_before, own_before = self._taken
+        if now - before >= _CPU_SECONDS:
+            busy, own = _busy_seconds(self._cores), time.process_time()
+            if math.isfinite(before):
+                others = max((busy - busy_before) - (own - own_before), 0.0) / (now - before)
+                self._share = share_left(cores=len(self._cores), threads=self._threads, others=others)
+            self._taken = (now, busy, own)
+        quota = min(map(_quota, self._quota_files), default=math.inf)
+        return min(self._share, quota / min(self._threads, len(self._cores)), 1.0)
+
+    def _memory_availability(self) -> float:
+        now = self._clock()
+        if now - self._memory[0] >= _MEMORY_SECONDS:
+            memory = psutil.virtual_memory()
+            self._memory = (now, memory.available / memory.total)
+        return self._memory[1]
+
+
+def usable_cores() -> frozenset[int]:
+    """The cores that this thread may run on: `taskset`, cpusets and containers are respected."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except AttributeError:  # Not every system has it.
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def share_left(*, cores: int, threads: int, others: float) -> float:
+    """The part of the processors that `threads` busy threads want, 0 to 1, that they could have.
+
+    Args:
+        cores: How many cores they may use.
+        threads: How many of them there are.
+        others: How many of these cores others took on average, while the threads ran or waited. While they wait,
+            others may take all cores and would still have to share them afterwards.
+    """
+    wanted = min(threads, cores)
+    fair = cores * wanted / (cores + wanted)
+    return min(max(cores - others, fair) / wanted, 1.0)
+
+
+def _busy_seconds(cores: frozenset[int]) -> float:
+    """What these cores have spent on anything but idling, since the machine started."""
+    times = psutil.cpu_times(percpu=True)
+    return math.fsum(
+        sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
+        for core in cores
+        if core < len(times)
+    )
+
+
+def _quota_files(root: Path) -> list[tuple[Path, ...]]:
+    """The files with the CPU quotas of this process's control group and of those above it, version 2's or 1's."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[tuple[Path, ...]] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        inside = Path(path.lstrip("/"))
+        for folder in (top / part for part in (inside, *inside.parents)):
+            files = tuple(folder / name for name in names)
+            if all(file.exists() for file in files):
+                found.append(files)
+    return found
+
+
+def _quota(files: tuple[Path, ...]) -> float:
+    """How many cores' time the group may use: its quota over its period; infinite without one."""
+    try:
+        quota, period = " ".join(file.read_text() for file in files).split()
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError):  # `max`, or a group that is gone.
+        return math.inf
