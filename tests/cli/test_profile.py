@@ -54,9 +54,12 @@ def test_a_script_that_fails_is_an_error(tmp_path, capfd):
 
 @pytest.mark.alone
 @pytest.mark.multiprocess
-def test_a_function_that_is_over_too_soon_and_nothing_that_it_keeps(tmp_path, capfd):
+def test_a_function_that_is_over_too_soon_and_nothing_that_it_keeps(tmp_path, tmp_path_factory, capfd):
+    device = tmp_path_factory.mktemp("device") / "device.toml"
+    device.write_text('[devices.one]\nper_sample = "2 ms"\nfixed = "20 ms"\n[[workers]]\ndevice = "one"\n')
     (tmp_path / "checkpoints").mkdir()
-    assert main(["profile", "--json", "--cluster", "/dev/full", f"{SCRIPTS / 'keeps.py'}:train", str(tmp_path)]) == 2
+    options = ["--json", "--emulate", str(device), "--cluster", "/dev/full"]
+    assert main(["profile", *options, f"{SCRIPTS / 'keeps.py'}:train", str(tmp_path)]) == 2
     said = capfd.readouterr()
     # What was measured is told first, and what cannot be written then is an error.
     assert [point["samples"] for point in json.loads(said.out)["points"]][:2] == [1, 2]

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import examples
+from support.faults import meeting_place
 from support.guard import GUARD_SECONDS
+from support.processes import results, run_workers
 
 from evenstep.cluster import parse_cluster
 
@@ -24,7 +27,13 @@ SHORT = {
 }
 
 
-def run_example(script, *launcher, options=None):
+def run_example(script, workers=1, *, options=None):
+    """What worker 0 prints; the processes are forked, and meet as under torchrun."""
+    chosen = [str(option) for option in (SHORT[script] if options is None else options)]
+    return results(run_workers(examples.run, workers, str(EXAMPLES / script), chosen, environment=meeting_place()))[0]
+
+
+def run_as_a_command(script, *launcher, options=None):
     done = subprocess.run(
         [sys.executable, *launcher, EXAMPLES / script, *(SHORT[script] if options is None else options)],
         capture_output=True,
@@ -51,12 +60,12 @@ def test_the_ddp_scripts_differ_by_the_import_and_one_line():
     ("script", "launcher"), [("ddp_plain.py", ()), ("ddp_evenstep.py", TORCHRUN)], ids=["alone", "torchrun"]
 )
 def test_digits(script, launcher):
-    assert run_example(script, *launcher).startswith("epoch 1: test accuracy ")
+    assert run_as_a_command(script, *launcher).startswith("epoch 1: test accuracy ")
 
 
 @pytest.mark.multiprocess
 def test_character_language_model():
-    lines = run_example("char_lm.py", *TORCHRUN).splitlines()
+    lines = run_example("char_lm.py", 2).splitlines()
     assert lines[0].startswith("iteration 1: ")
     assert lines[0].endswith("bits per character, batch sizes [4, 4]")
     assert lines[-2].startswith("on text held out: ")
@@ -65,9 +74,10 @@ def test_character_language_model():
 
 @pytest.mark.multiprocess
 def test_a_sharded_model():
-    assert run_example("fsdp.py", *TORCHRUN).startswith("epoch 1: test accuracy ")
+    assert run_example("fsdp.py", 2).startswith("epoch 1: test accuracy ")
 
 
+@pytest.mark.multiprocess
 def test_resuming(tmp_path):
     first = run_example("resume.py", options=("--epochs", "1", "--checkpoints", tmp_path))
     assert first.startswith("from the beginning, in epoch 1\nepoch 1: test accuracy ")
@@ -78,8 +88,8 @@ def test_resuming(tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_images_under_torchrun():
-    lines = run_example("images.py", *TORCHRUN).splitlines()
+def test_images():
+    lines = run_example("images.py", 2).splitlines()
     losses = [
         float(re.fullmatch(r"epoch \d: training loss ([\d.]+), test accuracy [\d.]+%", each)[1]) for each in lines
     ]
@@ -87,8 +97,8 @@ def test_images_under_torchrun():
 
 
 @pytest.mark.multiprocess
-def test_gpt_under_torchrun():
-    (line,) = run_example("gpt.py", *TORCHRUN).splitlines()
+def test_gpt():
+    (line,) = run_example("gpt.py", 2).splitlines()
     found = re.fullmatch(r"step 10: [\d.]+ bits per character, batch sizes \[(\d), (\d)\]", line)
     assert int(found[1]) + int(found[2]) == 4  # How they are shared depends on how busy this machine is.
 

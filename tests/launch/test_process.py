@@ -207,13 +207,13 @@ servers = start_servers(settings, print)
 def test_servers_that_others_use_stay_beyond_the_main_thread_until_they_are_closed(reports, tmp_path):
     program = """
 import sys, threading; from pathlib import Path
-from evenstep.launch.process import LOOK_SECONDS, ServerSettings, start_servers
+from evenstep.launch.process import POLL_SECONDS, ServerSettings, start_servers
 command = tuple(sys.argv[2:])
 settings = ServerSettings(count=1, workers=1, snapshots=Path(sys.argv[1]), command=command, until_closed=True)
 servers = start_servers(settings, print)
 def close():
     threading.main_thread().join()
-    servers._ended.wait(3 * LOOK_SECONDS)  # what must not happen in that time
+    servers._ended.wait(3 * POLL_SECONDS)  # what must not happen in that time
     print("ended" if servers._ended.is_set() else "there")
     servers.close()
 threading.Thread(target=close).start()

@@ -34,8 +34,8 @@ VERDICT: Final = "verdict"
 GRACE_SECONDS: Final = 5.0
 """How much longer than its own limit a wait may take where the store does not answer at all."""
 
-_FIRST_LOOK_SECONDS: Final = 0.01
-_LONGEST_LOOK_SECONDS: Final = 0.25
+_FIRST_POLL_SECONDS: Final = 0.01
+_LONGEST_POLL_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 
 _kept: Final[list[Store]] = []
@@ -146,13 +146,13 @@ class _Place:
 
     def looks(self) -> Iterator[None]:
         """One item for each look at the store, at ever longer intervals, until the time is over."""
-        pause = _FIRST_LOOK_SECONDS
+        pause = _FIRST_POLL_SECONDS
         while True:
             yield
             if time.monotonic() > self.ends:
                 return
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK_SECONDS)
+            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
 
     def make(self) -> Store:
         """The store, kept by this process."""
@@ -223,7 +223,7 @@ def _call_roll(store: Store, place: _Place, meanwhile: Callable[[], None] = lamb
 
 def _let_others_read() -> None:
     """The store may end with this process, and the others are to read first what it says."""
-    time.sleep(4 * _LONGEST_LOOK_SECONDS)
+    time.sleep(4 * _LONGEST_POLL_SECONDS)
 
 
 def _meet_in_new_life(store: Store, place: _Place) -> Store:

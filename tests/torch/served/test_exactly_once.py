@@ -14,7 +14,7 @@ def positions(trial, epoch):
 
 def each_once(trial):
     assert [positions(trial, epoch) for epoch in range(2)] == [list(range(SAMPLES))] * 2
-    assert trial.head.coordinator.samples == 2 * SAMPLES
+    assert trial.primary.coordinator.samples == 2 * SAMPLES
     assert len([event for event in trial.events.kept if event["event"] == "join"]) == WORKERS
 
 
@@ -30,7 +30,7 @@ def test_under_a_barrier_the_weights_are_those_of_an_undisturbed_run(tmp_path, s
         trial = Trial(tmp_path / str(seed), scheme, shards, EVERY, seed=seed, local=local)
         assert trial.run() == expected
         each_once(trial)
-        assert trial.head.coordinator.version == undisturbed.head.coordinator.version == 12
+        assert trial.primary.coordinator.version == undisturbed.primary.coordinator.version == 12
         assert set(trial.fired) == set(Fault)
 
 
@@ -42,7 +42,7 @@ def test_without_a_barrier_each_push_is_committed_once(tmp_path, scheme):
         weights = trial.run()
         each_once(trial)
         assert weights[0] == weights[1] == weights[2]
-        assert {replica.version for replica in trial.replicas} == {trial.head.coordinator.version}
+        assert {each.version for each in trial.shard_states} == {trial.primary.coordinator.version}
         assert set(trial.fired) == set(Fault)
 
 
