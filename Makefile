@@ -1,7 +1,8 @@
 # Each target first makes .venv with what it needs, once, and again when pyproject.toml or constraints.txt changed.
 #   make demo      see it work, on this machine, in under a minute after the installation
 #   make test      every test but the grid of faults; those that need root say why they are skipped without it. Most run
-#                  four at a time; those that measure this machine run one by one after them, whether they passed or not
+#                  four at a time, those of an xdist_group in one process, which starts their workers once; those that
+#                  measure this machine run one by one after them, whether they passed or not
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
@@ -26,7 +27,7 @@ demo: $(INSTALLED_DEMO)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED)
 	@trap 'exit 130' INT; \
-	$(BIN)/python -m pytest -m "not alone and not faults" --numprocesses 4 --dist worksteal; beside=$$?; \
+	$(BIN)/python -m pytest -m "not alone and not faults" --numprocesses 4 --dist loadgroup; beside=$$?; \
 	$(BIN)/python -m pytest -m alone; alone=$$?; \
 	echo "pytest's exit codes, 0 where all passed: $$beside of tests beside each other, $$alone of tests alone"; \
 	test $$beside -eq 0 -a $$alone -eq 0

@@ -24,6 +24,8 @@ from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import JsonlRecorder, RunTail, read_events
 
+pytestmark = pytest.mark.xdist_group("cut_log")
+
 PARTS = ((0.001, 0.02, 0.001), (0.001, 0.03, 0.001), (0.001, 0.05, 0.001))
 
 

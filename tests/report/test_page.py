@@ -14,6 +14,8 @@ from evenstep.report.overview import overview_of
 from evenstep.report.page import page_html
 from evenstep.report.recorded import read_run
 
+pytestmark = pytest.mark.xdist_group("page")
+
 FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
 SIZES = [(12, 12, 12)] * 6 + [(16, 16, 4)] * 500
 

@@ -16,6 +16,8 @@ from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, RunTail, Silent, Tail, read_events
 from evenstep.telemetry.events import RECORDS, IterationDone, Run, parse_event
 
+pytestmark = pytest.mark.xdist_group("events")
+
 CLUSTER = """
 [devices.d]
 per_sample = "1 ms"

@@ -12,6 +12,8 @@ from support.guard import GUARD_SECONDS
 from evenstep.cluster.slowness import AffineCurve, Chain, Device, From
 from evenstep.testing.baseline import DeviceHold, SlicedSampler, plain_loader
 
+pytestmark = pytest.mark.xdist_group("baseline")
+
 WORKER = Path(__file__).with_name("baseline_worker.py")
 
 

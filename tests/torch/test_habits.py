@@ -11,7 +11,7 @@ from support.training import Run
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("habits")]
 
 # 3 workers x 5 = 15 a slice: 5 whole slices, and a last one of 2 that leaves a worker with nothing.
 RUN = Run(samples=77, epochs=2)

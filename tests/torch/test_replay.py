@@ -15,7 +15,7 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.values import Factors, Problem, Reports
 from evenstep.schemes import parse_scheme
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("replay")]
 
 CLUSTER = """
 [devices.fast]

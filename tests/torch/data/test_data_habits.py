@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 import evenstep
 from evenstep import ConfigError
 
+pytestmark = pytest.mark.xdist_group("data_habits")
+
 EPOCHS = 2
 NAMES = [name for name, (_, held) in data_habits.loaders().items() if not isinstance(held, str)]
 

@@ -22,7 +22,7 @@ device = "small"
 GUESSING = 2.3
 """The loss of who guesses one kind of ten: ln 10."""
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("unequal_shares")]
 
 
 @pytest.fixture(scope="module")
