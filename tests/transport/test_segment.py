@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,21 +103,35 @@ def _mapped_inodes():
 
 HOLDS_UNTIL_KILLED = """
 import signal
+import sys
 from evenstep.transport.segment import Segment
+content = sys.argv[1].encode()
 segment = Segment.create(2**20)
-segment.view[:5] = b"alive"
+segment.view[: len(content)] = content
 print("ready", flush=True)
 signal.pause()
 """
 
 
 @pytest.mark.multiprocess
-def test_a_killed_process_leaves_no_file_behind():
-    places = ("/dev/shm", tempfile.gettempdir())
-    before = {place: set(os.listdir(place)) for place in places}
-    with subprocess.Popen([sys.executable, "-c", HOLDS_UNTIL_KILLED], stdout=subprocess.PIPE, text=True) as process:
+def test_a_killed_process_leaves_no_file_behind(tmp_path):
+    content = f"a segment of the test in {tmp_path}"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_UNTIL_KILLED, content],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
         assert process.stdout.readline() == "ready\n"
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    for place in places:
-        assert not [name for name in set(os.listdir(place)) - before[place] if "evenstep" in name]
+    assert not list(tmp_path.iterdir())
+    assert not [path for path in Path("/dev/shm").iterdir() if _begins_with(path, content)]
+
+
+def _begins_with(path, content):
+    try:
+        with path.open("rb") as file:
+            return file.read(len(content)) == content.encode()
+    except OSError:  # another test's, gone meanwhile, or no file
+        return False
