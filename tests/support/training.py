@@ -690,8 +690,8 @@ def train_batch_norm_locally(run):
 
 
 def cluster_of(slowdowns):
-    """A cluster of emulated devices whose samples take 3 ms times a slowdown each."""
-    workers = "".join(f'[devices.d{i}]\nper_sample = "{3 * s} ms"\n' for i, s in enumerate(slowdowns))
+    """A cluster of emulated devices whose samples take 8 ms times a slowdown each, far more than the noise of timers."""
+    workers = "".join(f'[devices.d{i}]\nper_sample = "{8 * s} ms"\n' for i, s in enumerate(slowdowns))
     return parse_cluster(workers + "".join(f'[[workers]]\ndevice = "d{i}"\n' for i in range(len(slowdowns))))
 
 

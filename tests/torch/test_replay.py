@@ -36,7 +36,7 @@ device = "fast"
 
 CHANGING = """
 [devices.one]
-per_sample = "1 ms"
+per_sample = "4 ms"
 [disturbances.later]
 kind = "from"
 factor = 3
