@@ -10,12 +10,12 @@ from evenstep.cluster import parse_cluster
 # Worker 0 is fast enough for 24 of 36 samples, and holds 19.
 MEMORY = """
 [devices.fast]
-per_sample = "1 ms"
+per_sample = "3 ms"
 memory = "2 GB"
 memory_fixed = "100 MB"
 memory_per_sample = "100 MB"
 [devices.slow]
-per_sample = "4 ms"
+per_sample = "12 ms"
 [[workers]]
 device = "fast"
 [[workers]]
