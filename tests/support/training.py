@@ -690,7 +690,7 @@ def train_batch_norm_locally(run):
 
 
 def cluster_of(slowdowns):
-    """A cluster of emulated devices whose samples take 8 ms times a slowdown each, far more than the noise of timers."""
+    """A cluster of emulated devices whose samples take 8 ms times a slowdown each: far more than timers' noise."""
     workers = "".join(f'[devices.d{i}]\nper_sample = "{8 * s} ms"\n' for i, s in enumerate(slowdowns))
     return parse_cluster(workers + "".join(f'[[workers]]\ndevice = "d{i}"\n' for i in range(len(slowdowns))))
 

@@ -80,7 +80,7 @@ def test_lb_bsp_finds_the_sizes_of_the_emulated_speeds(recorded):
     (run,) = of_kind(workers[0], "run")
     if run["scheme"] not in ("lb-bsp", "lb-bsp:predictor=narx"):
         pytest.skip("the pairwise tuner and dbs take longer to find them, and the other cluster has others")
-    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32. Iterations take 128 ms, far more than the noise of a busy machine's
+    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32. Iterations take 128 ms, far more than the noise of busy machines'
     # timers; the margin of 1 and the median over iterations absorb the rest.
     assert np.abs(np.median(values[0]["sizes"][8:], axis=0) - [8, 8, 16, 32]).max() <= 1
 
