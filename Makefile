@@ -3,6 +3,7 @@
 #   make test      every test but the grid of faults; those that need root say why they are skipped without it. Most run
 #                  four at a time, those of an xdist_group in one process, which starts their workers once; those that
 #                  measure this machine run one by one after them, whether they passed or not
+#   make test-all  the same with the frameworks of evenstep.integrations installed, whose tests make test skips
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
@@ -16,9 +17,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEMO := $(VENV)/.installed-demo
+INSTALLED_ALL := $(VENV)/.installed-all
 
 .DELETE_ON_ERROR:
-.PHONY: demo test faults check clean
+.PHONY: demo test test-all faults check clean
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
@@ -32,6 +34,9 @@ test: $(INSTALLED)
 	echo "pytest's exit codes, 0 where all passed: $$beside of tests beside each other, $$alone of tests alone"; \
 	test $$beside -eq 0 -a $$alone -eq 0
 
+test-all: $(INSTALLED_ALL)
+	$(MAKE) test
+
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5
 
@@ -43,6 +48,10 @@ check: $(INSTALLED)
 
 $(INSTALLED): $(INSTALLED_DEMO)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+$(INSTALLED_ALL): $(INSTALLED)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,opentelemetry]'
 	@touch $@
 
 $(INSTALLED_DEMO): pyproject.toml constraints.txt

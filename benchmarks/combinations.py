@@ -99,7 +99,7 @@ def main():
         tables=[*(_table(cells, regime) for regime in REGIMES), *([_trained_table(trained)] if trained else [])],
         raw={
             "simulated": [{**cell._asdict(), "scheme": cell.scheme, **each} for cell, each in cells.items()],
-            "trained": [{**cell._asdict(), **each, "curve": len(each["curve"])} for cell, each in trained.items()],
+            "trained": [{**cell._asdict(), **each, "curve": len(each.curve)} for cell, each in trained.items()],
         },
         overrun=record.overruns({cell.scheme: [learning.overruns(each)] for cell, each in trained.items()})
         if trained else None,
@@ -155,9 +155,9 @@ class _Missed:
         self.pushes, self.batches = 0, 0.0
 
     def record(self, event):
-        if event["event"] == "iteration":
+        if event.kind == "iteration":
             self.pushes += 1
-            self.batches += event.get("behind") or 0.0
+            self.batches += event.behind or 0.0
 
     def close(self):
         pass

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from harness import record
+from harness.baseline import PlainDDP, plain_loader
 from harness.competitors import PERIOD, QUOTA, competitor, pin, why_no_quota
 from harness.workers import run_workers
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,8 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
-from evenstep.telemetry.recorder import read_events
-from evenstep.testing.baseline import PlainDDP, plain_loader
+from evenstep.telemetry import read_events
 from evenstep.worker.factors import FactorSampler
 
 WORKERS, VICTIM = 2, 1
@@ -249,11 +249,11 @@ def _train_evenstep(rank, iterations, model, dataset, turned, seed, scheme, run_
     dist.barrier()
     loader.close()
     for event in read_events(Path(run_dir)):
-        if event["event"] == "iteration" and event["worker"] == rank:
-            trace.samples.append(event["samples"])
-            trace.compute_seconds.append(event["compute_seconds"])
-            if "factors" in event:
-                trace.factors.append(event["factors"][:2])
+        if event.kind == "iteration" and event.worker == rank:
+            trace.samples.append(event.samples)
+            trace.compute_seconds.append(event.compute_seconds)
+            if event.factors:
+                trace.factors.append(event.factors[:2])
     return trace
 
 
@@ -341,7 +341,7 @@ def _write_traces(raw, scenarios, options):
     for scenario in scenarios:
         for name in scenario.variants:
             for repetition, segment in enumerate(raw[scenario.name][name]):
-                if any(len(each["cpu_availability"]) != segment["iterations"] for each in segment["workers"]):
+                if any(len(each.cpu_availability) != segment["iterations"] for each in segment["workers"]):
                     continue
                 turns = scenario.turns(options.seed + repetition)
                 description = f"{scenario.says} of worker {VICTIM}; {name}; turned at {turns}"

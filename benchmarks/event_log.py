@@ -17,6 +17,7 @@ from harness import record
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.values import Reports
 from evenstep.telemetry import JsonlRecorder
+from evenstep.telemetry.events import Noted
 from evenstep.worker.iteration import Iteration
 
 ITERATION_SECONDS = 0.1
@@ -77,7 +78,7 @@ def _measure(recorder, samples, *, notes):
         recorder.record(now.event(reports, 0, began + ITERATION_SECONDS))
         if notes:
             values = {"loss": 1.0 / (number + 1)}
-            recorder.record({"event": "note", "iteration": number, "at": began, "samples": 32, "values": values})
+            recorder.record(Noted(worker=0, iteration=number, at=began, samples=32, values=values))
         taken.append((time.thread_time() - own, time.perf_counter() - began))
     return taken
 

@@ -29,8 +29,8 @@ import evenstep
 from evenstep.cluster.slowness import Episodic, From, Jitter
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
-from evenstep.telemetry import JsonlRecorder, Silent
-from evenstep.telemetry.recorder import read_events
+from evenstep.telemetry import JsonlRecorder, Silent, read_events
+from evenstep.telemetry.events import IterationDone
 
 WORKERS, BATCH, SECONDS = 4, 64, 0.2
 """Workers, samples of a global batch, and its seconds if nobody ever waited."""
@@ -210,19 +210,19 @@ def _simulated(name, scheme, epochs, exchange, folder, seed, draw):
 
 def _observed(folder):
     """What a run's log says of it."""
-    events = list(read_events(folder, kinds=("iteration",)))
+    events = list(read_events(folder, kind=IterationDone))
     seconds = float((folder / "seconds").read_text())
-    by_worker = [[event for event in events if event["worker"] == worker] for worker in range(WORKERS)]
-    compute = [sum(event["compute_seconds"] for event in each) for each in by_worker]
+    by_worker = [[event for event in events if event.worker == worker] for worker in range(WORKERS)]
+    compute = [sum(event.compute_seconds for event in each) for each in by_worker]
     return {
-        "samples_per_second": sum(event["samples"] for event in events) / seconds,
+        "samples_per_second": sum(event.samples for event in events) / seconds,
         "not_compute": 1.0 - sum(compute) / (WORKERS * seconds),
         "iterations": [len(each) for each in by_worker],
-        "sizes": [fmean(event["samples"] for event in each) for each in by_worker],
+        "sizes": [fmean(event.samples for event in each) for each in by_worker],
         "seconds": seconds,
         "compute": compute,
         # What was decided, iteration by iteration: of each worker its samples, staleness and lead.
-        "trace": [[[event.get(name) for name in DECIDED] for event in each] for each in by_worker],
+        "trace": [[[getattr(event, name) for name in DECIDED] for event in each] for each in by_worker],
     }
 
 
@@ -233,19 +233,19 @@ def _beyond(folder):
     has a few exchanges that take twenty times as long.
     """
     beyond = [
-        event["iteration_seconds"] - event["compute_seconds"] - event["wait_seconds"]
-        for event in read_events(folder, kinds=("iteration",))
+        event.iteration_seconds - event.compute_seconds - event.wait_seconds
+        for event in read_events(folder, kind=IterationDone)
     ]
     seconds = median(beyond)
     return {"seconds": seconds, "spread": 1.4826 * median(abs(each - seconds) for each in beyond) / seconds}
 
 
 def _by_chance(simulated):
-    rates = [each["samples_per_second"] for each in simulated]
-    sizes = np.array([each["sizes"] for each in simulated])
+    rates = [each.samples_per_second for each in simulated]
+    sizes = np.array([each.sizes for each in simulated])
     return (
         pstdev(rates) > CHANCE * fmean(rates)
-        or pstdev(each["not_compute"] for each in simulated) > CHANCE
+        or pstdev(each.not_compute for each in simulated) > CHANCE
         or bool((sizes.std(axis=0) > CHANCE * sizes.mean()).any())
     )
 
@@ -255,7 +255,7 @@ def _mean(runs):
     return {
         name: np.mean([run[name] for run in runs], axis=0).tolist()
         for name in ("samples_per_second", "not_compute", "sizes", "seconds", "compute")
-    } | {"each_samples_per_second": [run["samples_per_second"] for run in runs]}
+    } | {"each_samples_per_second": [run.samples_per_second for run in runs]}
 
 
 def _compared(several_real, several_simulated):

@@ -18,7 +18,8 @@ from contestants import evenstep
 from harness import record
 from harness.workers import run_workers
 
-from evenstep.launch.process import ServerSettings, start_servers
+from evenstep.launch.server_settings import ServerSettings
+from evenstep.launch.servers import Servers
 
 MODEL_BYTES = 100_000_000
 WORKERS = (1, 4)
@@ -77,7 +78,7 @@ def _measure(optimizer, workers, kind):
     with tempfile.TemporaryDirectory() as folder:
         settings = ServerSettings(count=1, workers=workers, snapshots=Path(folder) / "snapshots")
         before = {child.pid for child in psutil.Process().children()}
-        with start_servers(settings, _refuse) as servers:
+        with Servers(settings, _refuse) as servers:
             (server,) = (child for child in psutil.Process().children() if child.pid not in before)
             baseline = _settled(server)
             addresses = [address for address in servers.addresses[0] if address.startswith(kind)]
@@ -104,7 +105,7 @@ def _measure(optimizer, workers, kind):
 
 
 def _refuse(event):
-    raise RuntimeError(f"the server did not serve the whole time: {event['text']}")
+    raise RuntimeError(f"the server did not serve the whole time: {event.text}")
 
 
 def _work(rank, plan, tell):

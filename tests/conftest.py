@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -10,10 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell; what tests start and interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# For the scripts that tests start: in this process pytest sees to it.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
@@ -23,6 +28,26 @@ LASTING_CHILDREN = ("multiprocessing.forkserver import main", "resource_tracker 
 # pytest's own, and those that libraries set once for the process: scikit-learn at its import, DDP at its first model.
 LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 GRACE_SECONDS = 2.0
+
+TESTS = Path(__file__).parent
+GROUPS = {}
+"""The group of each file that is in one."""
+
+
+class Groups(LoadScopeScheduling):
+    """Runs the files of an `xdist_group` in one process, as `loadgroup` of xdist 3.8 does not under pytest 9.2."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition("::")[0]
+        return GROUPS.get(path, nodeid)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist") == "loadgroup":
+        found = ((path, re.search(r"xdist_group\(\"(\w+)\"\)", path.read_text())) for path in TESTS.rglob("test_*.py"))
+        GROUPS.update({path.relative_to(TESTS.parent).as_posix(): group[1] for path, group in found if group})
+        return Groups(config, log)
+    return None
 
 
 def pytest_addoption(parser):
@@ -45,9 +70,15 @@ def pytest_terminal_summary(terminalreporter, config):
         table.write(path, sorted(rows, key=lambda row: [str(each) for each in row[:4]]))
 
 
-def pytest_ignore_collect(collection_path):
-    """Collect test files only: the search for doctests would import, and so run, the scripts that tests launch."""
-    if collection_path.suffix == ".py" and not collection_path.name.startswith("test_"):
+def pytest_ignore_collect(collection_path, config):
+    """Collect test files only: the search for doctests would import, and so run, the scripts that tests launch.
+
+    To import them takes longer than some of the few tests that run alone, so then only their files are collected.
+    """
+    if collection_path.suffix != ".py":
+        return None
+    is_test = collection_path.name.startswith("test_")
+    if not is_test or (config.option.markexpr == "alone" and "mark.alone" not in collection_path.read_text()):
         return True
     return None
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.predict.noise import Noise
-from evenstep.core.load.predict.recent import Recent
+from evenstep.core.load.predict.base import Noise
+from evenstep.core.load.predict.narx import Recent
 from evenstep.core.values import Factors, Prediction, Sample, State
 
 _LARGEST_ORDER: Final = 5

@@ -18,8 +18,9 @@ from contestants.case import LEARNING_RATE, Measured
 from contestants.models import parameter_sizes
 from contestants.timing import timed
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.launch.process import ServerSettings, start_servers
-from evenstep.protocol.optimizer import options_to_record
+from evenstep.launch.server_settings import ServerSettings
+from evenstep.launch.servers import Servers
+from evenstep.protocol.messages import Begin, Initialise, Push, SendWeights
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.torch.engines.describe import describe, layout_of
@@ -49,7 +50,7 @@ def _measure(case, kind):
     run = run_of(parameters, torch.optim.SGD(parameters.values(), lr=LEARNING_RATE), case.workers)
     with (
         tempfile.TemporaryDirectory() as folder,
-        start_servers(
+        Servers(
             ServerSettings(count=1, workers=case.workers, snapshots=Path(folder) / "snapshots"), _refuse
         ) as servers,
     ):
@@ -58,7 +59,7 @@ def _measure(case, kind):
 
 
 def _refuse(event):
-    raise RuntimeError(f"the server did not serve the whole time: {event['text']}")
+    raise RuntimeError(f"the server did not serve the whole time: {event.text}")
 
 
 def model(elements):
@@ -98,12 +99,12 @@ class Worker:
         self._link.start(run.encode(), [each.nbytes for each in layouts])
         self._parameters = ServedParameters(parameters, layouts, self._link, waits=True)
         self._parameters.view()
-        self._row = row(samples=1, seconds=1e-3)
-        self._options = {"options": options_to_record(run.optimizers[0].groups)}
+        self._row = tuple(row(samples=1, seconds=1e-3))
+        self._options = run.optimizers[0].groups
         self._answer = self._begin()
-        if self._answer.get("initialise"):
+        if isinstance(self._answer.body, SendWeights):
             self._parameters.put_weights()
-            self._link.ask("initialise", gradients=True)
+            self._link.ask(Initialise(), gradients=True)
             self._answer = self._begin()
         self._parameters.take_weights()
         for parameter in parameters.values():
@@ -112,15 +113,22 @@ class Worker:
     @property
     def version(self):
         """Of the weights that came last: how many updates they have seen."""
-        return int(self._answer["version"])
+        return self._answer.version
 
     def exchange(self):
         """Push, and pull."""
         norm = self._parameters.put_gradients()
-        claim = self._answer["claims"][0][0]
-        fields = {"claim": claim, "weights": self.version, "samples": 1, "units": 1, "row": self._row, "norm": norm}
-        self._answer = self._link.ask("push", gradients=True, **fields, **self._options)
-        self._options = {}  # Which are sent when they have changed.
+        push = Push(
+            claim=self._answer.body.claims[0][0],
+            weights=self.version,
+            samples=1,
+            units=1,
+            row=self._row,
+            norm=norm,
+            options=self._options,
+        )
+        self._answer = self._link.ask(push, gradients=True)
+        self._options = None  # Which are sent when they have changed.
         self._parameters.take_weights()
 
     def close(self):
@@ -128,7 +136,7 @@ class Worker:
         self._link.close()
 
     def _begin(self):
-        return self._link.ask("begin", number=0, epoch=0, ahead=0)
+        return self._link.ask(Begin(number=0, epoch=0, ahead=0))
 
 
 def _work(rank, plan, tell):

@@ -1,6 +1,7 @@
 """Loads that know the disturbances of a run beforehand: what no scheme that has to observe can be expected to beat."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ def oracle(cluster, global_batch_size, iterations, *, late=0):
 class Foreseen:
     """Sizes given for each iteration of a run beforehand."""
 
+    follows_speed: ClassVar[bool] = True
+    uses_estimates: ClassVar[bool] = False
     sizes: tuple[tuple[int, ...], ...]
     minimum: int | None = None
     maximum: int | None = None

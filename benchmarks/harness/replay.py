@@ -32,9 +32,9 @@ class _Kept:
         self.now, self.track = 0.0, Track()
 
     def record(self, event):
-        if event["event"] == "iteration":
-            self.now += event["iteration_seconds"]
-            self.track.add(self.now, event["samples"], event["compute_seconds"])
+        if event.kind == "iteration":
+            self.now += event.iteration_seconds
+            self.track.add(self.now, event.samples, event.compute_seconds)
 
     def close(self):
         pass

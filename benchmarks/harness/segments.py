@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.cluster import Cluster
 from evenstep.schemes import Scheme
-from evenstep.telemetry.recorder import read_events
-from evenstep.testing.baseline import DeviceHold, PlainDDP, plain_loader
+from evenstep.telemetry import read_events
+from harness.baseline import DeviceHold, PlainDDP, plain_loader
 from harness.workers import run_workers
 
 FEATURES, CLASSES = 64, 10
@@ -218,7 +218,7 @@ def sizes_of(segment):
 def _plan_events(run_dir):
     """Worker 0's, `[iteration, sizes]`; all workers decide alike."""
     return [
-        [event["iteration"], event["batch_sizes"]]
+        [event.iteration, event.batch_sizes]
         for event in read_events(Path(run_dir))
-        if event["event"] == "plan" and event["worker"] == 0
+        if event.kind == "plan" and event.worker == 0
     ]

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 import torch.distributed as dist
 
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.process import SECRET_VARIABLE
+from evenstep.launch.server_settings import SECRET_VARIABLE
 from evenstep.schemes import parse_scheme
 from evenstep.server import program
 

@@ -29,9 +29,9 @@ class _Iterations:
         self.sizes, self.seconds = [], []
 
     def record(self, event):
-        if event["event"] == "iteration":
-            self.sizes.append(event["samples"])
-            self.seconds.append(event["compute_seconds"])
+        if event.kind == "iteration":
+            self.sizes.append(event.samples)
+            self.seconds.append(event.compute_seconds)
 
     def close(self):
         pass

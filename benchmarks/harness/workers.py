@@ -21,7 +21,7 @@ def run_workers(count, target, argument, show=print):
     for name in _THREADS:
         os.environ.setdefault(name, "1")
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "evenstep.torch.prepare", "evenstep.testing.baseline"])
+    context.set_forkserver_preload(["torch", "evenstep.torch.prepare"])
     # The parent keeps the store, as torchrun's agent does; port 0 is any free one.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = {}, []

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 from window import Window, same_window
 
 from evenstep.core.errors import ConfigError
-from evenstep.report.accounts import slowdowns
+from evenstep.report.overview import overview_of
 from evenstep.report.recorded import RecordedRun, read_run
 
 _WIDTH: Final = 960
@@ -99,7 +99,8 @@ class _Drawing:
         )
         self._grid(bottom)
         # Where a run does not tell, its workers are taken to be as slow as in another.
-        slow = [slowdowns(panel.run) for panel in self._panels]
+        overviews = [overview_of("", panel.run) for panel in self._panels]
+        slow = [{each.worker: each.slowdown for each in run.workers if each.slowdown} for run in overviews]
         known = next(filter(None, slow), {})
         for panel, window, own in zip(self._panels, self._windows, slow, strict=True):
             self._panel(panel, window, own or known)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
-from evenstep.report.iterations import BASES, Iteration
+from evenstep.report.iterations import BASES, Iterations
 from evenstep.report.recorded import RecordedRun
 
 
@@ -57,7 +57,7 @@ def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | 
 
 def _is_usual(run: RecordedRun, number: int) -> bool:
     done = run.iterations.values()
-    full = sum(each[number].samples for each in done) == run.global_batch_size
+    full = sum(each.samples[number] for each in done) == run.global_batch_size
     return full and not any(BASES[int(each.basis[number])] == "comparison" for each in done)
 
 
@@ -66,7 +66,7 @@ def _duration(run: RecordedRun, start: int, iterations: int) -> float:
 
 
 def _longest(run: RecordedRun, number: int) -> float:
-    return max(done[number].iteration_seconds for done in run.iterations.values())
+    return max(float(done.iteration_seconds[number]) for done in run.iterations.values())
 
 
 def _window(run: RecordedRun, start: int, iterations: int) -> Window:
@@ -75,19 +75,19 @@ def _window(run: RecordedRun, start: int, iterations: int) -> Window:
     began = 0.0
     for number in range(start, start + iterations):
         for worker, spans in lanes.items():
-            spans.append(_span(run.iterations[worker][number], began))
+            spans.append(_span(run.iterations[worker], number, began))
         began += _longest(run, number)
     return Window(lanes={worker: tuple(spans) for worker, spans in lanes.items()}, seconds=began)
 
 
-def _span(iteration: Iteration, began: float) -> Span:
-    compute_began = began + iteration.input_seconds
-    compute_ended = compute_began + iteration.compute_seconds
-    ended = max(began + iteration.iteration_seconds, compute_ended)
+def _span(done: Iterations, number: int, began: float) -> Span:
+    compute_began = began + float(done.input_seconds[number])
+    compute_ended = compute_began + float(done.compute_seconds[number])
+    ended = max(began + float(done.iteration_seconds[number]), compute_ended)
     return Span(
-        samples=iteration.samples,
+        samples=int(done.samples[number]),
         compute_began=compute_began,
         compute_ended=compute_ended,
-        wait_ended=min(compute_ended + iteration.wait_seconds, ended),
+        wait_ended=min(compute_ended + float(done.wait_seconds[number]), ended),
         ended=ended,
     )

@@ -9,23 +9,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evenstep.core.errors import CheckpointError, ConfigError, DisagreementError, EvenstepError, WorkerLostError
-from evenstep.schemes import Scheme, Served, asp, bsp, dbs, dssp, grouped, lb_bsp, local_sgd, ssp
+from evenstep.core.load import Load, LoadPolicy
+from evenstep.core.sync import SyncPolicy
+from evenstep.core.values import Allocation, Problem, Reports
+from evenstep.core.version import VERSION
+from evenstep.schemes import (
+    Scheme,
+    Served,
+    ServerOptions,
+    asp,
+    bsp,
+    dbs,
+    dssp,
+    grouped,
+    lb_bsp,
+    local_sgd,
+    recipe,
+    sizes_of,
+    ssp,
+)
 
 if TYPE_CHECKING:
     from evenstep import checkpoint
+    from evenstep.launch.servers import start_servers
     from evenstep.torch.data.shards import ShardedDataset
     from evenstep.torch.prepare import prepare
+    from evenstep.torch.session import Session
+    from evenstep.worker.api.balancer import Balancer
+    from evenstep.worker.api.client import Client
+    from evenstep.worker.api.share import Share
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
+    "Allocation",
+    "Balancer",
     "CheckpointError",
+    "Client",
     "ConfigError",
     "DisagreementError",
     "EvenstepError",
+    "Load",
+    "LoadPolicy",
+    "Problem",
+    "Reports",
     "Scheme",
     "Served",
+    "ServerOptions",
+    "Session",
     "ShardedDataset",
+    "Share",
+    "SyncPolicy",
     "WorkerLostError",
     "__version__",
     "asp",
@@ -37,15 +71,30 @@ __all__ = [
     "lb_bsp",
     "local_sgd",
     "prepare",
+    "recipe",
+    "sizes_of",
     "ssp",
+    "start_servers",
 ]
 
 
-_OF_TORCH = {"prepare": "evenstep.torch.prepare", "ShardedDataset": "evenstep.torch.data.shards"}
+_OF_TORCH = {
+    "prepare": "evenstep.torch.prepare",
+    "Session": "evenstep.torch.session",
+    "ShardedDataset": "evenstep.torch.data.shards",
+}
+_OF_WORKER = {
+    "Balancer": "evenstep.worker.api.balancer",
+    "Client": "evenstep.worker.api.client",
+    "Share": "evenstep.worker.api.share",
+    "start_servers": "evenstep.launch.servers",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch when it is first asked for."""
+    """Load what needs torch, or what few scripts need, when it is first asked for."""
+    if name in _OF_WORKER:
+        return getattr(import_module(_OF_WORKER[name]), name)
     if name not in ("checkpoint", *_OF_TORCH):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -44,6 +44,12 @@ def test_a_run_goes_on_in_mid_epoch_on_another_number_of_workers(tmp_path, optim
     close(values, training.train_alone(run, 15))
 
 
+def test_all_loaders_of_a_session_go_on(tmp_path):
+    run = Run(samples=20, batch_size=4, epochs=3)
+    checkpoints.train_in_turn(run, tmp_path, stop=True)
+    assert checkpoints.train_in_turn(run, tmp_path, go_on=True) == checkpoints.train_in_turn(run, tmp_path)
+
+
 @pytest.mark.multiprocess
 def test_the_global_batch_of_the_checkpoint_wins(tmp_path):
     results(run_workers(checkpoints.train_saving, 3, Run(scripted=3, **LENGTH), tmp_path, {8}))
@@ -59,7 +65,8 @@ def test_what_was_learnt_of_speeds_and_sizes_is_kept(tmp_path, scheme):
     found = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
     assert [value["estimator"] for value in found] == [value["estimator"] for value in saved]
     assert [value["policy"] for value in found] == [value["policy"] for value in saved]
-    assert saved[0]["estimator"] != saved[1]["estimator"]
+    # Sizes that follow from comparisons alone need no estimates.
+    assert (saved[0]["estimator"] != saved[1]["estimator"]) == ("narx" in scheme)
 
 
 @pytest.mark.multiprocess
@@ -307,7 +314,7 @@ def test_what_a_script_does_between_loops_is_done_once(tmp_path):
         assert (loader.epoch, list(loader), loader.epoch) == (0, [], 1)
         evenstep.checkpoint.save(tmp_path, model, optimizer, loader)  # Between loops.
         evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
-        assert (loader.epoch, len(list(loader)), loader.epoch) == (1, 6, 2)
+        assert (loader.epoch, len(list(loader)), loader.epoch) == (1, 6, 1)  # A peek, since nothing was computed.
 
 
 def test_another_scheme_goes_on_with_the_samples(tmp_path):

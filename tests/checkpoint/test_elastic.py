@@ -2,21 +2,17 @@
 
 import json
 import signal
-import subprocess
-import sys
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.guard import GUARD_SECONDS
+from support.started import Started, ended, torchrun
 from torch.distributed import TCPStore
 
 from evenstep.report.summary import summarise
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
 SAMPLES, GLOBAL_BATCH, EPOCHS = 50, 10, 3
 SLICES = SAMPLES // GLOBAL_BATCH
@@ -25,9 +21,10 @@ pytestmark = pytest.mark.multiprocess
 
 
 def test_a_killed_worker_costs_what_came_after_the_last_checkpoint(tmp_path):
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", SCRIPT, tmp_path, "only"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=GUARD_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
+    options = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1)
+    with Started(torchrun, *options, SCRIPT, tmp_path, "only") as agent:
+        _, said = agent.communicate()
+    assert agent.returncode == 0, said
     assert lives_of(tmp_path) == [2, 2]
     # The record has the events of both lives; that of the last start is the one that counts.
     assert [each.iterations for each in summarise(tmp_path / "run").workers] == [9, 9]
@@ -49,13 +46,9 @@ def run_on_two_hosts(folder):
     settings = "is_host=false,keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=2"
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
     options += ["--rdzv-endpoint", f"localhost:{store.port}", "--rdzv-conf", settings, "--local-addr", "localhost"]
-    with (folder / "said.txt").open("w+") as said, ExitStack() as stack:
-        agents = []
-        for host in ("stays", "leaves"):
-            command = map(str, [*TORCHRUN, *options, SCRIPT, folder, host])
-            agents.append(stack.enter_context(subprocess.Popen(list(command), stdout=said, stderr=said)))
-            stack.callback(agents[-1].kill)
-        return *(agent.wait(GUARD_SECONDS) for agent in agents), (folder / "said.txt").read_text()
+    words = ((*options, SCRIPT, folder, host) for host in ("stays", "leaves"))
+    codes, (said, _) = ended([Started(torchrun, *each) for each in words])
+    return *codes, said
 
 
 def lives_of(folder):

@@ -1,16 +1,13 @@
 import json
-import re
-from pathlib import Path
 
 import pytest
 from support.records import check_records
 
 from evenstep.cli.demonstration import runs as demo_runs
-from evenstep.cli.demonstration.setting import ideal_speed_up, write_digits
+from evenstep.cli.demonstration.setting import ideal_speed_up
 from evenstep.cli.main import main
 from evenstep.report.recorded import read_run
-
-TRAIN = Path(demo_runs.__file__).with_name("train.py")
+from evenstep.report.timeline import notes_of
 
 
 def test_the_ideal_is_that_of_the_emulated_speeds():
@@ -40,9 +37,9 @@ def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_pat
     assert [run.scheme.partition(":")[0] for run in runs] == ["bsp", "lb-bsp", "dssp"]
     # One start: the same processes noted their losses in all three runs.
     assert len(list((folder / "output").iterdir())) == 1
-    assert all(len(run.told.notes["loss"]) >= 4 * 14 for run in runs[:2])
+    assert all(len(notes_of(run, "loss")) >= 4 * 14 for run in runs[:2])
     assert f"The report is in {page}" in output.err
-    assert runs[0].told.notes["accuracy"][0].value == pytest.approx(bsp["test_accuracy"])
+    assert notes_of(runs[0], "accuracy")[0][1] == pytest.approx(bsp["test_accuracy"])
     assert "Accuracy against time" in page.read_text()
 
 
@@ -57,17 +54,3 @@ def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_pat
 def test_mistakes_are_one_sentence_before_anything_starts(arguments, fragment, capsys):
     assert main(["demo", *arguments.split()]) == 2
     assert fragment in capsys.readouterr().err
-
-
-@pytest.mark.multiprocess
-def test_run_sums_up_as_json(tmp_path, capfd):
-    data = tmp_path / "digits.npz"
-    write_digits(data)
-    words = ["--workers", "1", "--slow", "0=+1ms", "--json", str(TRAIN), "--data", str(data)]
-    assert main(["run", *words, "--epochs", "1", "--batch-size", "128"]) == 0
-    output = capfd.readouterr()
-    assert re.search(r"evenstep: lb-bsp trained .* samples/s for .* s on 1 worker", output.err)
-    summary = json.loads(output.out.splitlines()[-1])
-    assert summary["scheme"] == "lb-bsp"
-    assert summary["iterations"] == 12
-    assert [worker["samples"] for worker in summary["workers"]] == [1437]

@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +12,16 @@ import pytest
 from support.guard import GUARD_SECONDS
 from support.records import check_records
 from support.server_reports import Reports, stand_in
+from support.started import Started, evenstep
 
 from evenstep.cli.main import main
 from evenstep.cli.run import parse
-from evenstep.launch.endings import WorkerEnd
+from evenstep.core.ending import Ending
 from evenstep.launch.launch import launch
-from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
 from evenstep.launch.run_failed import RunFailedError, failure_of_all
 from evenstep.telemetry import read_events
-from evenstep.telemetry.events import parse_event
+from evenstep.telemetry.events import Disturbed, RanOutOfMemory, ServersRestarted
 
 pytestmark = pytest.mark.multiprocess
 
@@ -59,6 +59,9 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     options = ["--scheme", "bsp", "--slow", "1=4x", "--slow", "0=+1ms", "--emulate", "cluster.toml", "--run-dir", "out"]
     options += ["--max-restarts", "1"]
+    for name in VARIABLES.values():
+        monkeypatch.setenv(name, "what an option replaces")
+    monkeypatch.setenv("EVENSTEP_TIMEOUT", "42")
     script = SCRIPTS / "tells.py"
     assert run("--workers", 2, *options, "--", script, tmp_path, "--workers", 7, "--json", "x") == 0
     told = [json.loads((tmp_path / f"{worker}.json").read_text()) for worker in range(2)]
@@ -70,15 +73,13 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
         assert each["arguments"] == ["--workers", "7", "--json", "x"]
         settings = json.loads(each["EVENSTEP_LAUNCH"])
         assert not Path(settings.pop("marks")).exists()
-        assert settings == {
-            "scheme": "bsp",
-            "slow": ["1=4x", "0=+1ms"],
-            "emulate": str(tmp_path / "cluster.toml"),
-            "run_dir": str(tmp_path / "out"),
-            "resume": False,
-            "servers": [],
-            "profile": None,
-            "heartbeat_seconds": 20.0,
+        assert settings == {"resume": False, "servers": [], "profile": None, "heartbeat_seconds": 20.0}
+        assert {name: each[name] for name in VARIABLES.values()} == {
+            "EVENSTEP_SCHEME": "bsp",
+            "EVENSTEP_SLOW": "1=4x,0=+1ms",
+            "EVENSTEP_EMULATE": str(tmp_path / "cluster.toml"),
+            "EVENSTEP_RUN_DIR": str(tmp_path / "out"),
+            "EVENSTEP_TIMEOUT": "42",
         }
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "29500"
     assert capfd.readouterr().err == (
@@ -116,12 +117,11 @@ def test_the_process_is_what_it_was_before(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_and_everything_that_it_started(number, code):
-    command = [sys.executable, "-m", "evenstep.cli.main", "run", "--workers", "2", str(SCRIPTS / "waits.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+    with Started(evenstep, "run", "--workers", 2, SCRIPTS / "waits.py") as launcher:
         pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
         assert len(pids) == 4
         launcher.send_signal(number)
-        _, error = launcher.communicate(timeout=GUARD_SECONDS)
+        _, error = launcher.communicate()
     assert launcher.returncode == code
     assert error == f"evenstep: ended by {number.name}: every worker was stopped\n"
     assert_gone(pids)
@@ -159,21 +159,21 @@ def test_a_batch_that_ran_out_of_memory_is_named_and_not_tried_again(tmp_path, c
     assert run(*options, SCRIPTS / "trains.py", 12) == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert "worker 1 ran out of memory with a batch of 12 samples: start again with the same run directory" in last
-    (event,) = read_events(tmp_path / "run", kinds=("out_of_memory",))
-    assert (event["worker"], event["samples"]) == (1, 12)
+    (event,) = read_events(tmp_path / "run", kind=RanOutOfMemory)
+    assert (event.worker, event.samples) == (1, 12)
     # The other worker may be ended by the launcher before it finds out.
-    last = [event for event in read_events(tmp_path / "run") if event["worker"] == 1][-2:]
-    assert [event["event"] for event in last] == ["error", "end"]
-    assert last[0]["type"] == "OutOfMemoryError"
-    assert last[0]["text"].startswith("worker 1 ran out of memory with a batch of 12 samples: start again")
+    last = [event for event in read_events(tmp_path / "run") if event.worker == 1][-2:]
+    assert [event.kind for event in last] == ["error", "end"]
+    assert last[0].type == "OutOfMemoryError"
+    assert last[0].text.startswith("worker 1 ran out of memory with a batch of 12 samples: start again")
     # Nothing smaller has run, so the second start begins at half of it, and learns what fits from there.
     assert run(*options, SCRIPTS / "trains.py", 12) == 0
-    plans = [event for event in read_events(tmp_path / "run") if event["event"] == "plan" and event["worker"] == 1]
-    assert plans[0]["batch_sizes"] == [12, 12]
-    assert plans[1]["batch_sizes"] == [18, 6]
-    assert all(plan["batch_sizes"][1] <= 10 for plan in plans[1:])
-    told = read_events(tmp_path / "run", kinds=("disturbance",))
-    assert [(event["worker"], event["iteration"], event["factor"]) for event in told] == [(0, 3, 2.0), (0, 7, 1.0)]
+    plans = [event for event in read_events(tmp_path / "run") if event.kind == "plan" and event.worker == 1]
+    assert plans[0].batch_sizes == [12, 12]
+    assert plans[1].batch_sizes == [18, 6]
+    assert all(plan.batch_sizes[1] <= 10 for plan in plans[1:])
+    told = read_events(tmp_path / "run", kind=Disturbed)
+    assert [(event.worker, event.iteration, event.factor) for event in told] == [(0, 3, 2.0), (0, 7, 1.0)]
     assert {"run", "iteration", "out_of_memory", "end"} <= check_records(tmp_path / "run")
 
 
@@ -209,6 +209,34 @@ def test_servers_start_before_the_workers_and_end_after_them(reports, tmp_path, 
         assert told["RANK"] == str(worker)
     assert capfd.readouterr().err == ""
     assert "EVENSTEP_SECRET" not in os.environ
+
+
+def test_the_environment_chooses_a_scheme_on_servers(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("EVENSTEP_SCHEME", "ssp:servers=2")
+    monkeypatch.setenv("EVENSTEP_SLOW", " ")
+    assert run(SCRIPTS / "tells.py", tmp_path) == 0
+    told = json.loads((tmp_path / "0.json").read_text())
+    assert (told["EVENSTEP_SCHEME"], told["EVENSTEP_SLOW"].strip()) == ("ssp:servers=2", "")
+    assert len(json.loads(told["EVENSTEP_LAUNCH"])["servers"]) == 2
+    assert "had no effect" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "sentence"),
+    [
+        ("EVENSTEP_SCHEME", "lbbsp", "EVENSTEP_SCHEME: there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ("EVENSTEP_SLOW", "0=2x,2=4x", "EVENSTEP_SLOW 2=4x names worker 2, but the 2 workers are numbered from 0 to 1"),
+        ("EVENSTEP_SLOW", "fast", "EVENSTEP_SLOW needs a rank and how much slower, such as 3=4x"),
+        ("EVENSTEP_EMULATE", "nowhere.toml", "EVENSTEP_EMULATE: the cluster file "),
+        ("EVENSTEP_RUN_DIR", "/dev/null/run", "EVENSTEP_RUN_DIR: the run directory /dev/null/run cannot be written"),
+        ("EVENSTEP_TIMEOUT", "soon", "EVENSTEP_TIMEOUT must be a positive number of seconds, at most 1e+09, not"),
+    ],
+)
+def test_a_wrong_variable_is_named_before_a_worker_starts(variable, text, sentence, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(variable, text)
+    assert run("--workers", 2, SCRIPTS / "tells.py", tmp_path) == 2
+    assert f"evenstep: {sentence}" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_run_directory_snapshots_go_where_nothing_is_left(reports, tmp_path, monkeypatch):
@@ -266,13 +294,13 @@ def test_a_run_outlives_its_servers_which_start_again(reports, tmp_path, capfd):
         assert killed.result()
     text = "server 0 was killed by SIGKILL; all start again from their last snapshot (1 of 3)"
     assert capfd.readouterr().err == f"evenstep: {text}\n"
-    event = json.loads((tmp_path / "run" / "launcher.jsonl").read_text())
-    assert event == {"event": "servers_restarted", "server": 0, "restart": 1, "text": text, "at": event["at"]}
-    assert parse_event(event).restart == 1
+    (event,) = read_events(tmp_path / "run", role="launcher")
+    assert event == ServersRestarted(server=0, restart=1, text=text, at=event.at)
+    assert event.at > 0
 
 
 def test_servers_that_are_lost_are_named_first(tmp_path):
-    failures = [WorkerEnd(worker=1, exit_code=1, message="ServerError: gone: look")]
+    failures = [Ending(worker=1, exit_code=1, message="ServerError: gone: look")]
     failed = failure_of_all(failures, "server 0 was killed by SIGKILL; no restart is left of 3")
     assert str(failed).startswith(
         "server 0 was killed by SIGKILL; no restart is left of 3; without servers worker 1 end"
@@ -280,10 +308,20 @@ def test_servers_that_are_lost_are_named_first(tmp_path):
     assert failed.exit_code == 1
 
 
+def launch_stand_ins(server_command, *words):
+    """`evenstep run` with stand-ins for its servers; returns the exit code."""
+    options = parse(list(map(str, words)))
+    try:
+        launch(options, LaunchSettings(scheme=options.scheme), server_command=server_command)
+    except RunFailedError as failure:
+        print(failure, file=sys.stderr)
+        return failure.exit_code
+    return 0
+
+
 def served_launcher(reports, tmp_path, *words):
-    command = [sys.executable, str(SCRIPTS / "launches.py"), *stand_in(reports), "--", "--scheme", "asp", *words]
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes)
+    environment = {"TMPDIR": str(tmp_path)}
+    return Started(launch_stand_ins, stand_in(reports), "--scheme", "asp", *words, environment=environment)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -293,7 +331,7 @@ def test_a_signal_ends_the_workers_and_then_the_servers(reports, tmp_path, numbe
         server = reports.next()
         launcher.send_signal(number)
         # It ends when nobody has the other ends any more: workers, their children and keepers are gone.
-        _, error = launcher.communicate(timeout=GUARD_SECONDS)
+        _, error = launcher.communicate()
     assert launcher.returncode == 128 + number
     assert error == f"ended by {number.name}: every worker was stopped\n"
     assert server.after_listening() == [{"event": "ended", "by": "signal"}]
@@ -306,7 +344,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(reports, tmp_path):
         pids = [int(pid) for _ in range(2) for pid in launcher.stdout.readline().split()]
         server = reports.next()
         launcher.kill()
-        launcher.communicate(timeout=GUARD_SECONDS)
+        launcher.communicate()
     assert server.after_listening() == [{"event": "ended", "by": "stdin"}]
     assert_gone([*pids, server.pid])
 

@@ -1,6 +1,6 @@
 import pytest
 
-from evenstep.launch.endings import WorkerEnd
+from evenstep.core.ending import Ending
 from evenstep.launch.run_failed import failure_of
 
 LOST = "WorkerLostError: worker 7 died"
@@ -9,7 +9,7 @@ LOST = "WorkerLostError: worker 7 died"
 def ends(*known):
     """The ends of workers 0, 1, ... with these exit codes and errors, one after another; None: it is not known."""
     return [
-        WorkerEnd(worker=worker, exit_code=end[0], message=end[1], at_seconds=float(worker), asked_to_end=len(end) > 2)
+        Ending(worker=worker, exit_code=end[0], message=end[1], at_seconds=float(worker), asked_to_end=len(end) > 2)
         for worker, end in enumerate(known)
         if end is not None
     ]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.multiprocess
 
 SCRIPT = Path(__file__).parent / "scripts" / "trains_on.py"
 SHARED_MEMORY = Path("/dev/shm")
-MARK = "EVENSTEP_TEST_MARK"
+MARK = "TEST_MARK"
 
 
 def marked(mark):

@@ -1,14 +1,11 @@
 """What stands on the terminal at the end of a run: how it went, without a run directory too."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.guard import GUARD_SECONDS
+from support.started import Started, script, torchrun
 
 from evenstep.cli.main import main
 from evenstep.report.overview import overview_of
@@ -30,10 +27,13 @@ def said(text):
 
 
 @pytest.mark.alone
-def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
-    assert run("--workers", 2, "--slow", "1=3x", "--json", SCRIPT) == 0
+def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow_as_its_directory_says(tmp_path, capfd):
+    assert run("--workers", 2, "--slow", "1=3x", "--json", "--run-dir", tmp_path / "run", SCRIPT) == 0
     captured = capfd.readouterr()
-    assert json.loads(captured.out.splitlines()[-1])["scheme"] == "lb-bsp"
+    summary = json.loads(captured.out.splitlines()[-1])
+    assert summary["scheme"] == "lb-bsp"
+    assert summary["iterations"] == 40
+    assert sum(worker["samples"] for worker in summary["workers"]) == 960
     head, *verdict = said(captured.err)
     assert re.fullmatch(
         r"lb-bsp trained [\d,]+ samples/s for [\d.]+ s on 2 workers; batch sizes 12 12 at first, \d+ \d at the end\.",
@@ -41,16 +41,10 @@ def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow(capfd):
     )
     assert len(verdict) <= 3
     assert re.search(r"[Ww]orker 1 computes [23](\.\d)?x slower", " ".join(verdict))
-
-
-@pytest.mark.alone
-def test_the_summary_says_what_the_run_directory_says(tmp_path, capfd):
-    assert run("--workers", 2, "--slow", "1=3x", "--run-dir", tmp_path / "run", SCRIPT) == 0
-    head, *lines = said(capfd.readouterr().err)
-    shown, overview = " ".join(lines), overview_of("run", read_run(tmp_path / "run"))
-    verdict = overview.verdict
-    numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (shown, verdict.text)]
-    assert re.sub(r"\d+(\.\d+)?", "", shown) == re.sub(r"\d+(\.\d+)?", "", verdict.text)
+    shown, overview = " ".join(verdict), overview_of("run", read_run(tmp_path / "run"))
+    told = overview.verdict.text
+    numbers = [list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (shown, told)]
+    assert re.sub(r"\d+(\.\d+)?", "", shown) == re.sub(r"\d+(\.\d+)?", "", told)
     assert numbers[0] == pytest.approx(numbers[1], rel=0.03, abs=2)
     assert samples_per_second(head) == pytest.approx(overview.summary.samples_per_second, abs=0.51)
 
@@ -59,19 +53,20 @@ def samples_per_second(head):
     return float(re.search(r" trained ([\d,]+) samples/s ", head).group(1).replace(",", ""))
 
 
-def torchrun(scheme, *words):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    settings = {"scheme": scheme, "slow": ["1=3x"], "servers": []}
-    environment = {**os.environ, "EVENSTEP_LAUNCH": json.dumps(settings)}
-    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment)
+def run_torchrun(scheme, *words):
+    """The exit code of torchrun, and what was written to standard error."""
+    words = ("--standalone", "--nproc-per-node", 2, SCRIPT, *words)
+    with Started(torchrun, *words, environment={"EVENSTEP_SCHEME": scheme, "EVENSTEP_SLOW": "1=3x"}) as launcher:
+        _, error = launcher.communicate()
+    return launcher.returncode, error
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
-def test_plain_torchrun_has_the_summary_too_and_once(scheme):
-    ended = torchrun(scheme)
-    assert ended.returncode == 0
-    lines = said(ended.stderr)
+def test_plain_torchrun_takes_the_scheme_from_the_environment_and_has_one_summary(scheme):
+    code, error = run_torchrun(scheme)
+    assert code == 0
+    lines = said(error)
     assert [line.startswith(f"{scheme} trained ") for line in lines].count(True) == 1
     assert "; batch sizes 12 12" in lines[0]
     assert "orker 1 computes" in lines[1]
@@ -108,18 +103,16 @@ def test_a_script_that_failed_has_no_summary(how, code, capfd):
 
 
 def test_nor_has_one_that_failed_after_it_had_closed_its_loader():
-    ended = torchrun("lb-bsp", "closes")
-    assert ended.returncode == 1
-    assert "RuntimeError: no more" in ended.stderr
-    assert not any(" trained " in line for line in said(ended.stderr))
+    code, error = run_torchrun("lb-bsp", "closes")
+    assert code == 1
+    assert "RuntimeError: no more" in error
+    assert not any(" trained " in line for line in said(error))
 
 
 def test_a_process_of_its_own_has_no_summary():
-    environment = {name: value for name, value in os.environ.items() if name != "EVENSTEP_LAUNCH"}
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=GUARD_SECONDS, env=environment
-    )
-    assert (ended.returncode, said(ended.stderr)) == (0, [])
+    with Started(script, SCRIPT) as process:
+        _, error = process.communicate()
+    assert (process.returncode, said(error)) == (0, [])
 
 
 def test_a_script_without_prepare_is_told_so_with_what_had_no_effect(tmp_path, capfd):

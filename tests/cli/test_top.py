@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.made_log import worker_events, write_log
+from support.records import records
 
 from evenstep.cli.main import main
 from evenstep.report.live import LiveRun
@@ -129,10 +130,12 @@ def test_without_a_terminal_it_prints_how_things_are(tmp_path, capsys):
 def test_a_worker_that_is_no_longer_heard_of_is_called_silent():
     live = LiveRun()
     for worker in range(3):
-        for event in worker_events(worker, parts=PARTS):
-            live.take("worker", event, 10.0 if worker else 0.0)
+        for event in records(worker_events(worker, parts=PARTS)):
+            live.take(event, 10.0 if worker else 0.0)
     assert [each.state for each in live.view(12.0).workers] == ["silent 12 s", "training", "training"]
-    live.take("server", {"event": "leave", "at": 1.0, "worker": 1, "why": "was killed by SIGKILL"}, 12.0)
+    live.take(
+        *records([{"event": "leave", "at": 1.0, "version": 1, "worker": 1, "why": "was killed by SIGKILL"}]), 12.0
+    )
     view = live.view(12.0)
     assert view.workers[1].state == "gone"
     assert view.latest == ("worker 1 was killed by SIGKILL",)

@@ -73,7 +73,7 @@ def test_who_has_no_absence_does_not_come_back() -> None:
         ('[spots.s]\nstays = "1 s"\naway = "0 s"', "away must be"),
         ('[spots.s]\nstays = "1 s"\nrecorded = []', "'recorded' does not go with"),
         ("[spots.s]\nrecorded = []", "at least one stay"),
-        ('[spots.s]\nrecorded = [["1 s"]]', "each of recorded must be a pair"),
+        ('[spots.s]\nrecorded = [["1 s"]]', r"recorded\[0\] must be a pair"),
         ('[spots.s]\nrecorded = [["2 s", "1 s"]]', "must end after it began"),
         ('[spots.s]\nrecorded = [["0 s", "1 s"], ["1 s", "2 s"]]', "after the one before it ended"),
         ('[[workers]]\nspot = "none"', "spot 'none' is unknown"),

@@ -12,6 +12,7 @@ from support import examples
 from support.faults import meeting_place
 from support.guard import GUARD_SECONDS
 from support.processes import results, run_workers
+from support.started import Started, script
 
 from evenstep.cluster import parse_cluster
 
@@ -23,19 +24,21 @@ SHORT = {
     "fsdp.py": ("--epochs", "1", "--width", "32", "--blocks", "2"),
     "images.py": ("--epochs", "2", "--amp", "bfloat16"),
     "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
+    "own_batches.py": ("--steps", "10", "--batch-size", "2", "--context", "16"),
     "char_lm.py": ("--iterations", "3", "--report-every", "1", "--global-batch-size", "8", "--width", "32"),
 }
 
 
-def run_example(script, workers=1, *, options=None):
+def run_example(name, workers=1, *, options=None):
     """What worker 0 prints; the processes are forked, and meet as under torchrun."""
-    chosen = [str(option) for option in (SHORT[script] if options is None else options)]
-    return results(run_workers(examples.run, workers, str(EXAMPLES / script), chosen, environment=meeting_place()))[0]
+    chosen = [str(option) for option in (SHORT[name] if options is None else options)]
+    return results(run_workers(examples.run, workers, str(EXAMPLES / name), chosen, environment=meeting_place()))[0]
 
 
-def run_as_a_command(script, *launcher, options=None):
+def run_as_a_command(name, *launcher, options):
+    """What it prints, started as a user starts it."""
     done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLES / script, *(SHORT[script] if options is None else options)],
+        [sys.executable, *launcher, EXAMPLES / name, *options],
         capture_output=True,
         text=True,
         timeout=GUARD_SECONDS,
@@ -56,11 +59,17 @@ def test_the_ddp_scripts_differ_by_the_import_and_one_line():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    ("script", "launcher"), [("ddp_plain.py", ()), ("ddp_evenstep.py", TORCHRUN)], ids=["alone", "torchrun"]
-)
-def test_digits(script, launcher):
-    assert run_as_a_command(script, *launcher).startswith("epoch 1: test accuracy ")
+def test_digits_in_a_process_of_its_own():
+    with Started(script, EXAMPLES / "ddp_plain.py", *SHORT["ddp_plain.py"]) as process:
+        printed, error = process.communicate()
+    assert process.returncode == 0, error
+    assert printed.startswith("epoch 1: test accuracy ")
+
+
+@pytest.mark.multiprocess
+def test_digits_as_a_command_under_torchrun():
+    printed = run_as_a_command("ddp_evenstep.py", *TORCHRUN, options=SHORT["ddp_evenstep.py"])
+    assert printed.startswith("epoch 1: test accuracy ")
 
 
 @pytest.mark.multiprocess
@@ -103,9 +112,23 @@ def test_gpt():
     assert int(found[1]) + int(found[2]) == 4  # How they are shared depends on how busy this machine is.
 
 
-@pytest.mark.parametrize("script", ["images.py", "gpt.py", "fsdp.py", "resume.py"])
-def test_an_example_can_be_read_at_a_glance(script):
-    assert len((EXAMPLES / script).read_text().splitlines()) < 80
+@pytest.mark.multiprocess
+def test_batches_of_the_scripts_own():
+    (line,) = run_example("own_batches.py", 2).splitlines()
+    found = re.fullmatch(r"step 10: [\d.]+ bits per character, batch sizes \[(\d), (\d)\]", line)
+    assert int(found[1]) + int(found[2]) == 4
+
+
+@pytest.mark.multiprocess
+def test_workers_without_torch():
+    (line,) = run_as_a_command("numpy_balancer.py", options=("--epochs", "1")).splitlines()
+    found = re.fullmatch(r"epoch 1: loss [\d.]+, batch sizes \[(\d+), (\d+), (\d+)\]", line)
+    assert sum(map(int, found.groups())) == 300  # How they are shared depends on how busy this machine is.
+
+
+@pytest.mark.parametrize("name", ["images.py", "gpt.py", "fsdp.py", "resume.py", "own_batches.py"])
+def test_an_example_can_be_read_at_a_glance(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) < 80
 
 
 def test_the_cluster_file_describes_four_workers():

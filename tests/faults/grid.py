@@ -22,10 +22,10 @@ from support.hosts import ip, two_hosts
 from support.processes import CONTEXT
 
 from evenstep.core.supervision import Supervision
-from evenstep.launch.keeper import _message, group_file, status_file
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.process import SECRET_VARIABLE
-from evenstep.launch.watch import FollowsServers, Watch
+from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.launch.supervisor import first_message, group_file, status_file
+from evenstep.launch.watch import Watch
 from faults import worker
 from faults.cells import COUNT, LINK, PAUSE_SECONDS, SERVER
 
@@ -147,7 +147,7 @@ def _run_forked(cell, folder, outcome):
     said = []
     watch = Watch(
         folder / "status",
-        FollowsServers(Supervision(workers=COUNT, kept=True)),
+        Supervision(workers=COUNT, kept=True),
         say=lambda text: said.append(f"evenstep: {text}\n"),
         end_seconds=0.5,
     )
@@ -200,9 +200,8 @@ class Workers:
         del self._running[rank]
         group_file(self._status, rank).unlink()
         status = {
-            "exit_code": exit_code if exit_code >= 0 else None,
-            "signal": -exit_code if exit_code < 0 else None,
-            "message": _message(str(self._folder / f"error-{rank}.json")),
+            "exit_code": exit_code,
+            "message": first_message(str(self._folder / f"error-{rank}.json")),
             "asked_to_end": watch is not None and watch.was_asked(rank),
             "at_seconds": time.time(),
         }

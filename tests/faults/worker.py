@@ -23,7 +23,7 @@ from faults.cells import LINK, SCHEMES, SERVER, Cell
 
 RUN = Run(samples=96, batch_size=4, epochs=3)
 POLL_SECONDS = 0.02
-MARK = "EVENSTEP_TEST_MARK"
+MARK = "TEST_MARK"
 """In the environment of every process of a launched run."""
 MIDDLE = 3
 """The batch of the victim's, counted from 1, at which a fault in mid-epoch befalls it."""
@@ -147,7 +147,7 @@ def train(cell, folder):
             if epoch == 0:
                 fault.at("evaluation")
                 save(cell, folder, fault, model, optimizer, loader)
-    close, balancer = loader._engine.balancer.close, loader._engine.balancer
+    close, balancer = loader.engine.balancer.close, loader.engine.balancer
 
     def closing():
         fault.at("close")
@@ -160,7 +160,7 @@ def train(cell, folder):
 
 def incarnation(loader):
     """Which one of this worker the servers know; another one after a step: they had given the batch to others."""
-    link = getattr(loader._engine, "_link", None)
+    link = getattr(loader.engine, "_link", None)
     return None if link is None else link.incarnation
 
 
@@ -169,7 +169,7 @@ def save(cell, folder, fault, model, optimizer, loader):
     if not cell.served:
         evenstep.checkpoint.save(Path(folder, "checkpoints"), model, optimizer, loader, extras={"fault": Faulty(fault)})
         return
-    link = loader._engine._link
+    link = loader.engine._link
     fetch = link.fetch_states
 
     def fetching():

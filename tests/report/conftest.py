@@ -25,11 +25,12 @@ def events_of():
                 "iterations_per_epoch": PER_EPOCH,
             }
             for plan in plans:
-                yield {"event": "plan", "batch_sizes": list(plan)}
+                yield {"event": "plan", "worker": worker, "batch_sizes": list(plan)}
             for number, plan in enumerate(sizes):
                 longest = max(size * each for size, each in zip(plan, SECONDS_PER_SAMPLE, strict=True))
                 yield {
                     "event": "iteration",
+                    "worker": worker,
                     "iteration": number,
                     "samples": plan[worker],
                     "iteration_seconds": longest + 0.010,

@@ -15,14 +15,14 @@ from support.made_log import write_log
 from evenstep.cli.main import main
 from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
-from evenstep.report.live import LiveRun
-from evenstep.report.live_table import live_table
+from evenstep.report.live import LiveRun, live_table
 from evenstep.report.overview import overview_of, values_of
 from evenstep.report.page.html import all_plots
 from evenstep.report.recorded import read_run
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import JsonlRecorder, RunTail, read_events
+from evenstep.telemetry.events import Ended
 
 pytestmark = pytest.mark.xdist_group("cut_log")
 
@@ -45,8 +45,8 @@ def test_cut_off_at_any_byte_it_still_reports(data, whole, tmp_path_factory):
         (folder / f"worker-{worker}.jsonl").write_bytes(content[:cut])
         lines += content[:cut].rpartition(b"\n")[0].count(b'"event":"iteration"')
     live = LiveRun()
-    for role, event in RunTail(folder).new():
-        live.take(role, event, 0.0)
+    for event in RunTail(folder).new():
+        live.take(event, 0.0)
     view = live.view(0.0)
     if not lines:
         assert view is None
@@ -60,11 +60,11 @@ def test_cut_off_at_any_byte_it_still_reports(data, whole, tmp_path_factory):
 
 def test_a_worker_that_starts_again_does_not_go_on_in_the_middle_of_a_torn_line(tmp_path):
     file = tmp_path / "worker-0.jsonl"
-    file.write_text('{"worker":0,"event":"run"}\n{"worker":0,"ev')
+    file.write_text('{"worker":0,"event":"end","at":1.0}\n{"worker":0,"ev')
     recorder = JsonlRecorder(tmp_path, 0)
-    recorder.record({"event": "again"})
+    recorder.record(Ended(worker=0, at=2.0))
     recorder.close()
-    assert [event["event"] for event in read_events(tmp_path)] == ["run", "again"]
+    assert list(read_events(tmp_path)) == [Ended(worker=0, at=1.0), Ended(worker=0, at=2.0)]
 
 
 @pytest.mark.parametrize("torn", ["", '{"wor', "x" * 200_000])
@@ -198,6 +198,16 @@ def events(request, whole, tmp_path_factory):
     return Events((path.name, list(map(json.loads, path.read_text().splitlines()))) for path in folder.iterdir())
 
 
+def test_workers_without_an_iteration_in_common_are_one_sentence(whole, tmp_path, capsys):
+    first, *others = whole
+    (tmp_path / "worker-0.jsonl").write_bytes(first.replace(b'"iteration":0,', b'"iteration":2147483648,'))
+    for worker, content in enumerate(others, start=1):
+        (tmp_path / f"worker-{worker}.jsonl").write_bytes(content)
+    assert main(["report", str(tmp_path), "--json"]) == 2
+    assert "no iteration stands in the files of all workers" in capsys.readouterr().err
+    assert main(["top", str(tmp_path)]) in {0, 2}
+
+
 @settings(max_examples=60)
 @given(places=st.tuples(*[st.integers(0, 10**6)] * 4))
 def test_a_wrong_value_anywhere_is_one_sentence_or_a_report(places, events, tmp_path_factory):
@@ -216,8 +226,8 @@ def test_a_wrong_value_anywhere_is_one_sentence_or_a_report(places, events, tmp_
         json.dumps(values_of(overview), allow_nan=False)
         all_plots([overview])
     live = LiveRun()
-    for role, event in RunTail(folder).new():
-        live.take(role, event, 0.0)
+    for event in RunTail(folder).new():
+        live.take(event, 0.0)
     view = live.view(0.0)
     if view is not None:
         live_table(view, title="damaged", width=100, height=40)

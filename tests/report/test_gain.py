@@ -12,6 +12,8 @@ import pytest
 from evenstep.report.overview import overview_of
 from evenstep.report.recorded import read_run
 
+pytestmark = pytest.mark.xdist_group("gain")
+
 RECORDED = Path(__file__).parent / "fixed_costs"
 NOISE = 1.4
 """How far measurements of a few iterations were off on the machine that the runs were recorded on."""

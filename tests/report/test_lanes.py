@@ -5,23 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.made_log import events_of
+from support.records import run_from
 
-from evenstep.report.bins import binned
-from evenstep.report.clock import times_of
-from evenstep.report.lanes import parts_of, shares
-from evenstep.report.recorded import recorded_run
+from evenstep.report.stretches import binned, shares
+from evenstep.report.timeline import times_of
 
 durations = st.lists(st.floats(0.0, 0.1), min_size=3, max_size=3).map(tuple)
 
 
 @given(parts=st.lists(durations, min_size=1, max_size=4), stretches=st.integers(1, 50))
 def test_no_second_of_any_part_is_lost_or_counted_twice(parts, stretches):
-    run = recorded_run(events_of(parts))
+    run = run_from(events_of(parts))
     times = times_of(run)
     edges = np.linspace(0.0, times.seconds, stretches + 1)
     for worker, done in run.iterations.items():
         found = shares(done, times.began[worker], edges)
-        for part, seconds in parts_of(done).items():
+        for part, seconds in done.parts.items():
             assert (found[part] * np.diff(edges)).sum() == pytest.approx(seconds.sum(), abs=1e-6)
         assert np.sum(list(found.values()), axis=0).max() <= 1 + 1e-6
 
@@ -54,13 +53,13 @@ def test_clocks_of_two_hosts_are_brought_together():
     for event in events:
         if event["worker"] == 1:  # Its host was started later, so its clock shows less.
             event |= {key: event[key] - 70.0 for key in ("at",) if key in event}
-    times = times_of(recorded_run(events))
+    times = times_of(run_from(events))
     assert times.began[1].tolist() == pytest.approx(times.began[0].tolist())
     assert times.since_begin(131.0, worker=1) == pytest.approx(101.0)
 
 
 def test_a_log_without_times_is_laid_out_end_to_end():
     events = [{key: value for key, value in event.items() if key != "at"} for event in events_of([(0, 0.01, 0)] * 2)]
-    times = times_of(recorded_run(events))
+    times = times_of(run_from(events))
     assert times.began[1][3] == pytest.approx(3 * 0.015)
     assert times.since_begin(7.0) is None

@@ -3,14 +3,15 @@
 import json
 
 import pytest
+from support.records import run_from
 
 from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
-from evenstep.report.recorded import read_run, recorded_run
-from evenstep.report.served import Leave, PushSummary
-from evenstep.report.summary import summarise, summary_of
-from evenstep.report.table import comparison_table
+from evenstep.report.recorded import read_run
+from evenstep.report.summary import Leave, PushSummary, summarise, summary_of
+from evenstep.report.terminal import comparison_table
 from evenstep.telemetry import read_events
+from evenstep.telemetry.events import Left
 
 COMPUTE, HELD = (0.010, 0.040), (0.030, 0.0)
 ITERATIONS = (8, 4)
@@ -105,25 +106,25 @@ def test_what_the_servers_did(run_dir):
 
 def test_a_push_of_which_nothing_was_committed_has_no_staleness():
     skipped = iteration(0, 1, lead=1, bound=3)
-    run = recorded_run([*events(), started(0), skipped])
+    run = run_from([*events(), started(0), skipped])
     (fast, _) = summary_of(run).served.pushes
     assert (len(run.iterations[0]), fast.committed, fast.largest_lead) == (9, 8, 4)
 
 
 def test_only_skipped_pushes_are_summed_up_too():
     (pushes,) = summary_of(
-        recorded_run([started(0), {"event": "plan", "batch_sizes": [10]}, iteration(0, 0)])
+        run_from([started(0), {"event": "plan", "worker": 0, "batch_sizes": [10]}, iteration(0, 0)])
     ).served.pushes
     assert (pushes.committed, pushes.mean_staleness, pushes.largest_lead) == (0, 0, 0)
 
 
 def test_a_worker_that_was_started_again_goes_on_with_the_same_run():
     again = [started(1), iteration(1, 0, staleness=1, behind=0.5, lead=0)]
-    assert summary_of(recorded_run([*events(), *again])).workers[1].iterations == 5
+    assert summary_of(run_from([*events(), *again])).workers[1].iterations == 5
 
 
 def test_a_worker_that_died_before_it_was_told_sizes_is_left_out():
-    run = recorded_run([started(0), *(event for event in events() if event["worker"] == 1)])
+    run = run_from([started(0), *(event for event in events() if event["worker"] == 1)])
     assert [each.worker for each in summary_of(run).workers] == [1]
 
 
@@ -135,15 +136,15 @@ def test_a_run_without_the_servers_events_is_summed_up_all_the_same(run_dir):
 
 
 def test_a_run_without_servers_has_no_such_summary(events_of):
-    run = recorded_run(events_of("bsp", (12, 12, 12)), SERVER_EVENTS)
+    run = run_from(events_of("bsp", (12, 12, 12)), SERVER_EVENTS)
     assert run.servers is None
     assert summary_of(run).served is None
 
 
 def test_events_of_servers_are_read_by_their_role(run_dir):
-    assert [event["event"] for event in read_events(run_dir, role="server", kinds=("leave",))] == ["leave", "leave"]
+    assert [event.kind for event in read_events(run_dir, role="server", kind=Left)] == ["leave", "leave"]
     assert len(list(read_events(run_dir, role="server"))) == len(SERVER_EVENTS)
-    assert {event["event"] for event in read_events(run_dir)} == {"run", "plan", "iteration"}
+    assert {event.kind for event in read_events(run_dir)} == {"run", "plan", "iteration"}
 
 
 def test_where_no_server_wrote_there_are_none(tmp_path):
@@ -158,14 +159,14 @@ def test_a_damaged_line_of_a_server_is_named(run_dir):
 
 
 def test_an_event_of_another_version_is_named(run_dir):
-    (run_dir / "server-0.jsonl").write_text('{"event":"tally"}\n')
+    (run_dir / "server-0.jsonl").write_text('{"event":"tally","at":1.0,"version":1,"seconds":1.0}\n')
     with pytest.raises(ConfigError, match="has no 'commits': it was written by another version"):
         read_run(run_dir)
 
 
 def test_the_table_has_further_rows_where_a_run_had_servers(run_dir, events_of, text_of):
     with_servers = summarise(run_dir)
-    without = summary_of(recorded_run(events_of("bsp", (12, 12, 12))))
+    without = summary_of(run_from(events_of("bsp", (12, 12, 12))))
     lines = text_of(comparison_table([without, with_servers])).splitlines()
     rows = {line[:27].strip(): line[27:].split() for line in lines if line.strip()}
     assert rows["average iteration"] == ["54", "ms", "42", "42", "ms"]
@@ -202,6 +203,7 @@ def test_a_real_run_is_summed_up_as_json(tmp_path, capfd):
 SCRIPT = """
 import torch
 import evenstep
+from support import lean_torch
 
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randn(96, 1))

@@ -2,17 +2,19 @@ import json
 
 import pytest
 from support import made_log
+from support.records import run_from
 
 from evenstep.core.errors import ConfigError
-from evenstep.report.accuracy import Evaluation, evaluations_of, seconds_until
-from evenstep.report.recorded import read_run, recorded_run
+from evenstep.report.recorded import read_run
 from evenstep.report.summary import summarise, summary_of
+from evenstep.report.timeline import Evaluation, evaluations_of, seconds_until
 
 EQUAL, BALANCED = (12, 12, 12), (16, 16, 4)
+RUN = {"event": "run", "worker": 0, "scheme": "bsp", "global_batch_size": 36, "iterations_per_epoch": 6}
 
 
 def test_a_run_in_a_few_numbers(events_of):
-    summary = summary_of(recorded_run(events_of("bsp", EQUAL)))
+    summary = summary_of(run_from(events_of("bsp", EQUAL)))
     # Ten iterations of 48 ms of compute and two halves, each with 10 ms of the rest.
     seconds = 10 * 0.058 + 2 * 0.034
     assert summary.scheme == "bsp"
@@ -27,27 +29,27 @@ def test_a_run_in_a_few_numbers(events_of):
 
 
 def test_the_batch_sizes_are_those_planned_first_and_last(events_of):
-    summary = summary_of(recorded_run(events_of("lb-bsp", EQUAL, BALANCED)))
+    summary = summary_of(run_from(events_of("lb-bsp", EQUAL, BALANCED)))
     assert [(each.first_batch_size, each.last_batch_size) for each in summary.workers] == [(12, 16), (12, 16), (12, 4)]
 
 
 def test_only_iterations_that_every_worker_finished_count(events_of):
     events = list(events_of("bsp", EQUAL))
-    assert summary_of(recorded_run(events[:-3])).iterations == 9
+    assert summary_of(run_from(events[:-3])).iterations == 9
 
 
 def test_a_worker_started_again_counts_from_its_last_start(events_of):
-    run = recorded_run([*events_of("bsp", EQUAL), *events_of("lb-bsp", BALANCED)])
+    run = run_from([*events_of("bsp", EQUAL), *events_of("lb-bsp", BALANCED)])
     assert run.scheme == "lb-bsp"
     assert run.length == 12
-    assert run.plans == (BALANCED,)
+    assert run.plans == [list(BALANCED)]
 
 
 def test_workers_that_a_later_start_lacks_do_not_count():
     first, second = (list(made_log.worker_events(worker, parts=[(0.0, 0.01, 0.0)] * 2)) for worker in range(2))
     again = made_log.worker_events(0, parts=[(0.0, 0.01, 0.0)], sizes=[(20,)] * 6)
-    run = recorded_run([*first, *again, *second])
-    assert (run.workers, run.length, run.plans) == ([0], 6, ((20,),))
+    run = run_from([*first, *again, *second])
+    assert (run.workers, run.length, run.plans) == ([0], 6, [[20]])
     assert summary_of(run).workers[0].last_batch_size == 20
 
 
@@ -57,16 +59,16 @@ def test_reads_a_run_directory(events_of, tmp_path):
             file = tmp_path / f"worker-{event['worker']}.jsonl"
         with file.open("a") as lines:
             lines.write(json.dumps(event) + "\n")
-    assert summarise(tmp_path) == summary_of(recorded_run(events_of("bsp", EQUAL)))
+    assert summarise(tmp_path) == summary_of(run_from(events_of("bsp", EQUAL)))
 
 
 @pytest.mark.parametrize(
     ("lines", "fragment"),
     [
         ([], "no worker has finished an iteration"),
-        ([{"event": "run", "worker": 0}], "no worker has finished an iteration"),
+        ([RUN], "no worker has finished an iteration"),
         ([{"event": "run"}], "has no 'worker': it was written by another version"),
-        ([{"event": "run", "worker": 0}, {"event": "iteration", "iteration": 0}], "has no 'samples'"),
+        ([RUN, {"event": "iteration", "worker": 0, "iteration": 0}], "has no 'samples'"),
     ],
 )
 def test_what_cannot_be_reported_is_one_sentence(lines, fragment, tmp_path):
@@ -81,7 +83,7 @@ def test_a_directory_without_events_is_refused(tmp_path):
 
 
 def test_time_to_an_accuracy_counts_training_only(events_of):
-    run = recorded_run(events_of("bsp", EQUAL))
+    run = run_from(events_of("bsp", EQUAL))
     evaluations = [Evaluation(iterations=6, accuracy=0.9), Evaluation(iterations=12, accuracy=0.96)]
     assert seconds_until(0.9, evaluations, run) == pytest.approx(5 * 0.058 + 0.034)
     assert seconds_until(0.95, evaluations, run) == pytest.approx(10 * 0.058 + 2 * 0.034)
@@ -94,5 +96,5 @@ def test_evaluations_are_what_the_first_worker_noted():
         {"worker": 1, "event": "note", "iteration": 5, "at": 101.0, "samples": 10, "values": {"accuracy": 0.6}},
         {"worker": 0, "event": "note", "iteration": 11, "at": 102.0, "samples": 10, "values": {"accuracy": 0.75}},
     ]
-    run = recorded_run([*made_log.events_of([(0.0, 0.01, 0.0)] * 2), *notes])
+    run = run_from([*made_log.events_of([(0.0, 0.01, 0.0)] * 2), *notes])
     assert evaluations_of(run) == (Evaluation(iterations=6, accuracy=0.5), Evaluation(iterations=12, accuracy=0.75))

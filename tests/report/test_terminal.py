@@ -3,18 +3,17 @@ import re
 
 import pytest
 from rich.console import Console
+from support.records import run_from
 
-from evenstep.report.bars import COMPUTE, REST, WAIT, iteration_bars
-from evenstep.report.recorded import recorded_run
 from evenstep.report.summary import summary_of
-from evenstep.report.table import comparison_table
+from evenstep.report.terminal import COMPUTE, REST, WAIT, comparison_table, iteration_bars
 
 EQUAL, BALANCED = (12, 12, 12), (16, 16, 4)
 
 
 @pytest.fixture
 def summaries(events_of):
-    return [summary_of(recorded_run(events_of(*run))) for run in (("bsp", EQUAL), ("lb-bsp", EQUAL, BALANCED))]
+    return [summary_of(run_from(events_of(*run))) for run in (("bsp", EQUAL), ("lb-bsp", EQUAL, BALANCED))]
 
 
 def text_of(renderable):

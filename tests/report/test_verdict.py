@@ -2,10 +2,10 @@
 
 import pytest
 from support.made_log import events_of
+from support.records import run_from
 
-from evenstep.core.account import Cause
+from evenstep.report.account import Cause
 from evenstep.report.overview import overview_of, values_of
-from evenstep.report.recorded import recorded_run
 
 FAST, SLOW = (0.001, 0.020, 0.001), (0.001, 0.080, 0.001)
 STARVED = (0.061, 0.020, 0.001)
@@ -14,7 +14,7 @@ CHATTY = (0.001, 0.020, 0.061)
 
 def run_of(*parts, **more):
     """Long enough to be judged, unless it is told other sizes."""
-    return recorded_run(events_of(parts, **{"sizes": [(10,) * len(parts)] * 60, **more}))
+    return run_from(events_of(parts, **{"sizes": [(10,) * len(parts)] * 60, **more}))
 
 
 def verdict_of(run):
@@ -94,7 +94,7 @@ def test_sizes_without_equal_ones_beside_them_claim_nothing():
 
 def compared_run(**more):
     """Three workers, of which the last is four times slower for a sample, but 8 of its 32 ms are a fixed part."""
-    return recorded_run(compared_events(**more))
+    return run_from(compared_events(**more))
 
 
 def compared_events(*, decided=40, input_seconds=0.0, compared=False):
@@ -200,7 +200,7 @@ def test_on_servers_the_slow_one_is_named_with_how_long_others_were_held():
         for worker, (compute, held, lead) in enumerate(workers)
         for event in served(worker, compute=compute, held=held, lead=lead)
     ]
-    verdict = verdict_of(recorded_run(events))
+    verdict = verdict_of(run_from(events))
     assert (verdict.worker, verdict.cause) == (2, Cause.COMPUTE)
     assert verdict.slowdown == pytest.approx(4)
     assert verdict.cost == pytest.approx(60 / 126)
@@ -221,7 +221,7 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
         {"event": "leave", "worker": 2, "at": 0.2, "version": 9, "why": "was silent for too long"},
         *({"event": "leave", "worker": worker, "at": 1.0, "version": 80, "why": "is done"} for worker in range(2)),
     ]
-    overview = overview_of("run", recorded_run(events, [*came, *left]))
+    overview = overview_of("run", run_from(events, [*came, *left]))
     assert (overview.verdict.worker, overview.verdict.cause) == (None, None)
     assert overview.verdict.text == (
         "No worker is slow: waiting takes 0% of all workers' time. Worker 2 was lost after 5 iterations (was silent for"
@@ -230,12 +230,12 @@ def test_a_worker_that_died_is_told_as_lost_and_not_called_slow():
     # The launcher has seen how the process ended whose connection did.
     ended = [{**left[0], "why": "has ended"}, *left[1:]]
     failed = {"event": "worker_failed", "worker": 2, "how": "was killed by SIGKILL", "at": 0.2}
-    run = recorded_run(events, [*came, *ended], [failed])
+    run = run_from(events, [*came, *ended], [failed])
     assert verdict_of(run).text.endswith(" Worker 2 was lost after 5 iterations (was killed by SIGKILL).")
     assert "worker 2 was killed by SIGKILL" in [each.text for each in run.happenings]
     # One that came back was not lost for good.
     back = [*left[:1], {"event": "join", "worker": 2, "at": 0.3, "version": 12}, *left[1:]]
-    assert overview_of("run", recorded_run(events, [*came, *back])).verdict.worker == 2
+    assert overview_of("run", run_from(events, [*came, *back])).verdict.worker == 2
 
 
 def test_a_worker_that_left_early_is_told_so_and_not_called_slow():
@@ -256,10 +256,10 @@ def test_a_worker_that_left_early_is_told_so_and_not_called_slow():
     in_mid_pass = [{**went[0], "early": True}, *went[1:]]
     next_pass = [{**each, "number": 1} for each in begun[:2]]
     for server_events in ([*came, *begun, *in_mid_pass], [*came, *begun, went[0], *next_pass, *went[1:]]):
-        verdict = overview_of("run", recorded_run(events, server_events)).verdict
+        verdict = overview_of("run", run_from(events, server_events)).verdict
         assert verdict.worker is None
         assert verdict.text.endswith(" Worker 2 left early, after 30 iterations.")
-    assert overview_of("run", recorded_run(events, [*came, *begun, *went])).verdict.worker == 2
+    assert overview_of("run", run_from(events, [*came, *begun, *went])).verdict.worker == 2
 
 
 def test_a_short_run_claims_nothing():

@@ -10,9 +10,12 @@ from evenstep.core.load import PREDICTORS
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.predicted import Predicted
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Unbounded
-from evenstep.schemes import RECIPES, Scheme, parse_scheme
+from evenstep.schemes import RECIPES as ALL_RECIPES
+from evenstep.schemes import Scheme, parse_scheme
 from evenstep.testing.conformance import check_load_policy
 
+# Without those that other tests have registered, under the names of their modules.
+RECIPES = {name: recipe for name, recipe in ALL_RECIPES.items() if ":" not in name}
 SIZES = [
     *({}, {"minimum": 2}, {"maximum": 90}, {"multiple": 8}, {"micro_batch": 4}, {"micro_batch": 4, "multiple": 8}),
     {"minimum": 2, "maximum": 64, "multiple": 2},
@@ -31,11 +34,11 @@ SERVED = [
     *({"clip": 1.5}, {"clip": 1e-5}, {"clip": 2}, {"nonfinite": "refuse"}, {"exchange": "overlapped"}),
     *({"servers": 3}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "exchange": "overlapped", "servers": 2}),
     *({"load": load} for load in LOADS),
-    {"load": "lb-bsp:predictor=ema;minimum=4", "servers": 2, "clip": 1.0},
+    *({"load": "lb-bsp:predictor=ema;minimum=4", "servers": 2, "clip": 1.0}, {"optimizer": "a.b:C"}),
 ]
 PARAMETERS = {
     "bsp": [
-        *({}, {"micro_batch": 4}, {"engine": "server"}, {"engine": "server", "clip": 1.0}),
+        *({}, {"micro_batch": 4}, {"engine": "server"}, {"engine": "server", "clip": 1.0, "optimizer": "a:B"}),
         *({"engine": "server", "servers": 2}, {"engine": "server", "servers": 2, "load": "dbs:minimum=2;maximum=90"}),
         *({"engine": "server", "load": load} for load in LOADS),
     ],
@@ -56,7 +59,7 @@ PARAMETERS = {
         *({"across": across} for across in ("bsp", "ssp", "ssp:bound=0", "dssp:lower=2;upper=8", "dssp:bounded=false")),
         *({"behind": 4}, {"behind": 2.5}, {"rate": "raw", "clip": 0.5, "nonfinite": "refuse", "push_to": "root"}),
         {"groups": 2, "inside": "lb-bsp:predictor=ema;minimum=4", "across": "ssp:bound=2", "servers": 3},
-        {"groups": "hosts", "across": "ssp:bound=0"},
+        {"groups": "hosts", "across": "ssp:bound=0", "optimizer": "a:B"},
     ],
     "dssp": [{}, {"lower": 0, "upper": 0}, *({"lower": 1, "bounded": False, **served} for served in SERVED)],
 }
@@ -93,6 +96,7 @@ STRINGS = [
     "ssp",
     "ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4",
     "ssp:bound=5,load=lb-bsp:predictor=ema;minimum=4,servers=2",
+    "ssp:bound=2,optimizer=my_module:MyClass",
     "dssp:lower=1,upper=4",
     "dssp:bounded=false,load=dbs:minimum=2;maximum=90",
     "grouped",

@@ -8,6 +8,7 @@ from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT
 
 from evenstep.core.supervision import Why
+from evenstep.protocol.messages import Drained
 from evenstep.server.host import Host
 
 pytestmark = pytest.mark.multiprocess
@@ -32,7 +33,7 @@ def be_host(lost, deaf, end):
     host.tell(leave(1 - lost, Why.DONE))
     host.tell(leave(lost, Why.SILENT))
     end.send(host.drained())
-    while not host.drained()["lost"]:
+    while not host.drained().lost:
         host.look()
     end.send(host.drained())
     while lost == 0 and os.getppid() == process:
@@ -51,9 +52,9 @@ def test_a_host_is_ended_where_it_is_lost_itself_and_told_of_another(lost, deaf,
     remote.close()
     try:
         assert end.poll(GUARD_SECONDS)
-        assert end.recv() == {"awaits": True, "lost": False}
+        assert end.recv() == Drained(awaits=True, lost=False)
         assert end.poll(GUARD_SECONDS)
-        assert end.recv() == {"awaits": False, "lost": True}
+        assert end.recv() == Drained(awaits=False, lost=True)
         process.join(GUARD_SECONDS)
         assert process.exitcode == code
     finally:

@@ -4,10 +4,15 @@ import socket
 import threading
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
+from evenstep.core.activity import Doing
+from evenstep.protocol.encoding import encode
+from evenstep.protocol.messages import Absent, Ping, Pong
 from evenstep.server.local_poller import LocalPoller
 from evenstep.server.rendezvous import Rendezvous
+from evenstep.server.requests import Service
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard_state import ShardState
@@ -16,6 +21,7 @@ from evenstep.transport.stream import StreamConnection
 from evenstep.transport.wire import SocketWire
 
 SECONDS = 30.0
+PING = encode(Ping(doing=Doing.WAITING, iteration=0, seconds=0.0, echo=True))
 
 
 def connection_over(sock, patience_seconds=2 * SECONDS):
@@ -31,19 +37,17 @@ def opened(tmp_path):
         ours, theirs = socket.socketpair()
         connection = connection_over(ours)
         made.append(connection)
-        session = Session(
-            connection,
-            shard_state=shard_state,
-            primary=None,
-            rendezvous=Rendezvous(2),
-            lock=threading.Lock(),
-            workers=2,
-            heartbeat_seconds=20.0,
-        )
-        poller.open(connection, session)
+        poller.open(connection, Session(connection, service))
         return theirs
 
-    shard_state = ShardState(index=1, count=2, snapshots=Snapshots(tmp_path, 2))
+    service = Service(
+        shard_state=ShardState(index=1, count=2, snapshots=Snapshots(tmp_path, 2)),
+        primary=None,
+        rendezvous=Rendezvous(2),
+        lock=threading.Lock(),
+        workers=2,
+        heartbeat_seconds=20.0,
+    )
     yield opened
     for connection in made:
         connection.close()
@@ -68,8 +72,8 @@ def serving(poller):
 
 
 def assert_served(peer):
-    peer.send({"op": "ping", "echo": True})
-    assert peer.receive(SECONDS).header == {"pong": True}
+    peer.send(PING)
+    assert peer.receive(SECONDS).header == encode(Pong())
 
 
 def test_a_worker_that_stops_in_the_middle_of_a_message_is_lost_and_the_next_is_served(opened):
@@ -87,7 +91,7 @@ def send_for_ever(connection, message):
         connection.send(message)
 
 
-@pytest.mark.parametrize("asked", [{"op": "ping", "echo": True}, {"op": "absent"}, {"op": "nonsense"}])
+@pytest.mark.parametrize("asked", [PING, encode(Absent()), msgspec.msgpack.encode({"op": "nonsense"})])
 def test_a_worker_that_reads_no_answers_is_lost_and_the_next_is_served(opened, asked):
     poller = LocalPoller()
     deaf, other = opened(poller), opened(poller)
@@ -129,7 +133,7 @@ class Answers(Hears):
         if going_on:
             self.worker.close()  # It dies at this moment, so that its end has not been noticed before.
             try:
-                self.other.send({})
+                self.other.send(b"-")
             except ConnectionLostError:
                 self.failed = True
         return going_on
@@ -143,6 +147,6 @@ def test_a_worker_that_is_found_dead_when_it_is_sent_an_answer_is_lost_at_once()
     poller.open(hears.connection, hears)
     poller.open(answers.connection, answers)
     with serving(poller), connection_over(other) as peer, hears.connection, answers.connection:
-        peer.send({})
+        peer.send(b"-")
         assert hears.lost.wait(SECONDS)
         assert answers.failed

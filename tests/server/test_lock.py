@@ -2,14 +2,17 @@
 
 from support.lone_server import LoneServer
 
+from evenstep.core.activity import Doing
+from evenstep.protocol.messages import Again, Ping, Pong, Stop
+
 
 def test_a_head_hears_of_its_worker_under_the_lock(tmp_path):
     server = LoneServer(tmp_path / "snapshots")
     server.begin()
-    pulse = {"op": "ping", "doing": "computing", "iteration": 0, "seconds": 0.0, "echo": True}
-    assert server.ask(pulse) == {"pong": True}
-    while not server.push()["over"]:
+    assert server.ask(Ping(doing=Doing.COMPUTING, iteration=0, seconds=0.0, echo=True)) == Pong()
+    while not server.push().body.over:
         server.look(seconds=1.0)
-    server.ask({"op": "again", "seq": 3 + server.shard_state.version})
-    server.ask({"op": "stop", "seq": 4 + server.shard_state.version, "has": server.shard_state.version})
+    version = server.shard_state.version
+    server.ask(Again(sequence=3 + version))
+    server.request(4 + version, Stop(), has=version)
     assert server.unlocked == 0

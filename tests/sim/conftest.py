@@ -1,24 +1,21 @@
 """Clusters in a line, and recorders that keep what they are given."""
 
-from collections.abc import Mapping
-
 import pytest
 
 from evenstep.cluster import parse_cluster
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.sim import Log, Scenario, simulate
-from evenstep.telemetry import Silent
+from evenstep.telemetry import Event, Silent
 
 
 class Kept:
     """A recorder whose events stay in memory."""
 
-    def __init__(self, worker: int) -> None:
-        self._worker = worker
-        self.events: list[dict[str, object]] = []
+    def __init__(self) -> None:
+        self.events: list[Event] = []
 
-    def record(self, event: Mapping[str, object]) -> None:
-        self.events.append({"worker": self._worker, **event})
+    def record(self, event: Event) -> None:
+        self.events.append(event)
 
     def close(self) -> None:
         pass
@@ -55,8 +52,8 @@ def run():
         )
         if not logged:
             return simulate(scenario)
-        kept = [Kept(worker) for worker in range(len(cluster))]
-        server = Kept(0) if scenario.scheme.served else Silent()
+        kept = [Kept() for _ in range(len(cluster))]
+        server = Kept() if scenario.scheme.served else Silent()
         result = simulate(scenario, log=Log(workers=kept, server=server))
         return result, kept, server
 

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
+from evenstep.telemetry.reading import event_of
+from evenstep.telemetry.recorder import line_of
 
 WORKERS = 16
 UNDISTURBED_SECONDS = 0.08
@@ -16,7 +19,7 @@ UNDISTURBED_SECONDS = 0.08
 
 class Kept(list):
     def record(self, event):
-        self.append(json.loads(json.dumps(event)))
+        self.append(event_of(line_of(event)))
 
     def close(self):
         pass
@@ -47,13 +50,16 @@ def run(scheme, where, iterations=400, epoch=None):
 
 
 def groups_of(log):
-    return [event["groups"] for event in log.server if event["event"] == "regroup"]
+    return [event.groups for event in log.server if event.kind == "regroup"]
 
 
 def told(log):
     """The events of the workers but for the scheme's and the bound's name, and what reached the server."""
-    workers = [[{**event, "bound": None} for event in each if event["event"] != "run"] for each in log.workers]
-    return workers, [event for event in log.server if event["event"] != "regroup"]
+    workers = [
+        [replace(event, bound=None) if event.kind == "iteration" else event for event in each if event.kind != "run"]
+        for each in log.workers
+    ]
+    return workers, [event for event in log.server if event.kind != "regroup"]
 
 
 @pytest.mark.parametrize(("grouped", "plain"), [(1, "bsp:engine=server"), (6, "asp")])
@@ -78,7 +84,7 @@ def test_progressive_groups_cost_no_more_than_the_straggler_itself():
     result, log = run("grouped", cluster(4.0))
     assert result.seconds / 400 / UNDISTURBED_SECONDS < 1.1  # 1.05, and the iterations before it is known
     assert groups_of(log) == [[list(range(16))], [[w for w in range(16) if w != 5], [5]]]
-    late = [event["behind"] for event in log.workers[5] if event["event"] == "iteration"]
+    late = [event.behind for event in log.workers[5] if event.kind == "iteration"]
     # As predicted, which the limit of staleness rests on; one more where two end at the same time.
     assert 4 * 15 / 16 in late
     assert max(late) <= 5 * 15 / 16
@@ -116,7 +122,7 @@ def test_the_groups_of_hosts_are_those_of_the_cluster_file():
 
 def test_each_group_shares_out_its_part_of_the_batch():
     _, log = run("grouped:groups=2,inside=lb-bsp", cluster(3.0, slow=1, workers=4), iterations=60)
-    plans = [event["batch_sizes"] for event in log.workers[0] if event["event"] == "plan"]
+    plans = [event.batch_sizes for event in log.workers[0] if event.kind == "plan"]
     assert plans[0] == [8, 8, 8, 8]
     assert plans[-1] == [12, 4, 8, 8]
 
@@ -143,7 +149,7 @@ def test_a_group_on_one_host_costs_the_network_what_one_worker_does(across):
         )  # fmt: skip
         log = Log(workers=[Kept() for _ in where.workers], server=Kept())
         result = simulate(scenario, log=log)
-        return result.seconds, sum(event["bytes"] for event in log.server if event["event"] == "tally")
+        return result.seconds, sum(event.bytes for event in log.server if event.kind == "tally")
 
     alone = of(behind_links(2, 1), f"grouped:groups=2,across={across}")
     grouped = of(behind_links(2, 4), f"grouped:groups=hosts,across={across}")

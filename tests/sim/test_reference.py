@@ -35,9 +35,9 @@ def simulated(run, cluster, scheme, until):
     for recorder in kept:
         begins, times = 0.0, []
         for event in recorder.events:
-            if event["event"] == "iteration":
-                times.append(round((begins + event["compute_seconds"]) * 1000))
-                begins += event["iteration_seconds"]
+            if event.kind == "iteration":
+                times.append(round((begins + event.compute_seconds) * 1000))
+                begins += event.iteration_seconds
         pushes.append([each for each in times if each < until])
     return pushes
 

@@ -1,9 +1,9 @@
 """Runs as wholes: the same for the same seed, every sample once, the log that a report reads."""
 
-import json
 import tracemalloc
 
 import pytest
+from msgspec.json import encode
 
 from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
@@ -77,9 +77,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(run, busy, s
     again, *same = events_of(run, busy(), scheme)
     other, *others = events_of(run, busy(seed=6), scheme)
     assert first == again
-    assert json.dumps(events) == json.dumps(same)
+    assert encode(events) == encode(same)
     assert first.seconds != other.seconds
-    assert json.dumps(events) != json.dumps(others)
+    assert encode(events) != encode(others)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -88,7 +88,7 @@ def test_the_log_changes_nothing_and_adds_up_to_the_summary(run, busy, scheme):
     plain = run(busy(), scheme, batch=64, iterations=25, epoch_samples=643, message_bytes=100_000)
     assert plain == logged
     samples = [
-        sum(event["samples"] for event in worker if event["event"] == "iteration" and event["worker"] == number)
+        sum(event.samples for event in worker if event.kind == "iteration" and event.worker == number)
         for number, worker in enumerate(events)
     ]
     # What is still on its way when the last sample is committed is in no event.
@@ -111,8 +111,8 @@ def test_each_epoch_has_each_of_its_samples_once(run, busy, scheme):
     by_epoch = {}
     for worker in events:
         for event in worker:
-            if event["event"] == "iteration":
-                by_epoch[event["epoch"]] = by_epoch.get(event["epoch"], 0) + event["samples"]
+            if event.kind == "iteration":
+                by_epoch[event.epoch] = by_epoch.get(event.epoch, 0) + event.samples
     # 11 slices an epoch, the last of 3 samples: two epochs, and three slices of the next.
     assert by_epoch[0] == by_epoch[1] == 643
     assert result.samples >= 2 * 643 + 3 * 64
@@ -124,11 +124,11 @@ def test_parts_of_an_iteration_make_it_up(run, busy, scheme):
     _, events, _ = events_of(run, busy(), scheme)
     for worker in events:
         for event in worker:
-            if event["event"] != "iteration" or "overlapped" in scheme:
+            if event.kind != "iteration" or "overlapped" in scheme:
                 continue
-            parts = [event[f"{part}_seconds"] for part in ("input", "compute", "wait", "comm")]
+            parts = [getattr(event, f"{part}_seconds") for part in ("input", "compute", "wait", "comm")]
             assert all(part >= -1e-9 for part in parts)
-            assert sum(parts) == pytest.approx(event["iteration_seconds"], abs=2e-5)
+            assert sum(parts) == pytest.approx(event.iteration_seconds, abs=2e-5)
 
 
 def test_lead_and_staleness_stay_within_the_bounds_that_follow_from_each_other(run, busy):
@@ -168,18 +168,18 @@ def test_memory_of_a_device_is_learnt_as_in_a_real_run(run, devices):
 @pytest.mark.parametrize(
     ("change", "fragment"),
     [
-        ({"iterations": 0}, "nothing to simulate"),
+        ({"iterations": 0}, "iterations must be a whole number of at least 1, not 0"),
         ({"global_batch_size": 3}, "is less than 4 workers"),
-        ({"exchange_seconds": -1.0}, "use 0 or more"),
+        ({"exchange_seconds": -1.0}, "exchange_seconds must be a finite number of at least 0"),
         ({"all_reduce": "star"}, "use ring or tree"),
         ({"message_bytes": None}, "say how large the gradients are"),
-        ({"message_bytes": -1}, "use 0 or more"),
-        ({"ahead": -1}, "use 0 or more"),
-        ({"epoch_samples": 0}, "empty"),
-        ({"smallest_batch": 0}, "use 1 or more"),
+        ({"message_bytes": -1}, "message_bytes must be a whole number of at least 0, not -1"),
+        ({"ahead": -1}, "ahead must be a whole number of at least 0"),
+        ({"epoch_samples": 0}, "epoch_samples must be a whole number of at least 1, not 0"),
+        ({"smallest_batch": 0}, "smallest_batch must be a whole number of at least 1"),
         ({"global_batch_size": 10**30}, "at most"),
-        ({"iterations": 2.5}, "iterations must be a whole number, not 2.5"),
-        ({"message_bytes": float("nan")}, "message_bytes must be a whole number, not nan"),
+        ({"iterations": 2.5}, "iterations must be a whole number of at least 1, not 2.5"),
+        ({"message_bytes": float("nan")}, "message_bytes must be a whole number of at least 0, not nan"),
         ({"scheme": "ssp:bound=3"}, r"give parse_scheme\('ssp:bound=3'\)"),
     ],
 )
@@ -196,7 +196,7 @@ def test_times_beyond_all_numbers_are_refused(run, scheme, seconds):
     if scheme != "lb-bsp" and len(seconds) == 25:  # Which need no report of it.
         assert run(cluster, scheme).samples_per_second == pytest.approx(1e-24 * 2)
         return
-    with pytest.raises(ConfigError, match="longer than numbers can tell"):
+    with pytest.raises(ConfigError, match="simulated time overflows a float"):
         run(cluster, scheme)
 
 
@@ -227,7 +227,7 @@ def test_a_silent_server_is_fine_for_schemes_without(run, devices):
     assert simulate(scenario, log=Log(workers=[Silent()], server=Silent())).samples == 8
 
 
-@pytest.mark.parametrize("scheme", ["bsp", "lb-bsp:predictor=ema", "local-sgd", "ssp", "dssp", "asp:load=lb-bsp"])
+@pytest.mark.parametrize("scheme", ["lb-bsp:predictor=ema", "local-sgd", "dssp:load=lb-bsp"])
 def test_memory_does_not_grow_with_the_run(run, busy, scheme):
     def peak(iterations):
         tracemalloc.start()
@@ -251,9 +251,9 @@ def test_a_short_last_slice_can_be_left_out(run, busy, scheme):
 @pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "asp", "bsp:engine=server"])
 def test_nobody_computes_on_fewer_than_the_smallest_batch(run, devices, scheme):
     _, kept, _ = run(devices(1, 1, 2), scheme, batch=12, iterations=9, epoch_samples=29, smallest_batch=2, logged=True)
-    events = [event for each in kept for event in each.events if event["event"] == "iteration"]
-    assert sum(event["samples"] for event in events) == 3 * 29
-    assert min(event["report"][0] for event in events) >= 2  # copies count as computed on, not as samples
+    events = [event for each in kept for event in each.events if event.kind == "iteration"]
+    assert sum(event.samples for event in events) == 3 * 29
+    assert min(event.report[0] for event in events) >= 2  # copies count as computed on, not as samples
 
 
 @pytest.mark.parametrize("exchange", ["blocking", "overlapped"])

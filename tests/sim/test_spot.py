@@ -30,7 +30,7 @@ def test_who_is_taken_away_takes_its_work_with_it_and_the_others_do_it(run, sche
     assert result.complete
     assert result.samples == 2400
     assert result.seconds > 2400 * 0.010 / 3
-    assert [(each["worker"], each["at"]) for each in server.events if each["event"] == "leave"] == [(2, 2.05)]
+    assert [(each.worker, each.at) for each in server.events if each.kind == "leave"] == [(2, 2.05)]
     # The others have done all the rest, what it had in hand when it went included.
     assert result.workers[0].samples + result.workers[1].samples == 2400 - gone.samples
 
@@ -40,12 +40,12 @@ def test_who_comes_later_or_comes_back_takes_part(run, scheme):
     here = 'recorded = [["3 s", "5 s"], ["8 s", "100 s"]]'
     result, kept, server = run(spots("", "", here), scheme, batch=24, iterations=100, logged=True)
     late = result.workers[2]
-    begins = [event for event in kept[2].events if event["event"] == "run"]
+    begins = [event for event in kept[2].events if event.kind == "run"]
     assert len(begins) == 2
     assert late.present_seconds == pytest.approx(result.seconds - 8 + 2)
     assert late.samples > 0
     assert result.samples == 2400
-    joins = [(each["worker"], each["at"]) for each in server.events if each["event"] == "join"]
+    joins = [(each.worker, each.at) for each in server.events if each.kind == "join"]
     assert joins == [(0, 0.0), (1, 0.0), (2, 3.0), (2, 8.0)]
 
 
@@ -71,7 +71,7 @@ def test_who_is_left_gets_no_more_than_its_memory_holds(run, scheme):
     )
     result, kept, _ = run(cluster, scheme, batch=96, iterations=40, logged=True)
     assert result.complete
-    taken = [event["samples"] for event in kept[0].events if event["event"] == "iteration"]
+    taken = [event.samples for event in kept[0].events if event.kind == "iteration"]
     assert max(taken) == 42
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from support import training
@@ -50,7 +51,7 @@ def train_restored(run, folder):
 def learnt(loader):
     """What this worker knows of its speed, and everybody of the sizes."""
     balancer = loader.engine.balancer
-    return {"estimator": balancer.estimator.state_dict(), "policy": balancer.policy.state_dict()}
+    return {"estimator": balancer.meter.estimator.state_dict(), "policy": balancer.policy.state_dict()}
 
 
 def train_accumulating(run, folder, save_at=None):
@@ -176,3 +177,24 @@ def save_under_servers(folder):
             evenstep.checkpoint.save(folder, model, optimizer, loader)
         except evenstep.ConfigError as error:
             return str(error)
+
+
+def train_in_turn(run, folder, *, stop=False, go_on=False):
+    """On a loader and on shares by turns, to the weights; stops after a checkpoint in mid-epoch, or goes on from it."""
+    model = training.model_of(run)
+    inputs, targets = training.data(run)
+    with evenstep.Session("bsp", seed=run.seed) as session:
+        loader = session.loader(DataLoader(TensorDataset(inputs, targets), batch_size=run.batch_size, shuffle=True))
+        shares = session.shares(run.samples, 2 * run.batch_size)
+        prepared, optimizer = session.model(model), session.optimizer(training.optimizer_of(run, model))
+        if go_on:
+            evenstep.checkpoint.restore(folder, prepared, optimizer, (loader, shares))
+        for _ in range(shares.epoch, run.epochs):
+            for batch in loader if loader.epoch == shares.epoch else ():
+                training.step(prepared, optimizer, *batch)
+            for share in shares:
+                training.step(prepared, optimizer, inputs[share.positions], targets[share.positions])
+                if stop and shares.epoch == 1 and share.iteration == 1:
+                    evenstep.checkpoint.save(folder, prepared, optimizer, (loader, shares))
+                    return None
+        return training.weights(model)

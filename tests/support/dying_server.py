@@ -34,4 +34,6 @@ if __name__ == "__main__":
             Parent.send_together = dying(Parent.send_together, number)
         else:
             ShardState.commit = dying(ShardState.commit, number)
-    sys.exit(program.main([settings]))
+    code = program.main([settings])
+    assert "torch._dynamo" not in sys.modules, "a server has imported torch's compiler"
+    sys.exit(code)

@@ -3,9 +3,12 @@
 import os
 import signal
 import socket
+import sys
 import threading
 
+import pytest
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from support import training
@@ -63,6 +66,31 @@ def die_in_prepare(run, victim):
     """Worker `victim` dies in `prepare`, where the others wait for what it was given."""
     dataset = (Deadly if dist.get_rank() == victim else Hangable)(run)
     training.prepared(run, dataset=dataset, shuffle=False)
+
+
+def die_in_the_second_batch(run, victim, own):
+    """The others reorder the buckets of gradients by then, in DistributedDataParallel's forward; what they report.
+
+    `own`: of a wrapper of the script's own, whose errors are seen where they end the process.
+    """
+    shown = []
+    sys.excepthook = lambda kind, error, traceback: shown.append((kind.__name__, str(error), repr(error.__cause__)))
+    model = DistributedDataParallel(training.model_of(run)) if own else None
+    model, optimizer, loader = training.prepared(run, model=model)
+    try:
+        for number, (inputs, targets) in enumerate(loader):
+            if dist.get_rank() == victim and number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if number == 0:
+                with pytest.raises(RuntimeError, match="cannot be multiplied"):  # A model's own error stays as it is.
+                    model(inputs[:, 1:])
+            training.step(model, optimizer, inputs, targets)
+    except RuntimeError as error:
+        if own:
+            sys.excepthook(type(error), error, error.__traceback__)
+        else:
+            shown.append((type(error).__name__, str(error), repr(error.__cause__)))
+    return shown
 
 
 def train_and_signal(run, victim, iteration, name):

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenstep.launch.process import ServerSettings, start_servers
+from evenstep.launch.server_settings import ServerSettings
+from evenstep.launch.servers import Servers
 from support.processes import run_workers
 from support.served import environment, forked, serving
 
@@ -63,10 +64,10 @@ class Dying:
             restarts=self.restarts,
             command=(sys.executable, str(DYING), "0", str(self.number)),
         )
-        with start_servers(settings, events.append) as servers:
+        with Servers(settings, events.append) as servers:
             yield servers.addresses[0], servers.secret
         (event,) = events
-        assert event["text"] == self.text
+        assert event.text == self.text
 
     @property
     def text(self):

@@ -5,6 +5,7 @@ Without evenstep one process trains on the global batch, in plain torch (`alone`
 """
 
 import math
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
+from evenstep.torch.engines import large_gradients
 from support import training
 from support.training import FEATURES, model_of, weights
 
@@ -66,6 +68,9 @@ class PlainLoader:
     def weigh_by(self, count):
         """There is nobody else."""
 
+    def computes(self, batch):
+        """It is the only one."""
+
     def mean_over_workers(self, value, count):
         return value
 
@@ -75,7 +80,7 @@ def alone(habit, run):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return habit(run, lambda model, optimizer, loader: (plain(model), optimizer, PlainLoader(run, loader)))
+        return habit(run, lambda model, optimizer, loader, **_: (plain(model), optimizer, PlainLoader(run, loader)))
     finally:
         torch.set_num_threads(threads)
 
@@ -85,9 +90,14 @@ def plain(model):
 
 
 def together(habits, run, schemes):
-    """What each habit comes to under each scheme, by both names; an error is text."""
-    found = {}
+    """What each habit comes to under each scheme, by both names; an error is text.
+
+    With `large`, every gradient counts as large enough to be weighed on its way into its bucket.
+    """
+    found, usual = {}, large_gradients.MIN_ELEMENTS
     for scheme, options in schemes.items():
+        options = dict(options)
+        large_gradients.MIN_ELEMENTS = 1 if options.pop("large", False) else usual
         for habit in habits:
             found[scheme, habit.__name__] = attempt(habit, run, options)
     return found
@@ -103,8 +113,10 @@ def attempt(habit, run, options):
 
     try:
         return habit(run, prepare)
-    except Exception as error:
+    except evenstep.EvenstepError as error:
         return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error} (of {error.__cause__ or error.__context__!r})"
     finally:
         for loader in loaders:
             loader.close()
@@ -196,6 +208,37 @@ def accumulate_and_synchronise_each(run, prepare):
     return weights(model)
 
 
+def count_nothing_after_a_sum(run, prepare):
+    """The second batch of a window has no units on any worker, so the sum of the first one stays as it is."""
+    model, optimizer, loader = ordinary(run, prepare)
+    for number, (inputs, targets) in enumerate(batches(run, loader), start=1):
+        loader.weigh_by(len(inputs) if number % 2 else 0)
+        loss = mse_loss(model(inputs), targets)
+        (loss if number % 2 else 0 * loss).backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+def normalise_over_all_and_synchronise_each(run, prepare):
+    """A loss that the script divides by the samples of all workers, of which some have none at the end of an epoch."""
+    model = model_of(run)
+    model, optimizer, loader = prepare(model, training.optimizer_of(run, model), loader_of(run), weights="script")
+    for number, (inputs, targets) in enumerate(batches(run, loader), start=1):
+        loss = mse_loss(model(inputs), targets, reduction="sum")
+        if isinstance(loader, PlainLoader):
+            loss = loss / len(inputs)
+        else:
+            share = loader.current
+            loss = loss * WORKERS / int(share.sizes.sum()) * (share.samples > 0)
+        loss.backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
 def accumulate_by_the_flag(run, prepare):
     model, optimizer, loader = ordinary(run, prepare)
     for number, (inputs, targets) in enumerate(batches(run, loader), start=1):
@@ -233,6 +276,69 @@ def backward_twice(run, prepare):
         optimizer.zero_grad()
         mse_loss(model(inputs), targets).backward()
         (0.5 * model(-inputs).abs().mean()).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def keep_gradients_of_the_last_iteration(run, prepare):
+    """The tensors of `.grad` themselves, without a copy, as a momentum by hand."""
+    model, optimizer, loader = ordinary(run, prepare)
+    last = []
+    for inputs, targets in batches(run, loader):
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        kept = [parameter.grad for parameter in model.parameters()]
+        for parameter, before in zip(model.parameters(), last, strict=False):
+            parameter.grad = parameter.grad + 0.5 * before
+        last = kept
+        optimizer.step()
+    return weights(model)
+
+
+def add_gradients_of_two_losses_by_hand(run, prepare):
+    """As where the gradients of several tasks are projected before they are added."""
+    model, optimizer, loader = ordinary(run, prepare)
+    for inputs, targets in batches(run, loader):
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        first = [parameter.grad for parameter in model.parameters()]
+        optimizer.zero_grad()
+        model(inputs).abs().mean().backward()
+        for parameter, other in zip(model.parameters(), first, strict=True):
+            parameter.grad = parameter.grad + 0.3 * other
+        optimizer.step()
+    return weights(model)
+
+
+def change_the_memory_format(run, prepare):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 2, FEATURES // 2)), torch.nn.Conv2d(1, 4, (2, 2)), torch.nn.Flatten(),
+        torch.nn.LazyLinear(1),
+    ).double()  # fmt: skip
+    model(torch.zeros(1, FEATURES, dtype=torch.float64))
+    inner = model
+    model, optimizer, loader = prepare(model, sgd(model), loader_of(run))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Grad strides do not match")
+        for number, (inputs, targets) in enumerate(batches(run, loader)):
+            if number == 4:
+                inner.to(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    return weights(model)
+
+
+def embed_with_sparse_gradients(run, prepare):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(
+        torch.nn.EmbeddingBag(7, 3, mode="mean", sparse=True, dtype=torch.float64), torch.nn.Linear(3, 1).double()
+    )
+    model, optimizer, loader = prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader_of(run))
+    for inputs, targets in batches(run, loader):
+        optimizer.zero_grad()
+        mse_loss(model((inputs.abs() * 10).long() % 7), targets).backward()
         optimizer.step()
     return weights(model)
 
@@ -396,14 +502,27 @@ def compress_to_float16(run, prepare):
 def step_with_a_closure(run, prepare):
     model, optimizer, loader = ordinary(run, prepare)
     for inputs, targets in batches(run, loader):
+        loss = optimizer.step(training.closure_of(model, optimizer, inputs, targets))
+        assert loss.item() > 0
+    return weights(model)
+
+
+def accumulate_into_a_closure(run, prepare):
+    """Windows of two batches, the last backward of which is in the closure, as Lightning's."""
+    model, optimizer, loader = ordinary(run, prepare)
+    for number, (inputs, targets) in enumerate(batches(run, loader), start=1):
 
         def closure(inputs=inputs, targets=targets):
-            optimizer.zero_grad()
-            loss = mse_loss(model(inputs), targets)
+            loss = mse_loss(model(inputs), targets) / 2
             loss.backward()
             return loss
 
-        optimizer.step(closure)
+        if number % 2:
+            with model.no_sync():
+                closure()
+        else:
+            optimizer.step(closure)
+            optimizer.zero_grad()
     return weights(model)
 
 
@@ -619,10 +738,16 @@ EXACT = (
     accumulate_and_weigh,
     accumulate_and_weigh_alike,
     accumulate_and_synchronise_each,
+    count_nothing_after_a_sum,
+    normalise_over_all_and_synchronise_each,
     accumulate_by_the_flag,
     accumulate_in_views_of_buckets,
     add_up_losses,
     backward_twice,
+    keep_gradients_of_the_last_iteration,
+    add_gradients_of_two_losses_by_hand,
+    change_the_memory_format,
+    embed_with_sparse_gradients,
     adversaries,
     two_models_one_backward,
     two_optimizers_one_model,
@@ -634,6 +759,7 @@ EXACT = (
     penalise_gradients,
     compose_a_hook,
     step_with_a_closure,
+    accumulate_into_a_closure,
     step_between_loops,
     train_in_eval_mode,
     scale_the_loss,
@@ -704,6 +830,26 @@ def count_less_than_nothing_for_a_mean(run, prepare):
     loader.mean_over_workers(0.5, -1)
 
 
+def learn_a_scale_of_the_loss(run, prepare):
+    """A parameter of the loss, which the optimizer has and the model has not."""
+    scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    model = model_of(run)
+    model, optimizer, loader = prepare(model, torch.optim.SGD([*model.parameters(), scale], lr=0.05), loader_of(run))
+    for inputs, targets in loader:
+        mse_loss(model(inputs) * scale, targets).backward()
+        optimizer.step()
+
+
+def add_a_layer(run, prepare):
+    module = model_of(run)
+    model, optimizer, loader = prepare(module, sgd(module), loader_of(run))
+    module.append(torch.nn.Linear(1, 1, dtype=torch.float64))
+    optimizer.add_param_group({"params": module[-1].parameters()})
+    for inputs, targets in loader:
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
 def follow_a_metric_of_ones_own(run, prepare):
     """A learning rate that each worker lowers by a loss of its own."""
     model, optimizer, loader = ordinary(run, prepare)
@@ -727,6 +873,8 @@ MISTAKES = {
     go_backward_twice_over_one_forward_pass: "add losses up that rest on one forward pass",
     go_past_the_prepared_model: "call the model that prepare returned (not its .module)",
     leave_parameters_unused_without_saying_so: "heads.1.weight, heads.1.bias, heads.2.weight and 1 more got no",
+    learn_a_scale_of_the_loss: "steps on 1 parameters that the model did not have when it was prepared",
+    add_a_layer: "steps on 2 parameters that the model did not have when it was prepared",
     thaw_a_layer: "the gradient of 0.weight, 0.bias is not summed",
     follow_a_metric_of_ones_own: "worker 2 has a learning rate of 0.025 in iteration 1 where the others have 0.05: give"
     " all the same (one that follows a metric must follow loader.mean_over_workers)",

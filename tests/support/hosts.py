@@ -38,6 +38,11 @@ def two_hosts():
             ip("netns", "del", namespace)
 
 
+def may_name_hosts():
+    """Have this process on a host whose name it may change without anybody else's noticing; False where it cannot."""
+    return not ctypes.CDLL(None).unshare(_NEW_NAMES)
+
+
 def enter(host):
     """This process is on that host from now on, whose name is its namespace's; so are those that it starts."""
     namespace, _, _ = host

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support import training
+from support import lean_torch, training  # noqa: F401
 
 model, optimizer, loader = training.prepared(training.Run())
 for number, (inputs, targets) in enumerate(loader):

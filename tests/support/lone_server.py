@@ -6,18 +6,21 @@ import numpy as np
 import torch
 
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.protocol.optimizer import options_to_record
+from evenstep.protocol.encoding import decode, encode
+from evenstep.protocol.messages import ANSWERED, Begin, Initialise, Push, Request, SendWeights, Start
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
+from evenstep.server.requests import Service
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard_state import ShardState
-from evenstep.testing.in_memory import connected_pair
 from evenstep.torch.engines.describe import describe, layout_of, options_of
+from support.in_memory import connected_pair
 
 SECONDS = 30.0
+BEGIN = Begin(number=0, epoch=0, ahead=0)
 
 
 class Kept(list):
@@ -50,7 +53,7 @@ class LoneServer:
         model = torch.nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         layout, spec = layout_of(model.named_parameters(), [optimizer]), describe(optimizer)
-        self.nbytes, self.options = layout.shards(1)[0].nbytes, options_to_record(options_of(spec, optimizer))
+        self.nbytes, self.options = layout.shards(1)[0].nbytes, options_of(spec, optimizer)
         ones = np.ones(1, dtype=np.int64)
         described = RunSpec(
             scheme=parse_scheme("asp"),
@@ -66,35 +69,45 @@ class LoneServer:
             clock=self.clock, say=self.said.append, report=lambda event: None,
         )  # fmt: skip
         self.local, self.described = local, described
-        self.incarnation = self.connect()["incarnation"]
+        self.incarnation = self.connect().incarnation
         self.unlocked = 0
 
     def connect(self, incarnation=-1):
         """Connect, again if there was a connection, and take this place; returns the answer."""
         self.end, other = connected_pair()
-        self.session = Session(
-            Line(other, local=self.local),
+        service = Service(
             shard_state=self.shard_state,
             primary=self.primary,
             rendezvous=Rendezvous(1),
             lock=self.lock,
             workers=1, heartbeat_seconds=1.0,
         )  # fmt: skip
-        place = {"rank": 0, "incarnation": incarnation, "has": -1}
-        return self.ask({"op": "start", "seq": 0, "timeout": 60.0, **place}, memoryview(self.described))
+        self.session = Session(Line(other, local=self.local), service)
+        start = Start(rank=0, incarnation=incarnation, has=-1, timeout=60.0, process=1)
+        return self.ask(start, memoryview(self.described))
 
     def clock(self):
         """The primary asks for the time whatever it is told."""
         self.unlocked += not self.lock._is_owned()
         return self.now
 
-    def ask(self, header, *payload):
-        self.end.send(header, *payload)
-        assert self.session.serve_one()
+    def say(self, asked, *payload):
+        """Send a message, or a header as it is."""
+        self.end.send(asked if isinstance(asked, bytes) else encode(asked), *payload)
+
+    def hear(self):
         message = self.end.receive(SECONDS)
         if message.payload_bytes:
             self.end.receive_payload(memoryview(bytearray(message.payload_bytes)))
-        return message.header
+        return decode(ANSWERED, message.header)
+
+    def ask(self, asked, *payload):
+        self.say(asked, *payload)
+        assert self.session.serve_one()
+        return self.hear()
+
+    def request(self, sequence, body, has=-1):
+        return self.ask(Request(sequence=sequence, has=has, body=body))
 
     def fill(self, value):
         """Put the first weight, or a gradient, into the worker's place."""
@@ -103,21 +116,21 @@ class LoneServer:
         self.shard_state.slots[0].gradients.copy_(message)
 
     def begin(self):
-        begin = {"op": "begin", "number": 0, "epoch": 0, "ahead": 0, "has": -1}
-        assert self.ask({**begin, "seq": 1})["initialise"]
+        assert isinstance(self.request(1, BEGIN).body, SendWeights)
         self.fill(0.0)
-        self.ask({"op": "initialise", "seq": 2})
-        self.claim = self.ask({**begin, "seq": 3})["claims"][0][0]
+        self.request(2, Initialise())
+        self.claim = self.request(3, BEGIN).body.claims[0][0]
 
     def push(self):
         version = self.shard_state.version
-        header = {
-            "op": "push", "seq": 4 + version, "claim": self.claim, "weights": version, "samples": 2, "units": 2,
-            "row": [2, 1000, 1000, 0, 0, 0, UNLIMITED], "norm": 1.0, "options": self.options, "has": version,
-        }  # fmt: skip
+        push = Push(
+            claim=self.claim, weights=version, samples=2, units=2, row=(2, 1000, 1000, 0, 0, 0, UNLIMITED), norm=1.0,
+            options=self.options,
+        )  # fmt: skip
         self.fill(1.0)
-        answer = self.ask(header)
-        self.claim = answer["claims"][0][0] if answer["claims"] else None
+        answer = self.request(4 + version, push, has=version)
+        claims = answer.body.claims
+        self.claim = claims[0][0] if claims else None
         return answer
 
     def look(self, seconds):
@@ -126,7 +139,7 @@ class LoneServer:
             self.primary.look()
 
     def told(self):
-        return [(event["event"], event["version"]) for event in self.events if event["event"].startswith("snapshot")]
+        return [(event.kind, event.version) for event in self.events if event.kind.startswith("snapshot")]
 
     def saved(self, version):
         return weight_in(self.snapshots.read(version, 0))

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support import training
+from support import lean_torch, training  # noqa: F401
 from support.training import Run
 
 WORKER, ITERATION, FAULT, SCHEME, TIMEOUT = sys.argv[1:]

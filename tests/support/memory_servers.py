@@ -5,30 +5,36 @@ small model from the weights that it was sent.
 """
 
 import copy
-import json
 import threading
 from collections import Counter
 
+import msgspec
 import numpy as np
 import torch
 
+from evenstep.core.activity import Doing
 from evenstep.core.values import UNLIMITED, Problem, Reports
-from evenstep.protocol.optimizer import options_to_record
+from evenstep.protocol.encoding import encode
+from evenstep.protocol.messages import Begin, Follow, Initialise, Ping, Push, Rest, SendWeights
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
+from evenstep.server.requests import Service
+from evenstep.server.serving import serve_all
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard_state import ShardState
+from evenstep.telemetry.reading import event_of
+from evenstep.telemetry.recorder import line_of
 from evenstep.tensors.messages import parameter_views
-from evenstep.testing.clock import FakeClock
-from evenstep.testing.faulty import Faulty, seeded
-from evenstep.testing.in_memory import connected_pair
 from evenstep.torch.engines.describe import describe, layout_of, options_of
 from evenstep.transport.base import SilentError
 from evenstep.worker.servers.link import Link
+from support.clocks import FakeClock
+from support.faulty import Faulty, seeded
 from support.guard import GUARD_SECONDS
+from support.in_memory import connected_pair
 
 WORKERS = 3
 SAMPLES = 77
@@ -58,10 +64,10 @@ class Troubled:
         self.pulses = pulses
 
     def send(self, header, *payload, files=(), wait=True):
-        if header.get("op") == "ping":
+        fields = msgspec.msgpack.decode(header)
+        if fields["op"] == "Ping":
             return
-        whose = header.get("seq", 0) or header.get("answer", 0) or header.get("staged", 0) or header.get("resend", 0)
-        line = self.faulty if whose else self.line
+        line = self.faulty if fields.get("sequence") and fields["op"] != "Pending" else self.line
         line.send(header, *payload, files=files, wait=wait)
 
     def receive(self, timeout=None):
@@ -69,7 +75,7 @@ class Troubled:
             return self.line.receive(timeout)
         except SilentError:
             if self.pulses:
-                self.line.send({"op": "ping", "doing": "waiting", "iteration": 0, "seconds": 0.0, "echo": True})
+                self.line.send(encode(Ping(doing=Doing.WAITING, iteration=0, seconds=0.0, echo=True)))
             raise
 
     def receive_payload(self, *buffers):
@@ -86,7 +92,7 @@ class Events:
         self.kept = []
 
     def record(self, event):
-        self.kept.append(json.loads(json.dumps(event)))
+        self.kept.append(event_of(line_of(event)))
 
     def close(self):
         pass
@@ -169,8 +175,7 @@ class Trial:
     # The servers.
 
     def _serve(self, shard, connection):
-        session = Session(
-            connection,
+        service = Service(
             shard_state=self.shard_states[shard],
             primary=self.primary if not shard else None,
             rendezvous=self.rendezvous,
@@ -178,9 +183,10 @@ class Trial:
             workers=WORKERS,
             heartbeat_seconds=HEARTBEAT_SECONDS,
         )
+        session = Session(connection, service)
 
         def serve():
-            session.serve()
+            serve_all(session)
             self.clock.leave()
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -191,7 +197,7 @@ class Trial:
         one, other = connected_pair(clock=self.clock)
         self.primary = None
         self._serve(shard, other)
-        one.send({"op": "follow"})
+        one.send(encode(Follow()))
         self.lines.append(one)
         return one
 
@@ -234,7 +240,7 @@ class Trial:
             wait=lambda seconds: None,
         )
         link.start(described.encode(), [each.nbytes for each in layouts])
-        worker = self.workers[rank] = Worker(link, layouts, model, options_to_record(options_of(spec, optimizer)))
+        worker = self.workers[rank] = Worker(link, layouts, model, options_of(spec, optimizer))
         for number in range(2):
             self.committed.append((number, worker.epoch(number)))
         self.weights[rank] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
@@ -265,33 +271,32 @@ class Worker:
 
     def epoch(self, number):
         """The positions that were computed on."""
-        answer = self.link.ask("begin", number=number, epoch=number, ahead=0)
-        if answer.get("initialise"):
+        begin = Begin(number=number, epoch=number, ahead=0)
+        answer = self.link.ask(begin)
+        if isinstance(answer.body, SendWeights):
             self.put(lambda parameter: parameter.detach())
-            self.link.ask("initialise", gradients=True)
-            answer = self.link.ask("begin", number=number, epoch=number, ahead=0)
+            self.link.ask(Initialise(), gradients=True)
+            answer = self.link.ask(begin)
         positions = []
         while True:
             self.take(answer)
-            if answer["over"]:
+            if answer.body.over:
                 return positions
-            if not answer["claims"]:
-                answer = self.link.ask("rest")
+            if not answer.body.claims:
+                answer = self.link.ask(Rest())
                 continue
-            ((claim, ranges),) = answer["claims"]
+            ((claim, ranges),) = answer.body.claims
             part = [position for start, stop in ranges for position in range(start, stop)]
             positions += part
-            answer = self.push(claim, part, answer["version"])
+            answer = self.push(claim, part, answer.version)
 
     def push(self, claim, part, version):
         self.pushed.append((version, part, [parameter.detach().clone() for parameter in self.model.parameters()]))
         self.backward(part)
         self.put(lambda parameter: parameter.grad)
-        row = [len(part), 1000, 1000, 0, 0, 0, UNLIMITED]
+        row = (len(part), 1000, 1000, 0, 0, 0, UNLIMITED)
         assert len(row) == Reports.columns()
-        return self.link.ask(
-            "push",
-            gradients=True,
+        push = Push(
             claim=claim,
             weights=version,
             samples=len(part),
@@ -300,6 +305,7 @@ class Worker:
             norm=1.0,
             options=self.options,
         )
+        return self.link.ask(push, gradients=True)
 
     def backward(self, part):
         self.model.zero_grad()
@@ -311,7 +317,7 @@ class Worker:
                 gradient.copy_(what(parameter))
 
     def take(self, answer):
-        if answer.get("weights"):
+        if answer.weights:
             for parameters, _, weights in self.shards:
                 for parameter, weight in zip(parameters, weights, strict=True):
                     parameter.data.copy_(weight)

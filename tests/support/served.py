@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.process import SECRET_VARIABLE
+from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.telemetry.reading import event_of, whole_lines
 from support.guard import GUARD_SECONDS
 from support.processes import CONTEXT, run_workers
 from support.records import check_records
@@ -89,14 +90,13 @@ def _serve(settings, secret, end, terminal):
 def server_events(run_dir, kind=None):
     """What shard 0 has written down, every line of which is a record."""
     check_records(Path(run_dir))
-    lines = Path(run_dir, "server-0.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
-    return [event for event in events if kind in (None, event["event"])]
+    events = map(event_of, whole_lines(Path(run_dir, "server-0.jsonl")))
+    return [event for event in events if kind in (None, event.kind)]
 
 
 def leaves(run_dir):
     """Worker -> why it left, in the order in which it did."""
     found = {}
     for event in server_events(run_dir, "leave"):
-        found.setdefault(event["worker"], []).append(event["why"])
+        found.setdefault(event.worker, []).append(event.why)
     return found

@@ -7,32 +7,44 @@ import os
 import random
 from contextlib import suppress
 
+import msgspec
 import psutil
 
 from evenstep.core.values import Reports
 from evenstep.transport.base import ConnectionLostError
-from evenstep.transport.codec import DEFAULT_LIMITS, PREFIX_BYTES, Prefix, encode_header
+from evenstep.transport.codec import DEFAULT_LIMITS, PREFIX_BYTES, Prefix
 from support import served_training
 from support.guard import GUARD_SECONDS
 from support.training import step
 
 ROW = [0] * Reports.columns()
 GOOD = {
-    "meet": {"rank": 1, "round": 0},
-    "start": {"rank": 1, "incarnation": -1, "has": -1},
-    "initialise": {},
-    "begin": {"number": 0, "epoch": 0, "ahead": 0, "has": -1},
-    "push": {"claim": 0, "weights": 0, "samples": 1, "units": 1, "row": ROW, "norm": 1.0, "options": [{}], "has": -1},
-    "stage": {},
-    "rest": {"has": -1},
-    "again": {},
-    "stop": {"has": -1},
+    "Meet": {"rank": 1, "round": 0},
+    "Start": {"rank": 1, "incarnation": -1, "has": -1, "process": 1},
+    "Initialise": {},
+    "Begin": {"number": 0, "epoch": 0, "ahead": 0},
+    "Push": {"claim": 0, "weights": 0, "samples": 1, "units": 1, "row": ROW, "norm": 1.0, "options": [{}]},
+    "Stage": {},
+    "More": {"ahead": 1},
+    "Rest": {},
+    "Again": {},
+    "Stop": {},
+    "LoadStates": {},
 }
-"""The fields of each request beside its number; with them a request could be right at some moment."""
+"""The fields of each request beside its number; with them a request could be right at some moment, all but `Start`."""
+NUMBERED = ("Stage", "Again")
+BODIES = ("Initialise", "Begin", "Push", "More", "Rest", "Stop")
 NOT_NUMBERS = (None, "1", b"\0", 0.5, float("nan"), -2, 2**62 + 1, 2**64 - 1, True, [], [1], {}, {"a": [1, {"b": 2}]})
-OPERATIONS = (None, 7, "", "__init__", "follow", "commit", "x" * 1000, ["push"])
+OPERATIONS = (None, 7, "", "__init__", "Follow", "ServeGroup", "ShardCommit", "x" * 1000, ["Push"])
 ERRORS = ("ConfigError", "DisagreementError", "ProtocolError")
 """What servers refuse with on purpose."""
+
+
+def good(operation, sequence, **more):
+    fields = {"op": operation, **GOOD[operation], **more}
+    if operation in BODIES:
+        return {"op": "Request", "sequence": sequence, "has": -1, "body": fields}
+    return {**fields, "sequence": sequence} if operation in NUMBERED else fields
 
 
 def train_beside(run, number, abused, *, epochs_after=2):
@@ -58,7 +70,7 @@ def abuse(run, servers, messages, seed, number, abused):
     """Sends so many bad messages; how each was answered, and by how much the servers grew in the meantime."""
     try:
         _, _, loader, _ = served_training.prepared(run)
-        link = loader._engine._link
+        link = loader.engine._link
         peer = Peer(link, random.Random(seed), number)
         loader.close()
         peer.send_bad(messages // 5)
@@ -87,7 +99,7 @@ class Peer:
         self.begins = False
         """Whether it takes part in passes, so that it holds samples, and others back, until it loses its place."""
         self._number = number
-        self._connect = link._connect
+        self._connect = link.shards[0].connect
         self._described = link._described
         self._shards = range(len(link.shards))
         self._draw = draw
@@ -118,29 +130,23 @@ class Peer:
         if self.begins and self._draw.random() < 0.5:
             number = self._number.value
             self._sequence += 1
-            self._connection.send({"op": "begin", "seq": 1, "number": number, "epoch": number, "ahead": 1, "has": -1})
+            self._send(good("Begin", 1, number=number, epoch=number, ahead=1))
 
     def say_goodbye(self):
         """As a worker that is done: over a network its place would be kept for it."""
         self.leave()
         self._take_place(0)
-        self._connection.send({"op": "goodbye", "seq": 1})
+        self._send({"op": "Goodbye"})
         self.leave()
 
     def _take_place(self, shard):
         self._connection = self._connect(shard)
-        fields = {
-            "op": "start",
-            "rank": 1,
-            "incarnation": -1,
-            "seq": 0,
-            "has": -1,
-            "timeout": 60.0,
-            "process": os.getpid(),
-        }
-        self._connection.send(fields, memoryview(self._described))
+        self._send(good("Start", 0, timeout=60.0, process=os.getpid()), self._described)
         self._await("incarnation")
         self._sequence = 0
+
+    def _send(self, fields, payload=b""):
+        self._connection.send(msgspec.msgpack.encode(fields), memoryview(payload))
 
     def _await(self, field):
         """The next message that has this field."""
@@ -148,37 +154,39 @@ class Peer:
             message = self._connection.receive(GUARD_SECONDS)
             for file in message.files:
                 os.close(file)
-            if field in message.header:
-                return message.header
+            fields = msgspec.msgpack.decode(message.header)
+            if field in fields:
+                return fields
 
     def _refused(self):
         return self._await("error")["kind"]
 
     def _field(self):
         """A request of which one field is missing or has no sense."""
-        operation = self._draw.choice(list(GOOD))
         self._sequence += 1
-        fields = {"op": operation, "seq": self._sequence, **GOOD[operation]}
-        spoilt = self._draw.choice([name for name in fields if name != "op"])
-        fields[spoilt] = self._draw.choice(NOT_NUMBERS)
+        fields = good(self._draw.choice([name for name in GOOD if name != "LoadStates"]), self._sequence)
+        spoilt = fields
+        if len(fields.get("body", {})) > 1 and self._draw.random() < 0.5:
+            spoilt = fields["body"] = dict(fields["body"])
+        name = self._draw.choice([name for name in spoilt if name != "op"])
+        spoilt[name] = self._draw.choice(NOT_NUMBERS)
         if self._draw.random() < 0.2:
-            del fields[spoilt]
-        payload = self._draw.randbytes(self._draw.choice((0, 0, 1, 100, 10_000)))
-        self._connection.send(fields, memoryview(payload))
+            del spoilt[name]
+        self._send(fields, self._draw.randbytes(self._draw.choice((0, 0, 1, 100, 10_000))))
         return self._refused()
 
     def _operation(self):
         """A request for nothing that a server does, or does for a worker."""
-        fields = {"op": self._draw.choice(OPERATIONS), "seq": 1}
+        fields = {"op": self._draw.choice(OPERATIONS)}
         if self._draw.random() < 0.2:
             del fields["op"]
-        self._connection.send(fields, memoryview(bytes(self._draw.choice((0, 1000)))))
+        self._send(fields, bytes(self._draw.choice((0, 1000))))
         return self._refused()
 
     def _frame(self):
         """Bytes that are no message, or announce more than there can be: nothing can come after them."""
         draw = self._draw
-        header = encode_header({"op": "push", "seq": 1})
+        header = msgspec.msgpack.encode(good("Push", 1))
         most, large = DEFAULT_LIMITS.header_bytes, DEFAULT_LIMITS.payload_bytes
         self._raw(
             draw.choice(
@@ -188,10 +196,10 @@ class Peer:
                     Prefix(header_bytes=draw.randrange(most + 1, 2**32), payload_bytes=0, files=0).encode(),
                     Prefix(header_bytes=10, payload_bytes=draw.randrange(large + 1, 2**64), files=0).encode(),
                     Prefix(header_bytes=len(header), payload_bytes=0, files=3).encode() + header,
-                    self._too_long("meet", draw.randrange(2**27, large)),
-                    self._too_long("start", draw.randrange(2**27, large)),
-                    self._too_long("initialise", draw.randrange(2**20, large)),
-                    self._too_long("load_states", draw.randrange(2**30, large)),
+                    self._too_long("Meet", draw.randrange(2**27, large)),
+                    self._too_long("Start", draw.randrange(2**27, large)),
+                    self._too_long("Initialise", draw.randrange(2**20, large)),
+                    self._too_long("LoadStates", draw.randrange(2**30, large)),
                 )
             )
         )
@@ -200,14 +208,15 @@ class Peer:
     def _too_long(self, operation, payload_bytes):
         """A request that announces a payload which is longer than any for it can be, and does not send it."""
         self._sequence += 1
-        header = encode_header({"op": operation, "seq": self._sequence, **GOOD.get(operation, {})})
+        more = {"timeout": 60.0} if operation == "Start" else {}
+        header = msgspec.msgpack.encode(good(operation, self._sequence, **more))
         return Prefix(header_bytes=len(header), payload_bytes=payload_bytes, files=0).encode() + header
 
     def _cut(self):
         """A request that ends, with the connection, somewhere before its end."""
         self._sequence += 1
         operation = self._draw.choice(list(GOOD))
-        header = encode_header({"op": operation, "seq": self._sequence, **GOOD[operation]})
+        header = msgspec.msgpack.encode(good(operation, self._sequence))
         frame = Prefix(header_bytes=len(header), payload_bytes=5000, files=0).encode() + header + bytes(5000)
         self._raw(frame[: self._draw.randrange(1, len(frame))])
         return "closed"

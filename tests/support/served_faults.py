@@ -8,10 +8,11 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import torch
 
 from evenstep.torch.processes import join_servers
-from evenstep.transport.codec import DEFAULT_LIMITS, Prefix, encode_header
+from evenstep.transport.codec import Prefix
 from support import served_training
 from support.guard import GUARD_SECONDS
 from support.training import step, weights
@@ -63,7 +64,9 @@ class Plan:
         self.fired = False
 
     def due(self, shard, header):
-        if (shard, header["op"]) != (self.shard, self.operation) or self.fired:
+        fields = msgspec.msgpack.decode(header)
+        operation = fields.get("body", fields)["op"].lower()
+        if (shard, operation) != (self.shard, self.operation) or self.fired:
             return None
         self.seen += 1
         self.fired = self.seen == self.number
@@ -84,9 +87,8 @@ class Plan:
 
 def half(connection, header, payload):
     """The first half of a message."""
-    encoded = encode_header(header, DEFAULT_LIMITS)
     body = b"".join(bytes(each) for each in payload)
-    frame = Prefix(header_bytes=len(encoded), payload_bytes=len(body), files=0).encode() + encoded + body
+    frame = Prefix(header_bytes=len(header), payload_bytes=len(body), files=0).encode() + header + body
     connection._wire.write([memoryview(frame)[: len(frame) // 2]], ())
 
 
@@ -139,14 +141,14 @@ def train(run, folder, victim, faults):
                 optimizer.zero_grad()
                 loss.backward()
                 points.get((done, "step"), nothing)()
-                incarnation = loader._engine._link.incarnation
+                incarnation = loader.engine._link.incarnation
                 pushed.write(json.dumps([epoch, done, positions, incarnation]) + "\n")
                 optimizer.step()
             scheduler.step()
             ended.append(weights(model))
             points.get((epoch, "epoch"), nothing)()
     fired = isinstance(faults, Plan) and faults.fired
-    return {"ended": ended, "fired": fired, "incarnation": loader._engine._link.incarnation}
+    return {"ended": ended, "fired": fired, "incarnation": loader.engine._link.incarnation}
 
 
 def nothing():
@@ -165,7 +167,7 @@ def train_and_look(run, folder):
     with Path(folder, f"pushed-{rank()}").open("a", buffering=1) as pushed:
         for epoch in range(run.epochs):
             for inputs, targets in loader:
-                found[loader._engine._computed_on] = weights(model)
+                found[loader.engine._pass.version] = weights(model)
                 pushed.write(json.dumps([epoch, len(found), served_training.seen(loader), 0]) + "\n")
                 step(model, optimizer, inputs, targets)
     return found
@@ -205,12 +207,16 @@ def train_held(run, folder, victim, held_at, barrier):
     return train(run, folder, rank(), points)
 
 
-def train_and_stop(run, folder, victim, iteration, pid, barrier):
-    """The victim stops itself; the others, once they have finished the epoch without it, have it go on, and wait."""
+def train_and_stop(run, folder, victim, iteration, pid, stopped, barrier):
+    """The victim stops itself; the others, once they have finished the epoch without it, have it go on, and wait.
+
+    The others wait in the same iteration for the victim, so that the epoch cannot end before it has got there.
+    """
     if rank() == victim:
 
         def stop():
             pid.value = os.getpid()
+            stopped.set()
             os.kill(os.getpid(), signal.SIGSTOP)
 
         return train(run, folder, victim, {(iteration, "step"): stop, (0, "epoch"): barrier.wait})
@@ -220,7 +226,10 @@ def train_and_stop(run, folder, victim, iteration, pid, barrier):
             os.kill(pid.value, signal.SIGCONT)
         barrier.wait(GUARD_SECONDS)
 
-    return train(run, folder, rank(), {(0, "epoch"): have_it_go_on})
+    def wait():
+        assert stopped.wait(GUARD_SECONDS)
+
+    return train(run, folder, rank(), {(iteration, "step"): wait, (0, "epoch"): have_it_go_on})
 
 
 def train_and_save(run):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep
 from evenstep.core.errors import EvenstepError
 from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.schemes import Served
 from evenstep.torch.processes.join_servers import join_servers
 from evenstep.torch.processes.workers import gather
 from evenstep.worker.activity import Activity
@@ -214,7 +215,7 @@ def describe_other_models(run, odd):
 def meet_under_torchrun(temporary):
     """Joins as under plain torchrun, without a launcher of ours; what this worker has learnt, when all have."""
     tempfile.tempdir = temporary
-    joined = join_servers(LaunchSettings(), 1, 30.0, None, Activity())
+    joined = join_servers(LaunchSettings(), Served(), 30.0, None, Activity())
     values = gather(joined.workers, {"rank": joined.workers.rank})
     keeping = [thread.daemon for thread in threading.enumerate() if thread.name == "evenstep-hosting"]
     joined.link.close()
@@ -239,9 +240,7 @@ def misuse(run, mistake):
         for inputs, targets in loader:
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             loss.backward()
-            if mistake == "a closure":
-                optimizer.step(lambda: 0.0)
-            elif mistake == "their own optimizer":
+            if mistake == "their own optimizer":
                 own.step()
             elif mistake == "another param group":
                 optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
@@ -263,11 +262,17 @@ def prepare_wrongly(run, mistake):
         model, optimizer = (model, other), (optimizer, training.optimizer_of(run, other))
     elif mistake == "a comm_hook":
         options["comm_hook"] = (None, lambda state, bucket: None)
+    elif mistake == "weights of the script":
+        options["weights"] = "script"
     elif mistake == "LBFGS":
         optimizer = torch.optim.LBFGS(model.parameters())
     elif mistake == "a lazy model":
         model.append(torch.nn.LazyLinear(1))
     loader = DataLoader(TensorDataset(*training.data(run)), batch_size=run.batch_size)
+    if mistake == "a batch sampler":
+        loader = DataLoader(loader.dataset, batch_sampler=[[0, 1], [2]])
+    elif mistake == "a loader with its own loop":
+        loader = training.Refetched(loader.dataset, batch_size=run.batch_size)
     evenstep.prepare(model, optimizer, loader, scheme=run.scheme, **options)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from support import training
+from support import own_optimizers, training
 from support.training import step, weights
 
 
@@ -16,6 +16,10 @@ def optimizer_of(run, model):
     ]
     if run.optimizer == "adam":
         return torch.optim.Adam(groups, lr=0.01)
+    if run.optimizer == "own":
+        return own_optimizers.Signs(groups)
+    if run.optimizer != "momentum":
+        return getattr(torch.optim, run.optimizer)(groups)
     return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
 
 

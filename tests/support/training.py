@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import evenstep
-from evenstep.cluster import parse_cluster
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 from evenstep.torch.engines.direct_sum import DirectSum
@@ -583,6 +582,25 @@ def _average(models, optimizers, shares):
                         state[name] = mean.clone()
 
 
+class Refetched(DataLoader):
+    """A loader with a loop of its own, as PyG's NeighborLoader and torchdata's StatefulDataLoader."""
+
+    def _get_iterator(self):
+        return super()._get_iterator()
+
+
+def closure_of(model, optimizer, inputs, targets):
+    """What computes the loss and its gradients, for `optimizer.step`."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    return closure
+
+
 def train_in_micro_batches(run, habit):
     """An ordinary loop over micro-batches, in one of the habits that scripts have; schedulers step per batch."""
     model = model_of(run)
@@ -614,6 +632,8 @@ def train_in_micro_batches(run, habit):
                 torch.nn.functional.mse_loss(model(inputs), targets).backward()
                 if loader.synchronises:
                     optimizer.step()
+            elif habit == "a closure":
+                optimizer.step(closure_of(model, optimizer, inputs, targets))
             scheduler.step()
     return {
         "weights": weights(model),
@@ -658,8 +678,6 @@ def misuse_micro_batches(run, misuse):
         loss.backward()
         if misuse == "two backwards":
             torch.nn.functional.mse_loss(model(inputs), targets).backward()
-        if misuse == "a closure":
-            optimizer.step(lambda: 0.0)
         (original if misuse == "the optimizer of before" else optimizer).step()
 
 
@@ -687,12 +705,6 @@ def train_batch_norm_locally(run):
             step(model, optimizer, inputs, targets)
     norm = model.module[1]
     return weights(model) + norm.running_mean.tolist() + norm.running_var.tolist()
-
-
-def cluster_of(slowdowns):
-    """A cluster of emulated devices whose samples take 8 ms times a slowdown each: far more than timers' noise."""
-    workers = "".join(f'[devices.d{i}]\nper_sample = "{8 * s} ms"\n' for i, s in enumerate(slowdowns))
-    return parse_cluster(workers + "".join(f'[[workers]]\ndevice = "d{i}"\n' for i in range(len(slowdowns))))
 
 
 def save_scheduler(run):

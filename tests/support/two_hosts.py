@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support import training
+from support import lean_torch, training  # noqa: F401
 
 if __name__ == "__main__":
     run = replace(training.Run(scripted=31, samples=82, epochs=2), options={"timeout": 40.0})

@@ -14,7 +14,18 @@ from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, RunTail, Silent, Tail, read_events
-from evenstep.telemetry.events import RECORDS, IterationDone, Run, parse_event
+from evenstep.telemetry.events import (
+    RECORDS,
+    Disturbed,
+    Ended,
+    Failed,
+    IterationDone,
+    Planned,
+    RanOutOfMemory,
+    Run,
+)
+from evenstep.telemetry.reading import event_of
+from evenstep.telemetry.recorder import line_of
 
 pytestmark = pytest.mark.xdist_group("events")
 
@@ -53,15 +64,19 @@ def run_dir(request, tmp_path_factory):
 def test_every_line_of_a_run_is_a_record_with_nothing_left_over(run_dir):
     seen = check_records(run_dir)
     assert {"run", "plan", "disturbance", "iteration", "end"} <= seen
-    assert ("begin" in seen) == (next(read_events(run_dir))["engine"] == "server")
+    assert ("begin" in seen) == (next(read_events(run_dir)).engine == "server")
 
 
 def test_records_are_frozen(run_dir):
-    record = parse_event(next(read_events(run_dir)))
+    record = next(read_events(run_dir))
     assert isinstance(record, Run)
     assert record.schema == SCHEMA
     with pytest.raises(AttributeError):
         record.seed = 3
+
+
+def read(line):
+    return event_of(json.dumps(line).encode())
 
 
 def test_what_version_1_wrote_is_understood():
@@ -69,60 +84,78 @@ def test_what_version_1_wrote_is_understood():
         "event": "iteration", "worker": 0, "iteration": 3, "samples": 8, "iteration_seconds": 0.1,
         "input_seconds": 0.0, "compute_seconds": 0.1, "wait_seconds": 0.0, "comm_seconds": 0.0, "unheard_of": 1,
     }  # fmt: skip
-    assert parse_event(line) == IterationDone(
-        iteration=3, samples=8, iteration_seconds=0.1, input_seconds=0.0, compute_seconds=0.1, wait_seconds=0.0,
-        comm_seconds=0.0,
+    assert read(line) == IterationDone(
+        worker=0, iteration=3, samples=8, iteration_seconds=0.1, input_seconds=0.0, compute_seconds=0.1,
+        wait_seconds=0.0, comm_seconds=0.0, epoch=0, basis="speed", at=None,
     )  # fmt: skip
-    assert parse_event({"event": "of another day"}) is None
+    assert read({"event": "of another day", "samples": "many"}) is None
 
 
 @pytest.mark.parametrize(
     ("line", "fragment"),
     [
-        ({"event": "plan", "iteration": 0}, "has no 'batch_sizes'"),
+        ({"event": "plan", "worker": 0, "iteration": 0}, "has no 'batch_sizes': it was written by another version"),
         (
-            {"event": "run", "scheme": "bsp", "global_batch_size": 1, "iterations_per_epoch": 1, "schema": SCHEMA + 1},
+            {
+                "event": "run", "worker": 0, "scheme": "bsp", "global_batch_size": 1, "iterations_per_epoch": 1,
+                "schema": SCHEMA + 1,
+            },
             "use a newer one",
         ),
+        ({"event": "end", "worker": 0, "at": "x"}, "is no event .*: delete it or fix it"),
     ],
-)
-def test_what_cannot_be_understood_is_one_sentence(line, fragment):
-    with pytest.raises(ConfigError, match=fragment):
-        parse_event(line)
+)  # fmt: skip
+def test_what_cannot_be_understood_is_one_sentence(line, fragment, tmp_path):
+    (tmp_path / "worker-0.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=rf"worker-0\.jsonl line 1 .*{fragment}"):
+        list(read_events(tmp_path))
 
 
 def test_each_kind_has_one_record():
-    assert all(record.kind == kind for kind, record in RECORDS.items())
+    assert len(RECORDS) == 28
+    assert all(record.__struct_config__.tag == kind for kind, record in RECORDS.items())
+
+
+def test_a_text_that_is_no_unicode_is_recorded_as_far_as_it_goes(tmp_path):
+    recorder = JsonlRecorder(tmp_path, 0)
+    recorder.record(Failed(worker=0, iteration=1, at=1.0, type="OSError", text="no \udcff"))
+    recorder.close()
+    assert [event.text for event in read_events(tmp_path)] == ["no ?"]
+
+
+def end(at):
+    return Ended(worker=0, at=at)
 
 
 def test_a_line_that_is_not_whole_waits_for_the_next_look(tmp_path):
     path = tmp_path / "worker-0.jsonl"
     tail = Tail(path)
     assert list(tail.new()) == []
-    path.write_text('{"event":"a"}\n{"eve')
-    assert list(tail.new()) == [{"event": "a"}]
+    path.write_text('{"event":"end","worker":0,"at":1}\n{"event":"end","wor')
+    assert list(tail.new()) == [end(1)]
     with path.open("a") as file:
-        file.write('nt":"b"}\n<damaged>\n{"event":"c"}\n')
-    assert list(tail.new()) == [{"event": "b"}, {"event": "c"}]
+        file.write('ker":0,"at":2}\n<damaged>\n{"event":"end","worker":0,"at":3}\n')
+    assert list(tail.new()) == [end(2), end(3)]
 
 
 def test_files_that_come_later_are_followed_too(tmp_path):
     tail = RunTail(tmp_path)
     assert list(tail.new()) == []
-    for name, role in (("worker-10", "worker"), ("server-0", "server"), ("launcher", "launcher")):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"event": name}) + "\n")
-        assert list(tail.new()) == [(role, {"event": name})]
+    for number, name in enumerate(("worker-10", "server-0", "launcher")):
+        (tmp_path / f"{name}.jsonl").write_bytes(line_of(end(number)))
+        assert list(tail.new()) == [end(number)]
 
 
 def test_what_matters_is_logged_with_the_rank_named(caplog):
     logged = Logged(Silent(), 3)
+    parts = dict.fromkeys(("input_seconds", "compute_seconds", "wait_seconds", "comm_seconds"), 0.0)
     with caplog.at_level("DEBUG", logger="evenstep"):
-        logged.record({"event": "run", "scheme": "lb-bsp", "workers": 4, "global_batch_size": 64})
-        logged.record({"event": "iteration"})
-        logged.record({"event": "plan", "iteration": 2, "batch_sizes": [16, 16, 16, 16]})
-        logged.record({"event": "disturbance", "iteration": 3, "at": 1.0, "factor": 4.0, "extra_seconds": 0.05})
-        logged.record({"event": "out_of_memory", "samples": 24})
-        logged.record({"event": "error", "iteration": 9, "at": 1.0, "type": "ValueError", "text": "no good"})
+        logged.record(Run(worker=3, scheme="lb-bsp", workers=4, global_batch_size=64, iterations_per_epoch=1))
+        logged.record(IterationDone(worker=3, iteration=1, samples=1, iteration_seconds=1.0, **parts))
+        logged.record(Planned(worker=3, iteration=2, batch_sizes=[16, 16, 16, 16]))
+        logged.record(Disturbed(worker=3, iteration=3, at=1.0, factor=4.0, extra_seconds=0.05))
+        logged.record(RanOutOfMemory(worker=3, iteration=3, device="cpu", samples=24, largest_run=0))
+        logged.record(Failed(worker=3, iteration=9, at=1.0, type="ValueError", text="no good"))
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "worker 3: lb-bsp with 4 workers, global batch 64"),
         ("DEBUG", "worker 3: sizes from iteration 2: [16, 16, 16, 16]"),
@@ -133,21 +166,23 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
 
 
 def test_slowness_is_told_when_it_begins_and_when_it_ends(run_dir):
-    told = list(read_events(run_dir, kinds=["disturbance"]))
-    assert [(each["worker"], each["iteration"], each["factor"]) for each in told] == [(2, 4, 3.0), (2, 12, 1.0)]
-    iterations = {each["iteration"]: each for each in read_events(run_dir, kinds=["iteration"]) if each["worker"] == 2}
+    told = list(read_events(run_dir, kind=Disturbed))
+    assert [(each.worker, each.iteration, each.factor) for each in told] == [(2, 4, 3.0), (2, 12, 1.0)]
+    iterations = {each.iteration: each for each in read_events(run_dir, kind=IterationDone) if each.worker == 2}
     for each in told:
-        assert each["at"] == pytest.approx(iterations[each["iteration"]]["at"])
+        assert each.at == pytest.approx(iterations[each.iteration].at)
 
 
 ENDS = """
 import os, sys, threading, time
 from pathlib import Path
 from evenstep.telemetry import JsonlRecorder
+from evenstep.telemetry.events import Ended, Planned
 
 def run(name):
-    recorder = JsonlRecorder(Path(sys.argv[1], name), 0, last=lambda: {"event": "end", "at": time.perf_counter()})
-    recorder.record({"event": "run"})
+    last = lambda: Ended(worker=0, at=time.perf_counter())
+    recorder = JsonlRecorder(Path(sys.argv[1], name), 0, last=last)
+    recorder.record(Planned(worker=0, batch_sizes=[1]))
     if os.fork() == 0:
         sys.exit()  # Its end is nobody's.
     os.wait()
@@ -169,21 +204,21 @@ for name in ("closes", "is killed", "raises", "exits"):
 
 def test_who_ends_by_itself_says_so_once(tmp_path):
     subprocess.run([sys.executable, "-c", ENDS, tmp_path], stderr=subprocess.DEVNULL, timeout=GUARD_SECONDS, check=True)
-    kinds = {folder.name: [event["event"] for event in read_events(folder)] for folder in tmp_path.iterdir()}
-    ended = ["run", "end"]
-    assert kinds == {"closes": ended, "is killed": ["run"], "raises": ended, "exits": ended}
+    kinds = {folder.name: [event.kind for event in read_events(folder)] for folder in tmp_path.iterdir()}
+    ended = ["plan", "end"]
+    assert kinds == {"closes": ended, "is killed": ["plan"], "raises": ended, "exits": ended}
 
 
 def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path):
     recorder = JsonlRecorder(tmp_path, 0)
-    recorder.record({"event": "a"})
+    recorder.record(end(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # Writing beyond it is an OSError too.
     try:
         with pytest.warns(UserWarning, match="cannot be written any more .*, so the run goes on without a record"):
-            recorder.record({"event": "b" * 200})
-        recorder.record({"event": "c"})
+            recorder.record(Failed(worker=0, iteration=1, at=1.0, type="", text="b" * 200))
+        recorder.record(end(2))
         recorder.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [event["event"] for event in read_events(tmp_path)] == ["a"]
+    assert list(read_events(tmp_path)) == [end(1)]

@@ -1,16 +1,21 @@
 """Other people's tools read what we write for them."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.guard import GUARD_SECONDS
 from support.made_log import events_of, write_log
+from support.records import records
 
 from evenstep.cli.main import main
+from evenstep.telemetry.events import Failed, IterationDone, Noted
 from evenstep.telemetry.sinks.prometheus import Prometheus
 
 PARTS = ((0.001, 0.020, 0.001), (0.001, 0.080, 0.001))
@@ -47,7 +52,7 @@ def test_tensorboard_reads_what_was_written_for_it(tmp_path):
 def test_prometheus_is_served_on_this_host_alone():
     sink = Prometheus("127.0.0.1", 0)
     try:
-        for event in events_of(PARTS, notes=True):
+        for event in records(events_of(PARTS, notes=True)):
             sink.record(event)
         with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
@@ -59,13 +64,34 @@ def test_prometheus_is_served_on_this_host_alone():
     assert any(line.startswith('evenstep_noted_loss{worker="0"} 0.08') for line in lines)
 
 
+def test_the_dashboard_asks_for_metrics_that_are_served():
+    dashboard = json.loads((Path(__file__).parents[2] / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"evenstep_\w+", target["expr"])
+    }
+    sink = Prometheus("127.0.0.1", 0)
+    try:
+        for event in records(events_of(PARTS)):
+            sink.record(event)
+            if isinstance(event, IterationDone):
+                sink.record(structs.replace(event, staleness=1, behind=1, lead=0))
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
+            served = {line.partition("{")[0].partition(" ")[0] for line in answer.read().decode().splitlines()}
+    finally:
+        sink.close()
+    assert len(asked) > 10
+    assert asked <= served
+
+
 def test_what_was_noted_under_any_name_has_a_metric():
     sink = Prometheus("127.0.0.1", 0)
-    note = {"event": "note", "worker": 0, "iteration": 1, "at": 1.0, "samples": 4}
     try:
         for values in ({"loss/train [\xe4]": 0.5}, {"loss_train ____": None}, {"loss-train": 2}):
-            sink.record({**note, "values": values})
-        sink.record({"event": "error", "worker": 0, "type": "ValueError", "text": ""})
+            sink.record(Noted(worker=0, iteration=1, at=1.0, samples=4, values=values))
+        sink.record(Failed(worker=0, iteration=1, at=1.0, type="ValueError", text=""))
         with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=GUARD_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
     finally:

@@ -12,11 +12,9 @@ from support.processes import results, run_workers
 from support.training import Run
 from torch.distributed import TCPStore
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
-    SequentialSampler,
     TensorDataset,
 )
 
@@ -96,7 +94,7 @@ def refusal(model=None, optimizer=None, loader=None, **options):
         ({"seed": "abc"}, "seed must be a whole number of at most 64 bits, not 'abc'"),
         ({"seed": 2**70}, "seed must be a whole number of at most 64 bits, not 1180591620717411303424"),
         ({"comm_hook": "x"}, "comm_hook must be a tuple of a state and a function, not 'x'"),
-        ({"schedulers": [1]}, "schedulers must be a scheduler of torch.optim.lr_scheduler, or a list of them, not [1]"),
+        ({"schedulers": [1]}, "schedulers must be a scheduler of torch.optim.lr_scheduler, or a list of them, not 1"),
         ({"emulate": 5}, "emulate must be a Cluster, or the path of a cluster file, not 5"),
     ],
 )
@@ -109,7 +107,6 @@ def test_options(options, fragment):
     [
         ([1, 2], "must be a torch DataLoader, not list"),
         (DataLoader(Endless()), "evenstep.ShardedDataset"),
-        (DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 2, False)), "batch_sampler"),
         (DataLoader(range(9), batch_size=None), "batch_sampler"),
         (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
         (DataLoader(range(9), sampler=DistributedSampler(range(9), 2, 0)), "made for 2 workers but there are 1"),
@@ -126,9 +123,10 @@ def test_models():
     assert "one process per device" in refusal(model=torch.nn.DataParallel(torch.nn.Linear(2, 1)))
     assert "build it from model.parameters()" in refusal(optimizer=torch.optim.SGD([torch.zeros(1)], lr=1))
     assert "must be a torch.optim.Optimizer, or a tuple of them, not object" in refusal(optimizer=object())
-    assert "must be a torch.optim.Optimizer, or a tuple of them, not tuple" in refusal(optimizer=())
+    assert "no optimizer was given: give yours to prepare, or to session.optimizer" in refusal(optimizer=())
     usual = parts()
-    for models in ([usual[0]], (), "model"):
+    assert "no model was given: give yours to prepare, or to session.model" in refusal(model=(), optimizer=parts()[1])
+    for models in ([usual[0]], "model"):
         with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module, or a tuple of them, not "):
             evenstep.prepare(models, usual[1], usual[2])
 

@@ -5,7 +5,7 @@ import pytest
 
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.values import UNLIMITED, Reports
-from evenstep.torch.device_stopwatch import DeviceStopwatch
+from evenstep.torch.cuda import DeviceStopwatch
 from evenstep.worker.iteration import Iteration
 
 
@@ -111,7 +111,7 @@ def test_an_iteration_is_written_down_by_the_time_of_the_device_where_there_is_o
         columns = np.full((2, Reports.columns()), UNLIMITED, dtype=np.int64)
         columns[:, 1] = 30_000, 70_000  # microseconds of compute
         event = now.event(Reports.from_table(columns), 0, 0.2)
-        return [round(event[f"{part}_seconds"], 6) for part in ("compute", "wait", "comm")]
+        return [round(getattr(event, f"{part}_seconds"), 6) for part in ("compute", "wait", "comm")]
 
     assert parts(None) == [0.03, 0.04, 0.05]
     assert parts(0.045) == [0.03, 0.04, 0.005]

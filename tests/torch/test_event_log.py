@@ -5,12 +5,14 @@ import warnings
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support.records import check_records
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.cluster import parse_cluster
 from evenstep.telemetry import read_events
+from evenstep.telemetry.events import CheckpointDone, Disturbed, Ended, Failed, Noted
 
 SPELL = """
 [disturbances.spell]
@@ -40,7 +42,7 @@ def train(model, optimizer, loader):
 
 
 def of_kind(run_dir, kind):
-    return [{**event, "at": 0.0} for event in read_events(run_dir, kinds=[kind])]
+    return [replace(event, at=0.0) for event in read_events(run_dir, kind=kind)]
 
 
 def test_checkpoints_slowness_and_notes_are_written_down(tmp_path):
@@ -55,16 +57,15 @@ def test_checkpoints_slowness_and_notes_are_written_down(tmp_path):
         loader.close()
         if not start:
             first = saved.name
-    about = {"worker": 0, "event": "checkpoint", "at": 0.0}
-    assert of_kind(run_dir, "checkpoint") == [
-        {**about, "iteration": 7, "name": first, "restored": False},
-        {**about, "iteration": -1, "name": first, "restored": True},
-        {**about, "iteration": 7, "name": saved.name, "restored": False},
+    assert of_kind(run_dir, CheckpointDone) == [
+        CheckpointDone(worker=0, at=0.0, iteration=7, name=first, restored=False),
+        CheckpointDone(worker=0, at=0.0, iteration=-1, name=first, restored=True),
+        CheckpointDone(worker=0, at=0.0, iteration=7, name=saved.name, restored=False),
     ]
-    told = [(event["iteration"], event["factor"]) for event in of_kind(run_dir, "disturbance")]
+    told = [(event.iteration, event.factor) for event in of_kind(run_dir, Disturbed)]
     assert told == [(1, 2.0), (5, 1.0)] * 2
-    assert len(of_kind(run_dir, "note")) == 16
-    assert len(of_kind(run_dir, "end")) == 2
+    assert len(of_kind(run_dir, Noted)) == 16
+    assert len(of_kind(run_dir, Ended)) == 2
     assert {"run", "plan", "iteration"} <= check_records(run_dir)
 
 
@@ -82,10 +83,10 @@ def test_an_exception_that_ends_the_script_is_written_down_in_a_line(error, text
     model, optimizer, loader = prepared(tmp_path)
     train(model, optimizer, loader)
     sys.excepthook(type(error), error, None)
-    (event,) = of_kind(tmp_path, "error")
-    assert (event["type"], event["text"], event["iteration"]) == (type(error).__name__, text, 7)
+    (event,) = of_kind(tmp_path, Failed)
+    assert (event.type, event.text, event.iteration) == (type(error).__name__, text, 7)
     loader.close()
     # What comes after is no longer this run's.
     sys.excepthook(type(error), error, None)
-    assert len(of_kind(tmp_path, "error")) == 1
+    assert len(of_kind(tmp_path, Failed)) == 1
     assert shown == [error, error]

@@ -54,7 +54,8 @@ def test_a_worker_that_skips_a_batch_is_named():
     for outcome in outcomes:
         assert outcome.error == (
             "DisagreementError: worker 1 is at iteration 4 where the others are at 3: every worker must take every"
-            " batch of the loader and run backward on it"
+            " batch of the loader, run backward on it, and compute batches in their order (loader.computes says which"
+            " one is computed)"
         )
 
 

@@ -1,24 +1,19 @@
 """Workers that hang, stop, are cut off or never come: the others end in time, and say which worker it was."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from support import faults
-from support.guard import GUARD_SECONDS
-from support.hosts import ip, two_hosts
+from support.hosts import enter, ip, two_hosts
 from support.processes import run_workers
+from support.started import Started, ended, evenstep, script
 from support.training import Run
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("lost_workers")]
 
 SCRIPT = Path(faults.__file__).with_name("meets_fault.py")
 RUN = Run(scheme="bsp", options={"timeout": 10.0})
@@ -42,6 +37,7 @@ def cases(tmp_path_factory):
         started = {
             **{moment: pool.submit(faults.run_hung, RUN, 2, moment, 7) for moment in list(HUNG)[:-1]},
             "between averages": pool.submit(faults.run_hung, LOCAL, 2, "after the step", 6),
+            **{own: pool.submit(run_workers, faults.die_in_the_second_batch, 3, RUN, 2, own) for own in (False, True)},
             "killed in prepare": pool.submit(run_workers, faults.die_in_prepare, 3, RUN, 2),
             "keeper stopped": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGSTOP"),
             "keeper killed": pool.submit(faults.run_signalled, RUN, 0, 7, "SIGKILL"),
@@ -62,6 +58,15 @@ def test_a_worker_that_dies_in_prepare_is_named(cases):
     assert cases["killed in prepare"][2].exitcode == -signal.SIGKILL
     for outcome in cases["killed in prepare"][:2]:
         assert outcome.error.startswith("WorkerLostError: worker 2 ended, died, stopped or did not answer within 10 s")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_worker_that_dies_before_others_reorder_their_buckets_is_named(cases, own):
+    for outcome in cases[own][:2]:
+        ((kind, said, cause),) = outcome.value
+        assert kind == "WorkerLostError"
+        assert said.startswith("worker 2 ended, died, stopped or did not answer within 10 s")
+        assert ".cc:" in cause
 
 
 def test_the_worker_that_keeps_the_store_is_named_where_it_is_stopped(cases):
@@ -96,95 +101,49 @@ def test_a_worker_that_never_starts_is_named_without_a_word_of_c10ds(cases, rank
         assert re.search("c10d|DistStoreError|DistNetworkError", printed) is None
 
 
-def start(*words, environment=None, prefix=()):
-    return subprocess.Popen(
-        [*prefix, *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def on_host(host, path, *words):
+    """The script on this host, or on the test's own."""
+    if host is not None:
+        enter(host)
+    script(path, *words)
 
 
-def kill(process):
-    """Kill it and what it has started, where it has not ended."""
-    if process.poll() is None:
-        for each in (*psutil.Process(process.pid).children(recursive=True), process):
-            each.kill()
-
-
-def end(process):
-    kill(process)
-    process.wait()
-    process.stdout.close()
-
-
-def read_until(process, text):
-    """The lines of a process up to one with this text; another thread kills it where that never comes."""
-    guard = threading.Timer(GUARD_SECONDS, kill, [process])
-    guard.start()
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if text in line:
-            break
-    guard.cancel()
-    assert text in lines[-1], "".join(lines)
-    return lines
+def started(place, fault, timeout, hosts=(None, None)):
+    """Two workers, of which worker 0 meets this fault in iteration 7."""
+    words = (SCRIPT, 0, 7, fault, "bsp", timeout)
+    for rank, host in enumerate(hosts):
+        environment = {**place, "WORLD_SIZE": "2", "RANK": str(rank)}
+        if host is not None:
+            environment["GLOO_SOCKET_IFNAME"] = host[1]
+        yield Started(on_host, host, *words, environment=environment)
 
 
 def test_a_worker_that_keeps_the_store_says_what_it_failed_of_before_it_ends():
-    place = {**faults.meeting_place(), "WORLD_SIZE": "2"}
-    arguments = (sys.executable, SCRIPT, 0, 7, "error", "bsp", 60)
-    processes = [start(*arguments, environment={**place, "RANK": str(rank)}) for rank in range(2)]
-    try:
-        printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            end(process)
-    assert "worker 0 meets error" in printed[0]
-    assert "WorkerLostError: worker 0 ended with ValueError: boom: look at its output" in printed[1]
+    _, said = ended(list(started(faults.meeting_place(), "error", 60)))
+    assert "ValueError: boom" in said[0]
+    assert "WorkerLostError: worker 0 ended with ValueError: boom: look at its output" in said[1]
 
 
 def test_a_run_starts_again_where_its_first_worker_was_stopped():
-    launched = (sys.executable, "-m", "evenstep.cli.main", "run", "--workers", 2, "--max-restarts", 1)
-    launcher = start(*launched, SCRIPT, 0, 7, "SIGSTOP", "bsp", 10)
-    try:
-        read_until(launcher, "worker 0 meets SIGSTOP")
-        read_until(launcher, "WorkerLostError: worker 0 ended, died, stopped or did not answer within 10 s")
-        printed, _ = launcher.communicate(timeout=GUARD_SECONDS)
-    finally:
-        end(launcher)
-    assert launcher.returncode == 0, printed
-    assert (
-        "evenstep: worker 1 ended with exit code 1: worker 0 ended, died, stopped or did not answer within 10 s"
-        in printed
-    )
-    assert "; all workers start again (1 of 1)\n" in printed
-    assert {"worker 0 finished", "worker 1 finished"} <= set(printed.splitlines())
+    with Started(evenstep, "run", "--workers", 2, "--max-restarts", 1, SCRIPT, 0, 7, "SIGSTOP", "bsp", 10) as launcher:
+        printed, said = launcher.communicate()
+    assert launcher.returncode == 0, said
+    assert set(printed.splitlines()) == {"worker 0 meets SIGSTOP", "worker 0 finished", "worker 1 finished"}
+    lost = "worker 0 ended, died, stopped or did not answer within 10 s"
+    assert f"WorkerLostError: {lost}" in said
+    assert f"evenstep: worker 1 ended with exit code 1: {lost}" in said
+    assert "; all workers start again (1 of 1)\n" in said
 
 
 @pytest.mark.netns
 def test_both_sides_of_a_cable_that_is_cut_end_and_name_the_other():
     with two_hosts() as hosts:
-        place = {"MASTER_ADDR": hosts[0][2], "MASTER_PORT": "29400", "WORLD_SIZE": "2"}
-        processes = [
-            start(
-                *(sys.executable, SCRIPT, 0, 7, "cut", "bsp", 10),
-                environment={**place, "RANK": str(rank), "GLOO_SOCKET_IFNAME": interface},
-                prefix=("ip", "netns", "exec", namespace),
-            )
-            for rank, (namespace, interface, _) in enumerate(hosts)
-        ]
-        try:
-            read_until(processes[0], "worker 0 meets cut")
-            ip("-n", hosts[1][0], "link", "set", hosts[1][1], "down")
-            printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
-        finally:
-            for process in processes:
-                end(process)
-    assert [process.returncode for process in processes] == [1, 1]
-    assert "WorkerLostError: worker 1 ended, died, stopped or did not answer within 10 s" in printed[0]
+        place = {"MASTER_ADDR": hosts[0][2], "MASTER_PORT": "29400"}
+        processes = list(started(place, "cut", 10, hosts))
+        assert processes[0].stdout.readline() == "worker 0 meets cut\n"
+        ip("-n", hosts[1][0], "link", "set", hosts[1][1], "down")
+        codes, said = ended(processes)
+    assert codes == [1, 1]
+    assert "WorkerLostError: worker 1 ended, died, stopped or did not answer within 10 s" in said[0]
     name = f"worker 0, which keeps the rendezvous store at {hosts[0][2]}:29400, is stopped or cannot be reached"
-    assert f"WorkerLostError: {name}" in printed[1]
+    assert f"WorkerLostError: {name}" in said[1]

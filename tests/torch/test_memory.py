@@ -3,6 +3,7 @@
 import pytest
 from support import training
 from support.processes import results, run_workers
+from support.told_speeds import told
 from support.training import Run
 
 from evenstep.cluster import parse_cluster
@@ -89,7 +90,6 @@ def test_a_global_batch_beyond_what_is_known_to_fit_is_tried_with_one_warning():
 
 @pytest.mark.multiprocess
 def test_looking_at_the_sizes_of_a_resumed_epoch_changes_nothing():
-    slow = {"emulate": training.cluster_of([1, 1, 3])}
-    run = Run(samples=240, batch_size=8, epochs=3, scheme="dbs", options=slow)
+    run = Run(samples=240, batch_size=8, epochs=3, scheme=told("dbs", [1, 1, 3]))
     values = results(run_workers(training.look_at_sizes_after_resuming, 3, run, 25))
     assert values[0]["sizes"][2] < 6

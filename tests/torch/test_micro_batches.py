@@ -5,13 +5,14 @@ import pytest
 import torch
 from support import training
 from support.processes import results, run_workers
+from support.told_speeds import told
 from support.training import Run
 
 from evenstep import ConfigError
 
 pytestmark = pytest.mark.multiprocess
 
-HABITS = ["zero first", "zero last", "zero the model", "step where it synchronises"]
+HABITS = ["zero first", "zero last", "zero the model", "step where it synchronises", "a closure"]
 
 
 @pytest.mark.parametrize("habit", HABITS)
@@ -45,8 +46,7 @@ def test_so_does_a_single_process(habit):
 
 
 def test_slow_workers_get_fewer_micro_batches():
-    slow = {"emulate": training.cluster_of([1, 1, 3])}
-    run = Run(scheme="lb-bsp:micro_batch=2", samples=1260, batch_size=14, epochs=1, options=slow)
+    run = Run(scheme=told("lb-bsp:micro_batch=2", [1, 1, 3]), samples=1260, batch_size=14, epochs=1)
     values = results(run_workers(training.train_in_micro_batches, 3, run, "zero first"))
     assert values[2]["batches"] < values[0]["batches"] / 1.3
     assert all(value["iterations"] == 30 for value in values)
@@ -59,7 +59,6 @@ def test_slow_workers_get_fewer_micro_batches():
         ("a scheduler that prepare does not know", "schedulers=scheduler"),
         ("a scheduler built afterwards", "schedulers=scheduler"),
         ("weigh_by", "weigh_by does not go with micro_batch"),
-        ("a closure", "a closure does not go with micro_batch"),
         ("the optimizer of before", "step the one that prepare returned"),
         ("two backwards", "add the losses up and run one backward"),
     ],

@@ -14,6 +14,7 @@ from support.training import Run
 from evenstep.cluster import parse_cluster
 from evenstep.core.values import Factors, Problem, Reports
 from evenstep.schemes import parse_scheme
+from evenstep.telemetry.recorder import line_of
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("replay")]
 
@@ -52,11 +53,11 @@ disturb = ["later"]
 
 
 def of_kind(events, kind):
-    return [event for event in events if event["event"] == kind]
+    return [event for event in events if event.kind == kind]
 
 
 def factors_of(event):
-    return Factors(**dict(zip((field.name for field in fields(Factors)), event["factors"], strict=True)))
+    return Factors(**dict(zip((field.name for field in fields(Factors)), event.factors, strict=True)))
 
 
 RUNS = {
@@ -78,10 +79,10 @@ def recorded(tmp_path_factory, request):
 def test_lb_bsp_finds_the_sizes_of_the_emulated_speeds(recorded):
     values, workers = recorded
     (run,) = of_kind(workers[0], "run")
-    if run["scheme"] not in ("lb-bsp", "lb-bsp:predictor=narx"):
+    if run.scheme not in ("lb-bsp", "lb-bsp:predictor=narx"):
         pytest.skip("the pairwise tuner and dbs take longer to find them, and the other cluster has others")
-    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32. Iterations take 128 ms, far more than the noise of busy machines'
-    # timers; the margin of 1 and the median over iterations absorb the rest.
+    # Speeds 1:1:2:4 share 64 samples as 8, 8, 16, 32. Iterations take 128 ms, far more than the noise of a busy
+    # machine's timers; the margin of 1 and the median over iterations absorb the rest.
     assert np.abs(np.median(values[0]["sizes"][8:], axis=0) - [8, 8, 16, 32]).max() <= 1
 
 
@@ -89,28 +90,28 @@ def test_every_line_is_a_record(recorded):
     _, workers = recorded
     for events in workers:
         for event in events:
-            check_record(event)
-    assert workers[0][0]["emulated"]
+            assert check_record(line_of(event)) == event.kind
+    assert workers[0][0].emulated
 
 
 def test_every_worker_recorded_the_same_plans(recorded):
     _, workers = recorded
-    plans = [[(plan["iteration"], plan["batch_sizes"]) for plan in of_kind(events, "plan")] for events in workers]
+    plans = [[(plan.iteration, plan.batch_sizes) for plan in of_kind(events, "plan")] for events in workers]
     assert plans[1:] == [plans[0]] * 3
 
 
 def test_the_core_decides_alike_from_the_recorded_reports(recorded):
     _, workers = recorded
     (run,) = of_kind(workers[0], "run")
-    policy = parse_scheme(run["scheme"]).policy(run["workers"])
+    policy = parse_scheme(run.scheme).policy(run.workers)
     problem = Problem(
-        global_batch_size=run["global_batch_size"],
-        minimum=np.array(run["minimum"]),
-        maximum=np.array(run["maximum"]),
-        multiple=run["multiple"],
+        global_batch_size=run.global_batch_size,
+        minimum=np.array(run.minimum),
+        maximum=np.array(run.maximum),
+        multiple=run.multiple,
     )
-    reports = [[event["report"] for event in of_kind(events, "iteration")] for events in workers]
-    epochs = [event["epoch"] for event in of_kind(workers[0], "iteration")]
+    reports = [[event.report for event in of_kind(events, "iteration")] for events in workers]
+    epochs = [event.epoch for event in of_kind(workers[0], "iteration")]
     decided = []
     for epoch, rows in zip(epochs, zip(*reports, strict=True), strict=True):
         allocation = policy.allocate(replace(problem, epoch=epoch))
@@ -118,19 +119,19 @@ def test_the_core_decides_alike_from_the_recorded_reports(recorded):
         policy.observe(Reports.from_table(np.array(rows)))
         # The loader asks once more in the same epoch, as after its last iteration.
         policy.allocate(replace(problem, epoch=epoch))
-    assert len(decided) == 10 * RUNS[run["scheme"]][1]
-    assert any(basis == "comparison" for _, basis in decided) == (RUNS[run["scheme"]][0] == CHANGING)
+    assert len(decided) == 10 * RUNS[run.scheme][1]
+    assert any(basis == "comparison" for _, basis in decided) == (RUNS[run.scheme][0] == CHANGING)
     changes = [(k, *each) for k, each in enumerate(decided) if k == 0 or each != decided[k - 1]]
-    assert changes == [(plan["iteration"], plan["batch_sizes"], plan["basis"]) for plan in of_kind(workers[0], "plan")]
+    assert changes == [(plan.iteration, plan.batch_sizes, plan.basis) for plan in of_kind(workers[0], "plan")]
 
 
 def test_the_estimators_decide_alike_from_the_recorded_measurements(recorded):
     _, workers = recorded
     for events in workers:
-        estimator = parse_scheme(of_kind(events, "run")[0]["scheme"]).load.estimator()
+        estimator = parse_scheme(of_kind(events, "run")[0].scheme).load.estimator()
         for event, after in pairwise(of_kind(events, "iteration")):
-            samples, microseconds, *estimated = event["report"]
-            if event["basis"] != "comparison":
+            samples, microseconds, *estimated = event.report
+            if event.basis != "comparison":
                 estimator.observe(samples, microseconds / 1e6, factors_of(event))
             estimate = estimator.estimate(factors_of(after))
             assert estimated[:4] == [
@@ -145,8 +146,8 @@ def test_the_parts_of_an_iteration_add_up(recorded):
     _, workers = recorded
     for events in workers:
         for event in of_kind(events, "iteration"):
-            parts = (event[f"{part}_seconds"] for part in ("input", "compute", "wait", "comm"))
-            assert sum(parts) <= event["iteration_seconds"] + 1e-3
-        assert sum(event["samples"] for event in of_kind(events, "iteration")) > 0
-    epochs = RUNS[workers[0][0]["scheme"]][1]
-    assert sum(event["samples"] for events in workers for event in of_kind(events, "iteration")) == epochs * 640
+            parts = (getattr(event, f"{part}_seconds") for part in ("input", "compute", "wait", "comm"))
+            assert sum(parts) <= event.iteration_seconds + 1e-3
+        assert sum(event.samples for event in of_kind(events, "iteration")) > 0
+    epochs = RUNS[workers[0][0].scheme][1]
+    assert sum(event.samples for events in workers for event in of_kind(events, "iteration")) == epochs * 640

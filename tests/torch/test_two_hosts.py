@@ -1,16 +1,13 @@
 """Two hosts, laid out as network namespaces, under torchrun --nnodes 2."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import training
-from support.guard import GUARD_SECONDS
-from support.hosts import two_hosts
+from support.hosts import enter, two_hosts
+from support.started import Started, ended, torchrun
 from support.training import Run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.netns]
@@ -25,28 +22,21 @@ def hosts():
         yield made
 
 
+def torchrun_on(host, *words):
+    enter(host)
+    torchrun(*words)
+
+
 def test_two_hosts_follow_the_trajectory_of_one_process(hosts, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     # The port is free: the namespace is this test's own.
-    rendezvous = ["--master-addr", hosts[0][2], "--master-port", "29400"]
-    processes = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", namespace, *torchrun, *rendezvous, "--node-rank", str(n), SCRIPT, tmp_path],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for n, (namespace, interface, _) in enumerate(hosts)
-    ]
-    try:
-        printed = [process.communicate(timeout=GUARD_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(printed)
+    options = ("--nnodes", 2, "--nproc-per-node", 2, "--master-addr", hosts[0][2], "--master-port", 29400)
+    agents = []
+    for number, host in enumerate(hosts):
+        words = (*options, "--node-rank", number, SCRIPT, tmp_path)
+        environment = {"GLOO_SOCKET_IFNAME": host[1], "OMP_NUM_THREADS": "1"}
+        agents.append(Started(torchrun_on, host, *words, environment=environment))
+    codes, said = ended(agents)
+    assert codes == [0, 0], said
     values = [json.loads((tmp_path / f"worker-{rank}.json").read_text(encoding="utf-8")) for rank in range(4)]
     expected = training.train_alone(Run(samples=82, epochs=2), 20)
     for value in values:

@@ -8,8 +8,8 @@ import threading
 
 import psutil
 import pytest
+from support.in_memory import connected_pair
 
-from evenstep.testing.in_memory import connected_pair
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
 

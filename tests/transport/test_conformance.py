@@ -1,10 +1,10 @@
 """Every kind of connection and of listener keeps to the interface."""
 
 import pytest
+from support.faulty import Faulty, scripted
+from support.in_memory import MemoryListener, connected_pair
+from support.transport_checks import check_connection, check_listener
 
-from evenstep.testing.faulty import Faulty, scripted
-from evenstep.testing.in_memory import MemoryListener, connected_pair
-from evenstep.testing.transport import check_connection, check_listener
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
 

@@ -5,11 +5,11 @@ import threading
 import time
 
 import pytest
+from support.clocks import FakeClock
+from support.faulty import Fault, Faulty, scripted, seeded
+from support.in_memory import connected_pair
 
 from evenstep.core.errors import ConfigError
-from evenstep.testing.clock import FakeClock
-from evenstep.testing.faulty import Fault, Faulty, scripted, seeded
-from evenstep.testing.in_memory import connected_pair
 from evenstep.transport.base import SilentError
 
 YEAR = 3.2e7
@@ -20,7 +20,7 @@ def arrivals(plan, messages, **options):
     here, there = connected_pair(clock=FakeClock())
     faulty = Faulty(here, plan, **options)
     for number in range(messages):
-        faulty.send({"number": number}, memoryview(bytes([number])))
+        faulty.send(str(number).encode(), memoryview(bytes([number])))
     arrived = received(there)
     faulty.close()
     there.close()
@@ -36,8 +36,8 @@ def received(connection):
             return numbers
         room = bytearray(1)
         connection.receive_payload(memoryview(room))
-        assert room == bytes([message.header["number"]])
-        numbers.append(message.header["number"])
+        assert room == bytes([int(message.header)])
+        numbers.append(int(message.header))
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_what_is_held_back_can_be_released_and_its_files_are_closed_otherwise():
     here, there = connected_pair(clock=FakeClock())
     with Faulty(here, scripted({0: Fault.DELAY, 1: Fault.DELAY})) as faulty, there:
         reader, writer = os.pipe()
-        faulty.send({"number": 0}, memoryview(b"\0"), files=[writer])
+        faulty.send(b"0", memoryview(b"\0"), files=[writer])
         with pytest.raises(SilentError):
             there.receive(YEAR)
         faulty.release()
         (descriptor,) = there.receive(YEAR).files
         os.close(descriptor)
-        faulty.send({"number": 1}, files=[writer])
+        faulty.send(b"1", files=[writer])
         os.close(writer)
     assert os.read(reader, 1) == b"", "a held message kept its file open"
     os.close(reader)
@@ -126,8 +126,8 @@ def test_time_stands_still_while_a_thread_works_and_goes_to_the_first_timeout():
     thread = threading.Thread(target=serve)
     thread.start()
     for number in range(100):
-        here.send({"number": number})
-        assert here.receive(1.0).header == {"number": number}, "a timeout struck although the peer was at work"
+        here.send(str(number).encode())
+        assert here.receive(1.0).header == str(number).encode(), "a timeout struck although the peer was at work"
     assert clock.now() == 0.0
     with pytest.raises(SilentError):
         here.receive(1.0)

@@ -27,10 +27,10 @@ def of_scheme(listener, scheme):
 
 def assert_serves(listener, scheme, secret):
     with connect(of_scheme(listener, scheme), secret=secret) as client, listener.accept() as server:
-        client.send({"question": 1})
-        assert server.receive(30.0).header == {"question": 1}
-        server.send({"answer": 2})
-        assert client.receive(30.0).header == {"answer": 2}
+        client.send(b"question")
+        assert server.receive(30.0).header == b"question"
+        server.send(b"answer")
+        assert client.receive(30.0).header == b"answer"
 
 
 def raw_socket(listener, scheme):
@@ -142,7 +142,7 @@ def test_a_server_that_does_not_know_the_secret_is_found_out(secret):
 @pytest.mark.parametrize(
     ("greeting", "what"),
     [
-        (b"HTTP/1.1 400 Bad Request, and so on and so forth", "not evenstep"),
+        (b"HTTP/1.1 400 Bad Request, and so on and so forth", "not an evenstep server"),
         (b"evenstep" + b"\0\2" + bytes(32), "version 2 of the protocol"),
         (b"even", "gone before"),
     ],
@@ -201,7 +201,7 @@ def test_beyond_loopback_nothing_goes_in_the_plain(host_of, secret):
     with listen(host, secret=secret) as listener:
         assert [address.split(":")[0] for address in listener.addresses] == ["unix", "tls"]
         (address,) = of_scheme(listener, "tls")
-        with pytest.raises(ConfigError, match="in the plain"):
+        with pytest.raises(ConfigError, match="would not be encrypted"):
             connect([address.replace("tls", "tcp")], secret=secret)
         with raw_socket(listener, "tls") as peer:
             context = client_context()
@@ -246,7 +246,7 @@ def test_where_no_address_works_the_reason_is_said_for_each(secret):
 
 @pytest.mark.parametrize("address", ["", "host:1", "tcp://host", "http://host:1", "unix:@", "unix:/tmp/x", "tcp://h:x"])
 def test_what_is_no_address_is_refused(address, secret):
-    with pytest.raises(ConfigError, match="there is no address"):
+    with pytest.raises(ConfigError, match="invalid address"):
         connect([address], secret=secret)
 
 

@@ -18,7 +18,7 @@ from evenstep.transport.segment import Segment
 def test_what_one_side_writes_the_other_reads(connected):
     client, server = connected("unix")
     with Segment.create(5000) as ours:
-        server.send({"nbytes": ours.nbytes}, files=[ours.descriptor])
+        server.send(str(ours.nbytes).encode(), files=[ours.descriptor])
         message = client.receive(30.0)
         with Segment.open(message.files[0], 5000) as theirs:
             assert bytes(ours.view) == bytes(5000)

@@ -1,31 +1,33 @@
-"""What of a run is in a checkpoint beside its loader: models, optimizers, and whatever else the script names."""
+"""What a checkpoint holds of a run besides its loader: models, optimizers, extras and random generators."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, final
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from evenstep.checkpoint.tree import put_together, take_apart
 from evenstep.core.errors import ConfigError
-from evenstep.torch.model import PreparedModel, device_of
+from evenstep.torch.model import device_of, unwrapped
 
 
 class Stateful(Protocol):
-    """A scheduler, a GradScaler, an average of the weights: anything with a state."""
+    """A scheduler, a GradScaler, an average of the weights: any object with a state."""
 
     def state_dict(self) -> Any:
         """Tensors and plain values, in lists and dicts."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Go on from there."""
+        """Continue from this state."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The user's own models, the optimizers, and what else has a state."""
+    """The user's own models, the optimizers, and the extras."""
 
     models: tuple[torch.nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -33,28 +35,24 @@ class Contents:
 
     @classmethod
     def of(cls, model: Any, optimizer: Any, extras: Mapping[str, Stateful] | None) -> Self:
-        """Of the arguments of `save` and `restore`, either of which may be a tuple.
-
-        Raises:
-            ConfigError: Something is none of what it should be.
-        """
-        models = tuple(
-            each.module if isinstance(each, PreparedModel) else each
-            for each in (model if isinstance(model, tuple) else (model,))
-        )
-        optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
+        """From the arguments of `save` and `restore`; ConfigError if an extra has no state."""
+        models = model if isinstance(model, tuple) else (model,)
         for name, each in (extras or {}).items():
             if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
                 raise ConfigError(f"the extra {name!r} has no state_dict and load_state_dict: leave it out")
-        return cls(models=models, optimizers=optimizers, extras=extras or {})
+        return cls(
+            models=tuple(unwrapped(each) for each in models),
+            optimizers=optimizer if isinstance(optimizer, tuple) else (optimizer,),
+            extras=extras or {},
+        )
 
     @property
     def device(self) -> torch.device:
-        """Where the first model's parameters are."""
+        """The device of the first model's parameters."""
         return device_of(self.models[0])
 
     def state(self) -> dict[str, Any]:
-        """Everything's state, tensors and all."""
+        """The state of everything, tensors included."""
         return {
             "model": [model.state_dict() for model in self.models],
             "optimizer": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -62,22 +60,23 @@ class Contents:
         }
 
     def targets(self, plain: Any, metadata: Metadata) -> dict[str, torch.Tensor]:
-        """Where the tensors of a checkpoint are to be read to, by their paths.
+        """The tensors to read a checkpoint's tensors into, by their paths.
 
-        The models' are their own. An optimizer that has not stepped has none yet, so others are new, sharded as the
-        parameter that they belong to, or as what is there now.
+        Those of the models are the models' own. An optimizer that has not stepped has none yet, so the others are new,
+        and sharded as the parameter that they belong to, or as the present tensor.
 
         Raises:
             ConfigError: The checkpoint is of other models, optimizers or extras.
         """
         self._require_same(plain)
         present = take_apart(self.state())[1]
+        owners = self._owners(plain)
         targets = {}
         for path in take_apart(plain)[1]:
             stored = metadata.state_dict_metadata[path]
             assert isinstance(stored, TensorStorageMetadata)
             size, dtype = stored.size, stored.properties.dtype
-            like = present.get(path, self._parameter_of(path, plain))
+            like = present.get(path, owners.get(".".join(path.split(".")[:4])))
             if path.startswith("model."):
                 targets[path] = _require_size(path, present[path], size)
             elif like is not None and like.shape == size:
@@ -87,10 +86,10 @@ class Contents:
         return targets
 
     def load(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go on from the state that `plain` and the tensors are together."""
+        """Continue from the state that `plain` and the tensors form together."""
         state = put_together(plain, tensors)
         for model, saved in zip(self.models, state["model"], strict=True):
-            own = model.state_dict()  # Which knows versions that a plain dict does not.
+            own = model.state_dict()  # It has the versions of the modules, which a plain dict lacks.
             own.update(saved)
             model.load_state_dict(own)
         for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
@@ -117,15 +116,14 @@ class Contents:
                     " it was taken of"
                 )
 
-    def _parameter_of(self, path: str, plain: Any) -> torch.Tensor | None:
-        """The parameter that a tensor of an optimizer's state belongs to, as `optimizer.0.state.3.exp_avg`."""
-        parts = path.split(".")
-        if parts[0] != "optimizer" or parts[2] != "state":
-            return None
-        groups = plain["optimizer"][int(parts[1])]["param_groups"]
-        numbers = [number for group in groups for number in group["params"]]
-        parameters = [each for group in self.optimizers[int(parts[1])].param_groups for each in group["params"]]
-        return {str(number): each for number, each in zip(numbers, parameters, strict=True)}.get(parts[3])
+    def _owners(self, plain: Any) -> dict[str, torch.Tensor]:
+        """The parameters by the path of their optimizer state, such as `optimizer.0.state.3`."""
+        return {
+            f"optimizer.{index}.state.{number}": parameter
+            for index, (optimizer, saved) in enumerate(zip(self.optimizers, plain["optimizer"], strict=True))
+            for group, entries in zip(optimizer.param_groups, saved["param_groups"], strict=True)
+            for number, parameter in zip(entries["params"], group["params"], strict=True)
+        }
 
 
 def _require_same_keys(mine: set[str], saved: set[str]) -> None:
@@ -136,11 +134,11 @@ def _require_same_keys(mine: set[str], saved: set[str]) -> None:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load its state; one of another kind would be taken, and fail in the first step."""
+    """Load the state, and refuse one of another kind of optimizer, which torch would take and fail on in a step."""
     known = [group.keys() & optimizer.defaults.keys() for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(saved)
-        # What a newer torch has added got its default; the rest is lacking.
+        # An option that a newer torch has added gets its default; any other must be in the state.
         lacking = sorted(
             name for names, group in zip(known, optimizer.param_groups, strict=True) for name in names - group.keys()
         )
@@ -160,3 +158,24 @@ def _require_size(path: str, tensor: torch.Tensor, size: torch.Size) -> torch.Te
             f" {list(tensor.shape)} here): restore into the model it was taken of"
         )
     return tensor
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of the random generators of Python, NumPy and torch, on the CPU and on the worker's device."""
+    _, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": [np.asarray(keys).tolist(), *rest],
+        "cpu": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Continue from a state of `random_state`."""
+    random.setstate(state["python"])
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["cpu"])
+    if state["device"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["device"], device)

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: each is written under another name, and renamed once it is complete and on the disk.
+"""A folder of checkpoints. Each one is written under another name, and renamed once it is complete and on the disk.
 
 This module knows files and their digests, but not their meaning.
 """
@@ -10,19 +10,22 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import IO, Any, Final, TypeAlias, final
 
 from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
 from evenstep.core.errors import CheckpointError
-from evenstep.server.shard.durable import sync
+from evenstep.server.shard.snapshots import sync
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial-"
 _DIGEST: Final = "blake2b"
 
+Fingerprint: TypeAlias = dict[str, int | str]
+"""A file's size and digest."""
+
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written; the message says which file, and how."""
+    """A file of a checkpoint differs from what was written; the message names it."""
 
 
 @final
@@ -34,15 +37,15 @@ class CheckpointFolder:
         self._lock: IO[bytes] | None = None
 
     def newest_first(self) -> list[str]:
-        """The names of those that are there."""
+        """The names of the checkpoints."""
         return checkpoints(self._names())[::-1]
 
     def begin(self, known: int | None) -> str:
-        """Create a new checkpoint and return its name; what an earlier writer did not finish is removed.
+        """Create a new checkpoint and return its name; remove what an earlier writer did not finish.
 
         Args:
-            known: The number of the newest one that this run has written or restored, 0 if there was none; None where
-                it has done neither.
+            known: The number of the newest checkpoint that this run has written or restored; 0 if it found none; None
+                if it has done neither.
 
         Raises:
             CheckpointError: Another run writes here too.
@@ -65,19 +68,19 @@ class CheckpointFolder:
         name = next_checkpoint(names)
         self.partial(name).mkdir()
         self._lock = (self.partial(name) / MANIFEST).open("wb")
-        with suppress(OSError):  # Not every file system knows locks.
+        with suppress(OSError):  # Not every file system supports locks.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return name
 
     def partial(self, name: str) -> Path:
-        """Where a checkpoint is written before it takes its name."""
+        """Where a checkpoint is written before it gets its name."""
         return self.path / f"{_PARTIAL}{name}"
 
     def finish(self, name: str, manifest: Mapping[str, Any], *, keep: int) -> Path:
         """Give a written checkpoint its name, and remove those beyond the newest `keep`.
 
         Raises:
-            OSError: As `begin`; what was there before is untouched.
+            OSError: As for `begin`. The older checkpoints are untouched.
         """
         partial, whole = self.partial(name), self.path / name
         write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -108,14 +111,14 @@ class CheckpointFolder:
 
 
 def _is_being_written(partial: Path) -> bool:
-    """Whether its writer lives, who holds a lock on its manifest."""
+    """Whether its writer still holds the lock on its manifest."""
     try:
         with (partial / MANIFEST).open("rb+") as manifest:
             fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        pass
     return False
 
 
@@ -126,36 +129,27 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def written_files(checkpoint: Path) -> list[str]:
-    """The files of a checkpoint but its manifest, in an order that is alike on every host."""
+    """The files of a checkpoint except its manifest, in the same order on every host."""
     found = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
     return sorted(name for name in found if name != MANIFEST)
 
 
-def fingerprint(path: Path) -> dict[str, int | str]:
-    """What a file is recognised by: its size and its digest."""
+def fingerprint(path: Path) -> Fingerprint:
+    """The size and digest of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, _DIGEST: hashlib.file_digest(file, _DIGEST).hexdigest()}
 
 
-def files_of(checkpoint: Path) -> dict[str, dict[str, int | str]]:
-    """The files that a checkpoint has, as they were written.
-
-    Raises:
-        DamagedError: Its manifest does not say.
-    """
+def files_of(checkpoint: Path) -> dict[str, Fingerprint]:
+    """The fingerprints in a checkpoint's manifest; DamagedError if it cannot be read."""
     try:
-        files: dict[str, dict[str, int | str]] = dict(json.loads((checkpoint / MANIFEST).read_bytes())["files"])
+        return dict(json.loads((checkpoint / MANIFEST).read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"its {MANIFEST} cannot be read ({error})") from error
-    return files
 
 
-def require_whole(checkpoint: Path, files: Mapping[str, Mapping[str, int | str]]) -> None:
-    """Check that these files are what their manifest says.
-
-    Raises:
-        DamagedError: One is not.
-    """
+def require_whole(checkpoint: Path, files: Mapping[str, Fingerprint]) -> None:
+    """Raise DamagedError if one of these files does not have its fingerprint."""
     for name, expected in files.items():
         try:
             found = fingerprint(checkpoint / name)

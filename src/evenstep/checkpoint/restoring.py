@@ -1,61 +1,60 @@
-"""Restores the newest checkpoint that is whole."""
+"""Restores the newest whole checkpoint."""
 
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from evenstep.checkpoint.contents import Contents, Stateful
+from evenstep.checkpoint.contents import Contents, Stateful, restore_random_state
 from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, files_of, require_whole
-from evenstep.checkpoint.randomness import restore_random_state
 from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_own_weights
-from evenstep.checkpoint.together import together
+from evenstep.checkpoint.together import collectives, together
 from evenstep.checkpoint.tree import unpacked
 from evenstep.core.checkpoints import heir, number_of
-from evenstep.core.errors import CheckpointError
-from evenstep.torch.data.loader import PreparedLoader
+from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.torch.agree import device_identity
+from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.request import device_identity
 
 
 def restore(
     folder: str | os.PathLike[str],
     model: Any,
     optimizer: Any,
-    loader: PreparedLoader,
+    loader: Batches | tuple[Batches, ...],
     *,
     extras: Mapping[str, Stateful] | None = None,
 ) -> Path | None:
-    """Go on where the newest whole checkpoint was saved, on any number of workers; every worker calls it together.
+    """Continue from the newest whole checkpoint, on any number of workers. All workers must call it together.
 
-    To be called after `prepare` and before the first loop, which then goes on in mid-epoch: `for epoch in
+    Call it after `prepare` and before the first loop, which then continues in mid-epoch: `for epoch in
     range(loader.epoch, epochs)`. The checkpoint's global batch size and seed win over those of this start, with a
-    notice. Every file is compared with what was written; a damaged checkpoint is put aside, under a name that says so,
-    and the one before it is used, with a notice.
+    warning. Every file is compared with what was written. A damaged checkpoint is renamed, and the one before it is
+    used, with a warning.
 
     Args:
         folder: As for `save`.
         model: What `prepare` returned, or a tuple of them.
         optimizer: What `prepare` returned, or a tuple of them.
-        loader: What `prepare` returned.
+        loader: What `prepare` returned, or a tuple of the same loaders as were saved.
         extras: The same names as were saved.
 
     Returns:
-        The checkpoint, a directory in `folder`; None where there is none yet, and nothing has changed (and under
-        `evenstep profile`).
+        The checkpoint, a directory in `folder`. None if there is none yet, and under `evenstep profile`; nothing has
+        changed then.
 
     Raises:
         ConfigError: The scheme trains on servers, or the checkpoint is of another model, optimizer or dataset.
         CheckpointError: No checkpoint is whole, or they could not be read.
         WorkerLostError: A worker died meanwhile.
     """
+    loader, *others = loader if isinstance(loader, tuple) else (loader,)
     engine = loader.engine
     require_own_weights(engine, loader.scheme)
     if loader.profiled:
@@ -64,7 +63,7 @@ def restore(
     together(engine, lambda: len(Contents.of(model, optimizer, extras).models))
     name = _newest_whole(checkpoints, engine)
     if name is not None:
-        _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader)
+        _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader, others)
     loader.checkpoints[checkpoints.path.absolute()] = 0 if name is None else number_of(name)
     if name is None:
         return None
@@ -73,7 +72,7 @@ def restore(
 
 
 def _newest_whole(checkpoints: CheckpointFolder, engine: Engine) -> str | None:
-    """The name of the newest checkpoint that is as it was written; None where there never was one."""
+    """The name of the newest undamaged checkpoint; None if there never was a checkpoint."""
     first = engine.workers.rank == 0
     names: list[str] = together(engine, lambda: checkpoints.newest_first() if first else [])[0]
     damage = ""
@@ -97,9 +96,9 @@ def _newest_whole(checkpoints: CheckpointFolder, engine: Engine) -> str | None:
 
 
 def _damage(checkpoint: Path, engine: Engine) -> str | None:
-    """What is wrong with a checkpoint, of which each worker looks at a part; None where it is whole."""
+    """What is wrong with a checkpoint, of which each worker checks a part; None if it is whole."""
 
-    def look() -> str | None:
+    def check() -> str | None:
         try:
             files = files_of(checkpoint)
             mine = sorted(files)[engine.workers.rank :: engine.workers.count]
@@ -114,58 +113,56 @@ def _damage(checkpoint: Path, engine: Engine) -> str | None:
             f"worker {seen.index(False)} does not see {checkpoint}, and worker {seen.index(True)} does: give a folder"
             " on a file system that all hosts share"
         )
-    return next((found for found in together(engine, look) if found is not None), None)
+    return next((found for found in together(engine, check) if found is not None), None)
 
 
-def _read(checkpoint: Path, contents: Contents, loader: PreparedLoader) -> None:
-    """Restore in joint steps, so that no worker waits in a collective for one that has failed."""
+def _read(checkpoint: Path, contents: Contents, loader: Batches, others: Sequence[Batches]) -> None:
+    """Restore in joint steps, so that no worker waits in a collective for a worker that has failed."""
     engine, workers = loader.engine, loader.engine.workers
     run = json.loads((checkpoint / RUN).read_bytes())
     plain = unpacked((checkpoint / VALUES).read_bytes())
     reader = FileSystemReader(checkpoint / TENSORS)
-    targets: dict[str, torch.Tensor] = {}
+    targets: dict[str, Any] = {}
 
     def make_room() -> None:
-        _require_format(checkpoint, run["format"])
+        if run["format"] != FORMAT:
+            raise CheckpointError(
+                f"the checkpoint {checkpoint} has format {run['format']}, not {FORMAT}: restore it with the evenstep"
+                " that wrote it"
+            )
+        if len(run.get("others", [])) != len(others):
+            raise ConfigError(
+                f"the checkpoint is of {1 + len(run.get('others', []))} loaders and {1 + len(others)} are to be"
+                " restored: give the same"
+            )
         targets.update(contents.targets(plain, reader.read_metadata()))
 
     def go_on() -> None:
         contents.load(plain, targets)
-        _continue_loader(loader, run, device_identity(contents.device, workers))
+        for each, state in zip((*others, loader), (*run.get("others", []), run["loader"]), strict=True):
+            _continue_loader(each, state, run, device_identity(contents.device, workers))
         if len(run["devices"]) == workers.count:
             generators = unpacked((checkpoint / generators_of(workers.rank)).read_bytes())
             restore_random_state(generators, contents.device)
 
+    def read_tensors() -> None:
+        group = workers.host_group
+        with collectives(engine):
+            load_tensors(
+                targets,
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False),
+                process_group=group,
+                no_dist=group is None,
+            )
+
     together(engine, make_room)
-    together(engine, lambda: _read_tensors(reader, targets, engine))
+    together(engine, read_tensors)
     together(engine, go_on)
 
 
-def _require_format(checkpoint: Path, found: int) -> None:
-    if found != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {checkpoint} has format {found}, not {FORMAT}: restore it with the evenstep that wrote it"
-        )
-
-
-def _read_tensors(reader: FileSystemReader, targets: dict[str, torch.Tensor], engine: Engine) -> None:
-    group = engine.workers.host_group
-    # In its collectives, most of the time.
-    with engine.balancer.activity.waiting(), warnings.catch_warnings():
-        # A single process needs no process group, and is told so.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load_tensors(
-            targets,
-            storage_reader=reader,
-            planner=DefaultLoadPlanner(flatten_state_dict=False),
-            process_group=group,
-            no_dist=group is None,
-        )
-
-
-def _continue_loader(loader: PreparedLoader, run: Mapping[str, Any], device: str) -> None:
+def _continue_loader(loader: Batches, state: Mapping[str, Any], run: Mapping[str, Any], device: str) -> None:
     """Restore the position in the samples and, under the same scheme, what was learned about speeds."""
-    state = run["loader"]
     if run["scheme"] != loader.scheme:
         loader.load_state_dict({**state, "load": {**state["load"], "workers": 0}})
         return
@@ -173,4 +170,4 @@ def _continue_loader(loader: PreparedLoader, run: Mapping[str, Any], device: str
     loader.load_state_dict({**state, "load": {**state["load"], "worker": None}})
     predecessor = heir(device, run["devices"])
     if predecessor is not None:
-        loader.engine.balancer.estimator.load_state_dict(run["estimators"][predecessor])
+        loader.engine.balancer.meter.estimator.load_state_dict(run["estimators"][predecessor])

@@ -1,4 +1,4 @@
-"""Writes a checkpoint: aside, by all workers together, and under its name once it is whole."""
+"""Writes a checkpoint. All workers write parts of it, and it gets its name once it is whole."""
 
 import json
 import os
@@ -13,18 +13,17 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 import evenstep
-from evenstep.checkpoint.contents import Contents, Stateful
-from evenstep.checkpoint.folder import CheckpointFolder, fingerprint, write_durably, written_files
-from evenstep.checkpoint.randomness import random_state
-from evenstep.checkpoint.together import together
+from evenstep.checkpoint.contents import Contents, Stateful, random_state
+from evenstep.checkpoint.folder import CheckpointFolder, Fingerprint, fingerprint, write_durably, written_files
+from evenstep.checkpoint.together import collectives, together
 from evenstep.checkpoint.tree import packed, take_apart
 from evenstep.core.checkpoints import number_of
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import CheckpointError, ConfigError
-from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.agree import device_identity
+from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.served import ServedEngine
-from evenstep.torch.request import device_identity
 
 FORMAT: Final = 1
 TENSORS: Final = "tensors"
@@ -36,38 +35,39 @@ def save(
     folder: str | os.PathLike[str],
     model: Any,
     optimizer: Any,
-    loader: PreparedLoader,
+    loader: Batches | tuple[Batches, ...],
     *,
     keep: int = 2,
     extras: Mapping[str, Stateful] | None = None,
 ) -> Path:
-    """Write everything that the run needs to go on from here; every worker calls it together.
+    """Write everything that the run needs to continue from here. All workers must call it together.
 
-    That is the weights, the optimizer's state, which samples have been trained on, the sizes and speeds that evenstep
-    has learnt, each worker's random generators, and the `extras`. Batches that the optimizer has not stepped on yet, in
-    the middle of an accumulation, say, will be handed out again. Under `local-sgd` the models are averaged first, as by
-    `loader.settle()`.
+    A checkpoint holds the weights, the optimizer's state, the position in the samples, the sizes and speeds that
+    evenstep has learned, the random generators of each worker, and the `extras`. Batches that the optimizer has not
+    stepped on yet, for example in the middle of an accumulation, will be handed out again. Under `local-sgd` the models
+    are averaged first, as by `loader.settle()`.
 
     Args:
-        folder: Where the checkpoints of this run are, seen by all workers; made where it does not exist.
+        folder: Where this run's checkpoints are, seen by all workers. It is created if it does not exist.
         model: What `prepare` returned, or a tuple of them.
         optimizer: What `prepare` returned, or a tuple of them.
-        loader: What `prepare` returned.
-        keep: How many checkpoints stay, the newest; older ones are removed once this one is whole.
-        extras: What else has a `state_dict`, by name: schedulers, a GradScaler, an average of the weights. Worker 0's
-            state serves all workers, but for sharded tensors.
+        loader: What `prepare` returned, or a tuple of a session's loaders and shares.
+        keep: The number of newest checkpoints to keep. Older ones are removed once this one is whole.
+        extras: Other objects with a `state_dict`, by name: schedulers, a GradScaler, an average of the weights. Worker
+            0's state is used on all workers, except for sharded tensors.
 
     Returns:
-        The checkpoint, a directory in `folder`; under `evenstep profile`, which trains nothing worth keeping, `folder`
-        itself, and nothing is written.
+        The checkpoint, a directory in `folder`. Under `evenstep profile`, which trains nothing worth keeping, nothing
+        is written, and it returns `folder`.
 
     Raises:
         ConfigError: The scheme trains on servers, which write their own snapshots, or something cannot be saved.
-        CheckpointError: It could not be written, on this worker or another. Those before it are as they were.
+        CheckpointError: It could not be written, on this worker or another. Older checkpoints are untouched.
         WorkerLostError: A worker died meanwhile.
     """
     if keep < 1:
         raise ConfigError(f"at least one checkpoint must be kept, not {keep}")
+    loader, *others = loader if isinstance(loader, tuple) else (loader,)
     engine = loader.engine
     require_own_weights(engine, loader.scheme)
     if loader.profiled:
@@ -87,7 +87,7 @@ def save(
             "name": checkpoints.begin(known) if first else None,
             "extras": sorted(contents.extras),
             "device": device_identity(contents.device, engine.workers),
-            "estimator": engine.balancer.estimator.state_dict(),
+            "estimator": engine.balancer.meter.estimator.state_dict(),
         }
 
     told = together(engine, begin)
@@ -95,11 +95,13 @@ def save(
     contents = Contents.of(model, optimizer, extras)
     name: str = told[0]["name"]
     state = _trained_on(loader)
+    further = [_trained_on(each) for each in others]
     try:
         run = {
             "format": FORMAT,
             "scheme": loader.scheme,
             "loader": state,
+            "others": further,
             "devices": [each["device"] for each in told],
             "estimators": [each["estimator"] for each in told],
         }
@@ -122,7 +124,7 @@ def save(
 
 
 def require_own_weights(engine: Engine, scheme: str) -> None:
-    """Refuse schemes whose weights are not the workers' own."""
+    """Refuse schemes whose weights are on servers."""
     if isinstance(engine, ServedEngine):
         raise ConfigError(
             f"under the scheme {scheme!r} weights and optimizer state are on servers, which write their own"
@@ -130,8 +132,8 @@ def require_own_weights(engine: Engine, scheme: str) -> None:
         )
 
 
-def _trained_on(loader: PreparedLoader) -> dict[str, Any]:
-    """The loader's state as of the optimizer's last step: what it has not stepped on is to come again."""
+def _trained_on(loader: Batches) -> dict[str, Any]:
+    """The loader's state at the optimizer's last step, so that later batches are handed out again."""
     state = loader.state_dict()
     if 1 < loader.unstepped == loader.iteration:
         warnings.warn(
@@ -148,18 +150,18 @@ def _trained_on(loader: PreparedLoader) -> dict[str, Any]:
     return {**state, "iteration": max(0, state["iteration"] - loader.unstepped)}
 
 
-def _write(
-    partial: Path, contents: Contents, run: Mapping[str, Any], engine: Engine
-) -> dict[str, dict[str, int | str]]:
-    """Write everything but the manifest; returns what each file is recognised by."""
+def _write(partial: Path, contents: Contents, run: Mapping[str, Any], engine: Engine) -> dict[str, Fingerprint]:
+    """Write everything except the manifest; return the fingerprint of each file.
+
+    In joint steps, so that no worker waits in a collective for a worker that has failed.
+    """
     workers = engine.workers
-    # In joint steps, so that no worker waits in a collective for one that has failed.
     together(engine, lambda: _require_shared(partial))
     tensors: dict[str, torch.Tensor] = {}
     together(engine, lambda: tensors.update(_write_values(partial, contents, run, workers.rank)))
     together(engine, lambda: _write_tensors(partial, tensors, engine))
 
-    def fingerprints() -> dict[str, dict[str, int | str]]:
+    def fingerprints() -> dict[str, Fingerprint]:
         mine = written_files(partial)[workers.rank :: workers.count]
         return {name: fingerprint(partial / name) for name in mine}
 
@@ -167,11 +169,11 @@ def _write(
 
 
 def _write_values(partial: Path, contents: Contents, run: Mapping[str, Any], rank: int) -> dict[str, torch.Tensor]:
-    """Write what is no tensor; returns the tensors."""
+    """Write everything except the tensors, and return these."""
     plain, tensors = take_apart(contents.state())
     if rank == 0:
         for name, values in plain["extras"].items():
-            packed(f"the extra {name!r}", values)  # So that the error names it.
+            packed(f"the extra {name!r}", values)  # For an error that names it.
         write_durably(partial / VALUES, packed("the model or the optimizer", plain))
         write_durably(partial / RUN, json.dumps(run).encode())
     write_durably(partial / generators_of(rank), packed("the random generators", random_state(contents.device)))
@@ -180,14 +182,11 @@ def _write_values(partial: Path, contents: Contents, run: Mapping[str, Any], ran
 
 def _write_tensors(partial: Path, tensors: dict[str, torch.Tensor], engine: Engine) -> None:
     group = engine.workers.host_group
-    # In its collectives, most of the time.
-    with engine.balancer.activity.waiting(), warnings.catch_warnings():
-        # A single process needs no process group, and is told so.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    with collectives(engine):
         save_tensors(
             tensors,
             storage_writer=FileSystemWriter(partial / TENSORS),
-            # What is alike on all workers is worker 0's, as in every script that saves on worker 0.
+            # Of what all workers have alike, worker 0's is written.
             planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
             process_group=group,
             no_dist=group is None,

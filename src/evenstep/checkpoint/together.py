@@ -1,6 +1,8 @@
-"""Steps that all workers take together: where one of them fails, all raise alike instead of waiting for it."""
+"""Steps that all workers take together. If one of them fails, all raise, instead of waiting for it."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -12,11 +14,11 @@ from evenstep.torch.processes.workers import gather
 
 
 def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
-    """Do this worker's part, and return what everybody's came to, as JSON has it, worker 0's first.
+    """Do this worker's part; return the results of all workers by rank, after a round trip through JSON.
 
     Raises:
-        EvenstepError: A part failed, on this worker or on another, which is named.
-        WorkerLostError: Another worker is gone, or did not take part; it is named.
+        EvenstepError: A part failed on this worker or on another, which the error names.
+        WorkerLostError: Another worker is gone or did not take part; the error names it.
     """
     failure: EvenstepError | None = None
     value = None
@@ -24,18 +26,9 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
     try:
         with activity.doing(Doing.CHECKPOINTING):
             value = part()
-    except EvenstepError as error:
-        failure = error
-    except OSError as error:
-        failure = CheckpointError(f"the checkpoint failed ({error}): see to it that the folder has room and is there")
-        failure.__cause__ = error
-    except RuntimeError as error:  # A collective failed with its peer, or the state does not fit its object.
-        failure = CheckpointError(f"the checkpoint failed ({str(error).strip()}): look at the folder and the workers")
-        failure.__cause__ = error
-    except CheckpointException as error:
-        causes = "; ".join(f"worker {rank}: {cause[0]}" for rank, cause in error.failures.items())
-        failure = CheckpointError(f"torch.distributed.checkpoint failed ({causes}): look at the folder and its disk")
-        failure.__cause__ = error
+    # RuntimeError: a collective failed with its peer, or a state does not fit its object.
+    except (EvenstepError, OSError, RuntimeError, CheckpointException) as error:
+        failure = _explained(error)
     try:
         with activity.waiting():
             records = gather(engine.workers, {"value": value} if failure is None else {"error": str(failure)})
@@ -50,3 +43,27 @@ def together(engine: Engine, part: Callable[[], Any]) -> list[Any]:
         if "error" in record:
             raise CheckpointError(f"worker {rank}: {record['error']}")
     return [record["value"] for record in records]
+
+
+def _explained(error: EvenstepError | OSError | RuntimeError | CheckpointException) -> EvenstepError:
+    if isinstance(error, EvenstepError):
+        return error
+    if isinstance(error, CheckpointException):
+        causes = "; ".join(f"worker {rank}: {cause[0]}" for rank, cause in error.failures.items())
+        text = f"torch.distributed.checkpoint failed ({causes}): look at the folder and its disk"
+    elif isinstance(error, OSError):
+        text = f"the checkpoint failed ({error}): see to it that the folder has room and is there"
+    else:
+        text = f"the checkpoint failed ({str(error).strip()}): look at the folder and the workers"
+    failure = CheckpointError(text)
+    failure.__cause__ = error
+    return failure
+
+
+@contextmanager
+def collectives(engine: Engine) -> Iterator[None]:
+    """Run collectives of torch.distributed.checkpoint, in which this worker mostly waits for the others."""
+    with engine.balancer.activity.waiting(), warnings.catch_warnings():
+        # A single process needs no process group, but torch warns.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield

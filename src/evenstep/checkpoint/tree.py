@@ -1,7 +1,7 @@
 """Splits state dicts into tensors and plain values, and joins them again.
 
-Tensors go to torch.distributed.checkpoint, which can shard and reshard them. The rest, with an empty tensor in the
-place of each, is small and is read back as plain values only.
+The tensors go to torch.distributed.checkpoint, which can shard and reshard them. The rest is small. It has an empty
+tensor in the place of each tensor, and is read back as plain values only.
 """
 
 import io
@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from evenstep.core.errors import ConfigError
-
-_TREES = (Mapping, list, tuple)
 
 
 def take_apart(tree: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -35,7 +33,7 @@ def take_apart(tree: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def put_together(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Put tensors back into a tree from `take_apart`; inverse of `take_apart`."""
+    """The inverse of `take_apart`."""
 
     def put(path: str, node: Any) -> Any:
         return tensors[path] if isinstance(node, torch.Tensor) else _rebuilt(path, node, put)
@@ -44,8 +42,8 @@ def put_together(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
 
 
 def _rebuilt(path: str, node: Any, visit: Any) -> Any:
-    """Rebuild a node from the results of `visit` on its members; a node without tensors is returned unchanged."""
-    if not isinstance(node, _TREES) or not _holds_tensors(node):
+    """Rebuild a node from the results of `visit` on its members; return a node without tensors unchanged."""
+    if not _holds_tensors(node):
         return node
     if isinstance(node, Mapping):
         return {key: visit(f"{path}.{key}", value) for key, value in node.items()}
@@ -57,31 +55,28 @@ def _holds_tensors(node: Any) -> bool:
     if isinstance(node, torch.Tensor):
         return True
     members = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
-    return any(_holds_tensors(member) for member in members)
+    return any(map(_holds_tensors, members))
 
 
 def packed(what: str, plain: Any) -> bytes:
     """Plain values as bytes.
 
     Raises:
-        ConfigError: There is something else among them, which could not be read back without running code.
+        ConfigError: Another value is among them, which could not be read back without running code.
     """
     buffer = io.BytesIO()
     try:
         torch.save(plain, buffer)
         unpacked(buffer.getvalue())
     except Exception as error:  # pickle raises whatever the object does.
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ConfigError(
-            f"the state of {what} holds more than tensors and plain values, and is not saved ({_line(error)}): have its"
+            f"the state of {what} holds more than tensors and plain values, and is not saved ({reason}): have its"
             " state_dict return numbers, strings, tensors and lists or dicts of them"
         ) from error
     return buffer.getvalue()
 
 
 def unpacked(content: bytes) -> Any:
-    """Plain values from bytes; nothing in them can run code."""
+    """Plain values from bytes, without running any code in them."""
     return torch.load(io.BytesIO(content), weights_only=True)
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

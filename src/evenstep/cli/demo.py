@@ -1,4 +1,4 @@
-"""`evenstep demo`: what balancing gains where one worker is slow, on real data, in under a minute."""
+"""`evenstep demo`: what balancing gains when one worker is slow, on real data, in under a minute."""
 
 import json
 import sys
@@ -12,18 +12,16 @@ from typing import Any, Final
 from rich.console import Console
 
 from evenstep import __version__
-from evenstep.cli.demonstration.runs import DemoRun, train, worker_output
+from evenstep.cli.arguments import Parser, as_path, require_folder_of, require_package
+from evenstep.cli.demonstration.runs import train, worker_output
 from evenstep.cli.demonstration.setting import EPOCHS, folder_of, ideal_speed_up
-from evenstep.cli.needs import require_scikit_learn, require_torch
-from evenstep.cli.parser import Parser, as_path
 from evenstep.cli.progress import progress_of
 from evenstep.cli.simulate_schemes import split_schemes
 from evenstep.core.errors import ConfigError
-from evenstep.report.accuracy import seconds_until
-from evenstep.report.bars import iteration_bars
-from evenstep.report.overview import overview_of
+from evenstep.report.overview import RunOverview
 from evenstep.report.page import page_html
-from evenstep.report.table import comparison_table
+from evenstep.report.terminal import comparison_table, iteration_bars
+from evenstep.report.timeline import evaluations_of, seconds_until
 from evenstep.schemes import parse_scheme
 
 TARGET: Final = 0.95
@@ -39,12 +37,12 @@ _HONEST = (
 )
 
 
-def demo(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(arguments)
-    require_torch("demo", extra="demo")
-    require_scikit_learn("demo")
-    _require_folder(options.report)
+    require_package("demo", "torch", "demo")
+    require_package("demo", "sklearn", "demo")
+    require_folder_of(options.report)
     from evenstep.launch.run_failed import RunFailedError
 
     schemes = _schemes(options.schemes)
@@ -55,7 +53,6 @@ def demo(arguments: list[str]) -> int:
         folder: Path | None = options.run_dir
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-demo-")))
-
         folder = folder.absolute()
         watch = progress_of(console, {scheme: folder / folder_of(scheme) for scheme in schemes}, EPOCHS)
         try:
@@ -78,36 +75,23 @@ def demo(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --report demo.html")
-    parser.add_argument("--run-dir", type=as_path, metavar="DIR", help="keep the events of both runs here")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--run-dir", type=as_path, metavar="DIR", help="keep the events of all runs here")
+    add(
         "--schemes",
         nargs="+",
         default=list(SCHEMES),
         metavar="SCHEME",
         help=f"what to compare, the first with the others ({' '.join(SCHEMES)})",
     )
-    parser.add_argument(
-        "--report",
-        type=as_path,
-        default=Path("evenstep-demo.html"),
-        metavar="FILE.html",
-        help="the page (evenstep-demo.html)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    page = Path("evenstep-demo.html")
+    add("--report", type=as_path, default=page, metavar="FILE.html", help=f"the page ({page})")
+    add("--json", action="store_true", help="print the results as JSON instead of a table")
     return parser
 
 
-def _require_folder(path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} has no folder to lie in: make {path.parent} first")
-
-
 def _schemes(texts: list[str]) -> list[str]:
-    """What to compare.
-
-    Raises:
-        ConfigError: One is not known, or stands twice.
-    """
+    """What to compare; ConfigError if a scheme is not known, or stands twice."""
     schemes = [scheme for text in texts for scheme in split_schemes(text)]
     for scheme in schemes:
         parse_scheme(scheme)
@@ -116,21 +100,21 @@ def _schemes(texts: list[str]) -> list[str]:
     return schemes
 
 
-def _show(runs: list[DemoRun], seconds: float) -> None:
+def _show(runs: list[RunOverview], seconds: float) -> None:
     console = Console(highlight=False)
-    reached = (seconds_until(TARGET, run.evaluations, run.recorded) for run in runs)
+    reached = [_seconds_to_target(run) for run in runs]
     further = (
-        ("test accuracy", [f"{run.evaluations[-1].accuracy:.1%}" for run in runs]),
+        ("test accuracy", [f"{_accuracy(run):.1%}" for run in runs]),
         (f"time to {TARGET:.0%} accuracy", ["not reached" if each is None else f"{each:.1f} s" for each in reached]),
     )
     console.print(comparison_table([run.summary for run in runs], further=further, pushes=False))
     console.print(iteration_bars([run.summary for run in runs]))
-    ideal = ideal_speed_up()
     console.print()
+    ideal = ideal_speed_up()
     for run, gained in zip(runs[1:], _speed_ups(runs)[1:], strict=True):
         console.print(
-            f"{run.recorded.scheme} trained [bold]{gained:.2f} times as fast[/bold] as {runs[0].recorded.scheme}; the"
-            f" ideal for these speeds is {ideal:.2f} times bsp."
+            f"{run.name} trained [bold]{gained:.2f} times as fast[/bold] as {runs[0].name}; the ideal for these speeds"
+            f" is {ideal:.2f} times bsp."
         )
     console.print(
         "Same seed and samples, in the same order behind a barrier (bsp, lb-bsp): only the waiting is gone."
@@ -139,14 +123,11 @@ def _show(runs: list[DemoRun], seconds: float) -> None:
     )
 
 
-def _write_report(runs: list[DemoRun], path: Path, console: Console) -> None:
-    """Write the page, or say what it would take."""
+def _write_report(runs: list[RunOverview], path: Path, console: Console) -> None:
+    """Write the page, or say what it needs."""
     try:
-        page = page_html(
-            [overview_of(run.recorded.scheme, run.recorded) for run in runs],
-            version=__version__,
-            title="evenstep demo: four workers, one of them four times slower",
-        )
+        title = "evenstep demo: four workers, one of them four times slower"
+        page = page_html(runs, version=__version__, title=title)
     except ConfigError as error:
         console.print(f"There is no page: {error}.", markup=False, soft_wrap=True)
         return
@@ -154,7 +135,7 @@ def _write_report(runs: list[DemoRun], path: Path, console: Console) -> None:
     console.print(f"The report is in {path}: open it in a browser.", markup=False, soft_wrap=True)
 
 
-def _values(runs: list[DemoRun], seconds: float) -> dict[str, Any]:
+def _values(runs: list[RunOverview], seconds: float) -> dict[str, Any]:
     """The results for machines."""
     return {
         "emulated_devices": True,
@@ -165,14 +146,22 @@ def _values(runs: list[DemoRun], seconds: float) -> dict[str, Any]:
             {
                 **asdict(run.summary),
                 "speed_up": speed_up,
-                "test_accuracy": run.evaluations[-1].accuracy,
+                "test_accuracy": _accuracy(run),
                 "target_accuracy": TARGET,
-                "seconds_to_target": seconds_until(TARGET, run.evaluations, run.recorded),
+                "seconds_to_target": _seconds_to_target(run),
             }
             for run, speed_up in zip(runs, _speed_ups(runs), strict=True)
         ],
     }
 
 
-def _speed_ups(runs: list[DemoRun]) -> list[float]:
+def _accuracy(run: RunOverview) -> float:
+    return evaluations_of(run.run)[-1].accuracy
+
+
+def _seconds_to_target(run: RunOverview) -> float | None:
+    return seconds_until(TARGET, evaluations_of(run.run), run.run)
+
+
+def _speed_ups(runs: list[RunOverview]) -> list[float]:
     return [run.summary.samples_per_second / runs[0].summary.samples_per_second for run in runs]

@@ -1,54 +1,64 @@
-"""`evenstep export`: a run's events for other people's tools, live or afterwards."""
+"""`evenstep export`: a run's events for other tools, live or afterwards."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from rich.console import Console
 
-from evenstep.cli.parser import Parser, as_path
+from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
 from evenstep.telemetry import Recorder, RunTail
 from evenstep.telemetry.sinks.chrome_trace import ChromeTrace
+from evenstep.telemetry.sinks.mlflow import MLflow
+from evenstep.telemetry.sinks.opentelemetry import OpenTelemetry
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
+from evenstep.telemetry.sinks.wandb import WandB
 
 _POLL_SECONDS: Final = 1.0
 _TELL_EVENTS: Final = 5000
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
-metrics for Prometheus. They are read from the run directory, so training does not notice. With --follow, and with
---prometheus always, what comes later is taken too, until Ctrl-C."""
+metrics for Prometheus, OpenTelemetry, Weights & Biases or MLflow. They are read from the run directory, so training
+does not notice. With --follow, and with --prometheus always, later events are exported too, until Ctrl-C."""
+
+_SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
+    {
+        "trace": lambda path, _: ChromeTrace(path),
+        "tensorboard": lambda folder, _: TensorBoard(folder),
+        "wandb": WandB,
+        "mlflow": MLflow,
+        "opentelemetry": OpenTelemetry,
+    }
+)
+"""By the name of an option: makes the sink from the option's value and the run's name."""
 
 
-def run_export(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(arguments)
     run_dir: Path = options.run_dir
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no folder {run_dir}: give the --run-dir of a run")
+    require_run_dir(run_dir)
     follow = options.follow or options.prometheus is not None
-    if options.trace is None and options.tensorboard is None and options.prometheus is None:
-        raise ConfigError("export where to? give --trace, --tensorboard or --prometheus")
+    if all(getattr(options, name) is None for name in (*_SINKS, "prometheus")):
+        raise ConfigError(f"export where to? give --prometheus or one of {', '.join(f'--{name}' for name in _SINKS)}")
     if not follow and next(RunTail(run_dir).new(), None) is None:
         raise ConfigError(f"{run_dir} holds no events: give the --run-dir of a run, or --follow one that is to begin")
     console = Console(stderr=True, highlight=False)
     with ExitStack() as stack:
-        sinks: list[Recorder] = []
-        if options.trace is not None:
-            sinks.append(ChromeTrace(options.trace))
-        if options.tensorboard is not None:
-            sinks.append(TensorBoard(options.tensorboard))
+        given = {name: getattr(options, name) for name in _SINKS}
+        sinks = [_SINKS[name](to, run_dir.resolve().name) for name, to in given.items() if to is not None]
+        if options.prometheus is not None:
+            host, port = _address(options.prometheus)
+            served = Prometheus(host, port)
+            sinks.append(served)
+            console.print(f"Metrics are at http://{host}:{served.port}/metrics, until Ctrl-C.", soft_wrap=True)
         for sink in sinks:
             stack.callback(sink.close)
-        if options.prometheus is not None:
-            served = Prometheus(*_address(options.prometheus))
-            stack.callback(served.close)
-            sinks.append(served)
-            host = _address(options.prometheus)[0]
-            console.print(f"Metrics are at http://{host}:{served.port}/metrics, until Ctrl-C.", soft_wrap=True)
         with console.status("reading") as status:
             count = _feed(run_dir, sinks, follow=follow, tell=lambda count: status.update(f"{count:,} events"))
         console.print(f"{count:,} events were exported.")
@@ -59,15 +69,19 @@ def _parser() -> Parser:
     parser = Parser(
         prog="evenstep export", description=_DESCRIPTION, example="evenstep export runs/a --trace trace.json"
     )
-    parser.add_argument("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("--trace", type=as_path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
-    parser.add_argument("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
+    add("--trace", type=as_path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
+    add("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
+    add("--wandb", metavar="PROJECT", help="a run in this project of Weights & Biases")
+    add("--mlflow", metavar="EXPERIMENT", help="a run in this experiment of MLflow, at MLFLOW_TRACKING_URI")
+    add("--opentelemetry", metavar="URL", help="metrics for an OTLP collector, such as http://localhost:4318")
+    add(
         "--prometheus",
         metavar="[HOST:]PORT",
-        help="serve metrics; on this host alone unless HOST says otherwise, which everybody there can then read",
+        help="serve metrics; on this host alone unless HOST is given, where everybody can then read them",
     )
-    parser.add_argument("--follow", action="store_true", help="go on with what comes later")
+    add("--follow", action="store_true", help="go on with later events")
     return parser
 
 
@@ -79,18 +93,16 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _feed(run_dir: Path, sinks: list[Recorder], *, follow: bool, tell: Callable[[int], None]) -> int:
-    """Give all events to all sinks; their number, which is told now and then, too."""
+    """Give all events to all sinks; returns their number, which `tell` receives now and then."""
     tail, count = RunTail(run_dir), 0
     with suppress(KeyboardInterrupt):
         while True:
-            for _, event in tail.new():
+            for event in tail.new():
                 count += 1
                 if count % _TELL_EVENTS == 0:
                     tell(count)
-                # A damaged event, which `evenstep report` names, is passed over, as it is while a run is watched.
-                with suppress(AttributeError, KeyError, TypeError, ValueError):
-                    for sink in sinks:
-                        sink.record(event)
+                for sink in sinks:
+                    sink.record(event)
             tell(count)
             if not follow:
                 break

@@ -1,12 +1,11 @@
-"""The command line's front door: finds the subcommand, and turns every error of ours into one sentence."""
+"""The command line's entry point: finds the subcommand, and turns every error of ours into one sentence."""
 
 import errno
+import importlib
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import final
+from typing import Final
 
 from evenstep import __version__
 from evenstep.core.errors import ConfigError, EvenstepError
@@ -15,101 +14,43 @@ from evenstep.core.nearest import nearest
 USAGE_ERROR = 2
 INTERRUPTED = 130
 OUTPUT_CLOSED = 1
-"""Which is what rich ends with, too, where the reader of its output is gone."""
-_LONGEST_NAME = 300
+"""What rich exits with too when the reader of its output is gone."""
+_MAX_NAME = 300
 """Letters of a file's name in a message."""
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subcommand:
-    """`run` takes the arguments after its name and returns the exit code."""
-
-    summary: str
-    run: Callable[[list[str]], int]
-
-
-# A subcommand's module is imported when it is asked for: help needs neither torch nor the second that its import takes.
-
-
-def _demo(arguments: list[str]) -> int:
-    from evenstep.cli.demo import demo
-
-    return demo(arguments)
-
-
-def _export(arguments: list[str]) -> int:
-    from evenstep.cli.export import run_export
-
-    return run_export(arguments)
-
-
-def _profile(arguments: list[str]) -> int:
-    from evenstep.cli.profile import run_profile
-
-    return run_profile(arguments)
-
-
-def _report(arguments: list[str]) -> int:
-    from evenstep.cli.report import run_report
-
-    return run_report(arguments)
-
-
-def _run(arguments: list[str]) -> int:
-    from evenstep.cli.run import run
-
-    return run(arguments)
-
-
-def _simulate(arguments: list[str]) -> int:
-    from evenstep.cli.simulate import run_simulate
-
-    return run_simulate(arguments)
-
-
-def _top(arguments: list[str]) -> int:
-    from evenstep.cli.top import run_top
-
-    return run_top(arguments)
-
-
-SUBCOMMANDS = {
-    "demo": Subcommand(summary="train on real data with a slow worker, and see what balancing gains", run=_demo),
-    "export": Subcommand(summary="give a run's events to Perfetto, TensorBoard or Prometheus", run=_export),
-    "profile": Subcommand(
-        summary="measure a script's model on this device, as a table or a cluster file", run=_profile
-    ),
-    "report": Subcommand(summary="show what happened in runs, on one page that needs no network", run=_report),
-    "run": Subcommand(summary="start a training script on several workers, under any scheme", run=_run),
-    "simulate": Subcommand(
-        summary="compare schemes on a cluster that you need not have, in virtual time", run=_simulate
-    ),
-    "top": Subcommand(summary="watch a run: who waits for whom, in this terminal", run=_top),
+SUBCOMMANDS: Final = {
+    "demo": "train on real data with a slow worker, and see what balancing gains",
+    "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
+    "profile": "measure a script's model on this device, as a table or a cluster file",
+    "report": "show what happened in runs, on one page that needs no network",
+    "run": "start a training script on several workers, under any scheme",
+    "simulate": "compare schemes on a cluster that you need not have, in virtual time",
+    "top": "watch a run: who waits for whom, in this terminal",
 }
+"""Each is a module beside this one, whose `main` takes the arguments after the name and returns the exit code."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command with these arguments (by default the process's own) and return its exit code.
 
-    2 means that something was asked for wrongly; a sentence on stderr says what to change.
+    2 means that the arguments are wrong; a sentence on stderr says what to change.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = _dispatch(given)
         if sys.stdout is not None:
-            sys.stdout.flush()  # While an error of it can still be told as one.
+            sys.stdout.flush()  # While an error of it can still be reported.
         return code
     except EvenstepError as error:
         print(f"evenstep: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except BrokenPipeError:  # As of `evenstep top --json | head`, which has read enough.
+    except BrokenPipeError:  # As in `evenstep top --json | head`, which has read enough.
         _discard_output()
         return OUTPUT_CLOSED
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        what = "the output" if error.filename is None else str(error.filename)[:_LONGEST_NAME]
+        what = "the output" if error.filename is None else str(error.filename)[:_MAX_NAME]
         print(f"evenstep: {what} cannot be used ({error.strerror}): give another", file=sys.stderr)
         _discard_output()
         return USAGE_ERROR
@@ -119,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Let the interpreter's own flush at its end find nothing to complain of."""
+    """Make the interpreter's flush at its end succeed."""
     with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -135,13 +76,14 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in SUBCOMMANDS:
         raise ConfigError(f"there is no subcommand {name!r}: {nearest(name, SUBCOMMANDS)}")
     try:
-        return SUBCOMMANDS[name].run(arguments[1:])
+        # Only the module that is needed: help takes neither torch nor the second that its import takes.
+        return int(importlib.import_module(f"evenstep.cli.{name}").main(arguments[1:]))
     except SystemExit as ended:  # argparse, after it has printed help
         return ended.code if isinstance(ended.code, int) else 0
 
 
 def _help() -> str:
-    known = "\n".join(f"  {name:<8} {each.summary}" for name, each in SUBCOMMANDS.items())
+    known = "\n".join(f"  {name:<8} {summary}" for name, summary in SUBCOMMANDS.items())
     return (
         "usage: evenstep SUBCOMMAND ...\n\n"
         "Distributed training that does not wait for its slowest worker.\n\n"

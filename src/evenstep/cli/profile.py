@@ -7,23 +7,24 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import environ
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 from rich.console import Console
 
-from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
+from evenstep.cli.arguments import Parser, as_path, require_package, warn_of_misplaced, write_text
 from evenstep.cluster import parse_cluster
-from evenstep.cluster.profile import ProfiledMemory, ProfilePoint, doubt, knee, memory_of
-from evenstep.cluster.write_device import profiled_cluster
+from evenstep.cluster.profile import ProfilePoint, doubt, knee, memory_of, profiled_cluster
+from evenstep.cluster.slowness import DeviceMemory
+from evenstep.core.ending import how_it_ended
 from evenstep.core.errors import ConfigError
-from evenstep.launch.keeper import how_it_ended
-from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.report.profile import profile_table
-from evenstep.telemetry import Tail
+from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
+from evenstep.report.terminal import profile_table
+from evenstep.telemetry import Event, Tail
+from evenstep.telemetry.events import Profiled, ProfileDone
 
 _POLL_SECONDS: Final = 0.2
 _MIN_POINTS: Final = 2
@@ -41,7 +42,7 @@ _DESCRIPTION = """\
 Measure a training script's model on this device: the seconds of compute and the peak of memory at ever larger batches.
 
 The script runs in one process, with its own loop, and ends when enough has been measured: when larger batches gain
-nothing more, do not fit, or pass --largest. With --cluster the result is a cluster file, which evenstep simulate and
+nothing more, do not fit, or exceed --largest. With --cluster the result is a cluster file, which evenstep simulate and
 evenstep run --emulate take; the devices of several machines can be put into one. train.py:main imports train.py and
 calls main() instead of running the script as a program."""
 _EXAMPLE = "evenstep profile --cluster this.toml --count 4 train.py --epochs 10"
@@ -50,33 +51,34 @@ _EXAMPLE = "evenstep profile --cluster this.toml --count 4 train.py --epochs 10"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What came of it: the points in rising order of size, and the memory where it grew with the batch.
+    """What was measured: the points in rising order of size, and the memory if it grew with the batch.
 
-    `doubt` is why the times may be off; None where nothing says so.
+    `doubt` says why the times may be wrong; None if nothing indicates that.
     """
 
     script: str
     points: tuple[ProfilePoint, ...]
     knee: int
-    memory: ProfiledMemory | None
+    memory: DeviceMemory | None
     doubt: str | None
 
 
-def run_profile(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(arguments)
-    require_torch("profile")
+    require_package("profile", "torch", "torch")
     _require(options)
     warn_of_misplaced(_parser(), arguments, options.arguments, _script_and_function(options)[0])
     profile = _measured(options)
-    # First of all, so that what took minutes is not lost with a file that cannot be written.
+    # Before the file, so that what took minutes is not lost if it cannot be written.
     if options.json:
         print(json.dumps(asdict(profile)), flush=True)
     else:
         Console(highlight=False).print(profile_table(profile.points, knee=profile.knee, memory=profile.memory))
+    heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
     if profile.doubt is not None:
         print(f"evenstep: {profile.doubt}", file=sys.stderr)
-    heading = f"evenstep profile of {Path(profile.script).name} on {platform.node()}, {platform.machine()}"
+        heading = f"{heading}; {profile.doubt}"
     if options.cluster is not None:
         text = profiled_cluster(
             options.name,
@@ -84,33 +86,25 @@ def run_profile(arguments: list[str]) -> int:
             profile.memory,
             fit_from=min(profile.knee, profile.points[-_MIN_POINTS].samples),
             count=options.count,
-            heading=heading if profile.doubt is None else f"{heading}; {profile.doubt}",
+            heading=heading,
         )
-        parse_cluster(text, name="the profile")  # Which refuses times that fall with the size, by noise.
-        _write(options.cluster, text)
+        parse_cluster(text, name="the profile")  # Refuses times that fall with the size, by noise.
+        write_text(options.cluster, text)
+        print(f"evenstep: wrote {options.cluster}", file=sys.stderr)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another path") from error
-    print(f"evenstep: wrote {path}", file=sys.stderr)
 
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep profile", description=_DESCRIPTION, example=_EXAMPLE)
-    parser.add_argument("--largest", type=int, default=4096, metavar="B", help="the largest batch to try (4096)")
-    parser.add_argument("--cluster", type=as_path, metavar="FILE.toml", help="write the device as a cluster file")
-    parser.add_argument("--name", default="profiled", help="of the device in the cluster file (profiled)")
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="workers in the cluster file (1)")
-    parser.add_argument(
-        "--emulate", type=as_path, metavar="FILE.toml", help="profile the emulated device of one worker"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
-    parser.add_argument("script", help="the training script, or a function in it: train.py:main")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    add = parser.add_argument
+    add("--largest", type=int, default=4096, metavar="B", help="the largest batch to try (4096)")
+    add("--cluster", type=as_path, metavar="FILE.toml", help="write the device as a cluster file")
+    add("--name", default="profiled", help="of the device in the cluster file (profiled)")
+    add("--count", type=int, default=1, metavar="N", help="workers in the cluster file (1)")
+    add("--emulate", type=as_path, metavar="FILE.toml", help="profile the emulated device of one worker")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add("script", help="the training script, or a function in it: train.py:main")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
 
 
@@ -127,32 +121,28 @@ def _require(options: argparse.Namespace) -> None:
 
 
 def _script_and_function(options: argparse.Namespace) -> tuple[str, str | None]:
-    """`train.py:main` in its parts; None for a script that is to be run as a whole."""
+    """The parts of `train.py:main`; the function is None if the script is to be run as a whole."""
     script, _, function = str(options.script).rpartition(":")
     return (script, function) if script and function.isidentifier() else (str(options.script), None)
 
 
 def _measured(options: argparse.Namespace) -> Profile:
-    """What the script's process has measured.
-
-    Raises:
-        ConfigError: It failed, or measured nothing.
-    """
+    """What the script's process has measured; ConfigError if that is too little."""
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
         events, exit_code = _run_script(options, Path(folder))
     points = tuple(
-        ProfilePoint(**{name: event[name] for name in ("samples", "seconds", "peak_bytes", "spread")})
+        ProfilePoint(samples=event.samples, seconds=event.seconds, peak_bytes=event.peak_bytes, spread=event.spread)
         for event in events
-        if event["event"] == "profiled"
+        if isinstance(event, Profiled)
     )
     if len(points) < _MIN_POINTS:
         raise ConfigError(
             f"{options.script} ended before two batch sizes were measured: it must call evenstep.prepare and train on"
             " the loader that it returns (its errors are above)"
         )
-    capacity = next((event["capacity_bytes"] for event in events if event["event"] == "profile"), None)
+    capacity = next((event.capacity_bytes for event in events if isinstance(event, ProfileDone)), None)
     if capacity is None:
-        how = how_it_ended(exit_code, "") + " (its errors are above)" if exit_code else "was over"
+        how = how_it_ended(exit_code) + " (its errors are above)" if exit_code else "was over"
         print(
             f"evenstep: {options.script} {how} before larger batches were measured: have it train for longer, or take"
             " what follows for a part",
@@ -167,8 +157,8 @@ def _measured(options: argparse.Namespace) -> Profile:
     )
 
 
-def _run_script(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """The events of the script's process, which shows its errors, and nothing else; and its exit code."""
+def _run_script(options: argparse.Namespace, folder: Path) -> tuple[list[Event], int]:
+    """The events of the script's process, of whose output only errors are shown, and its exit code."""
     settings = LaunchSettings(
         profile=options.largest,
         run_dir=str(folder),
@@ -177,25 +167,21 @@ def _run_script(options: argparse.Namespace, folder: Path) -> tuple[list[dict[st
     script, function = _script_and_function(options)
     called = [script] if function is None else ["-c", _CALL, script, function]
     command = [sys.executable, *called, *options.arguments]
-    events: list[dict[str, Any]] = []
-    tail = Tail(folder / "worker-0.jsonl")
-    console = Console(stderr=True, highlight=False)
     # As many threads as a worker under evenstep run has, of which there may be several on this machine.
-    environment = {"OMP_NUM_THREADS": "1", **environ, **settings.to_environment()}
+    others = {name: value for name, value in environ.items() if name not in VARIABLES.values()}
+    environment = {"OMP_NUM_THREADS": "1", **others, **settings.to_environment()}
+    events: list[Event] = []
+    tail = Tail(folder / "worker-0.jsonl")
     with (
-        console.status(f"profiling {options.script}") as status,
+        Console(stderr=True, highlight=False).status(f"profiling {options.script}") as status,
         subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process,
     ):
         try:
-            running = True
-            while running:
-                try:
+            while process.returncode is None:
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
-                    running = False
-                except subprocess.TimeoutExpired:
-                    pass
                 events += tail.new()
-                done = [event["samples"] for event in events if event["event"] == "profiled"]
+                done = [event.samples for event in events if isinstance(event, Profiled)]
                 if done:
                     status.update(f"profiling {options.script}: batches of {done[-1]} samples are measured")
         finally:

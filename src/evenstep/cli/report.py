@@ -12,22 +12,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenstep import __version__
-from evenstep.cli.needs import require_plotly
-from evenstep.cli.parser import Parser, as_path
+from evenstep.cli.arguments import Parser, as_path, require_folder_of, require_package, write_text
 from evenstep.core.errors import ConfigError
 from evenstep.report.overview import RunOverview, compared, overview_of, values_of
 from evenstep.report.recorded import read_run
-from evenstep.telemetry import Role, event_files
+from evenstep.telemetry import ROLES, event_files
 
 _DESCRIPTION: Final = """\
 Show what happened in a run, or in several side by side: who waited for whom, what was done about it, what it gained.
 
 A run directory is what --run-dir of evenstep run, simulate or demo names, or run_dir of prepare; a folder of such
-directories stands for all of them. The page is one file that needs no network. A run that is still going, or was
+directories stands for all of them. The page is one file that needs no network. A run that still goes on, or was
 killed, is shown as far as it got."""
 
 
-def run_report(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(arguments)
     console = Console(stderr=True, highlight=False)
@@ -35,10 +34,9 @@ def run_report(arguments: list[str]) -> int:
     if output is None and not options.json:
         output = Path("report.html")
     if output is not None:
-        require_plotly("report")
-        _require_writable(output)
-    folders = [found for each in options.run_dirs for found in _runs_in(each)]
-    overviews = read_overviews(folders, console)
+        require_package("report", "plotly", "report")
+        require_folder_of(output)
+    overviews = _overviews([found for each in options.run_dirs for found in _runs_in(each)], console)
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
     for each in overviews:
@@ -50,7 +48,7 @@ def run_report(arguments: list[str]) -> int:
 
         with console.status("writing the page"):
             page = page_html(overviews, version=__version__)
-            _write(output, page)
+            write_text(output, page)
         console.print(
             f"The report is in {output} ({len(page) / 1e6:.0f} MB): open it in a browser.", markup=False, soft_wrap=True
         )
@@ -61,22 +59,15 @@ def _parser() -> Parser:
     parser = Parser(
         prog="evenstep report", description=_DESCRIPTION, example="evenstep report runs/a runs/b -o report.html"
     )
-    parser.add_argument(
-        "run_dirs", nargs="+", type=as_path, metavar="RUN_DIR", help="the first is what others are compared with"
-    )
-    parser.add_argument("-o", "--output", type=as_path, metavar="FILE.html", help="the page (report.html)")
-    parser.add_argument(
-        "--json", action="store_true", help="print the numbers as JSON, without a page unless -o is given"
-    )
+    add = parser.add_argument
+    add("run_dirs", nargs="+", type=as_path, metavar="RUN_DIR", help="the others are compared with the first")
+    add("-o", "--output", type=as_path, metavar="FILE.html", help="the page (report.html)")
+    add("--json", action="store_true", help="print the numbers as JSON, without a page unless -o is given")
     return parser
 
 
-def read_overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
-    """The overview of each run, under a name of its own.
-
-    Raises:
-        ConfigError: A folder holds no run, or none that has finished an iteration.
-    """
+def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
+    """The overview of each run, by a unique name; ConfigError if a folder holds no run, or no finished iteration."""
     overviews = []
     columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
@@ -93,12 +84,11 @@ def read_overviews(folders: Sequence[Path], console: Console) -> list[RunOvervie
 
 
 def _bytes_in(folder: Path) -> int:
-    roles: tuple[Role, ...] = ("worker", "server", "launcher")
-    return sum(file.stat().st_size for role in roles for file in event_files(folder, role))
+    return sum(file.stat().st_size for role in ROLES for file in event_files(folder, role))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Where runs lie beside each other, what tells them apart; of a single run nothing does."""
+    """The parts of the paths that differ; a single run has no name."""
     if len(folders) == 1:
         return [""]
     common = os.path.commonpath([folder.absolute() for folder in folders])
@@ -106,27 +96,10 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself, or the run directories right below it, in the order in which they were written.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """The folder itself, or the run directories in it, in the order in which they were written."""
     if any(folder.glob("worker-*.jsonl")):
         return [folder]
     found = sorted(folder.glob("*/worker-*.jsonl"), key=lambda path: path.stat().st_mtime)
-    below = list(dict.fromkeys(path.parent for path in found))
-    if not below:
+    if not found:
         raise ConfigError(f"{folder} holds no worker-*.jsonl: give the --run-dir of a run")
-    return below
-
-
-def _require_writable(path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} has no folder to lie in: make {path.parent} first")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another") from error
+    return list(dict.fromkeys(path.parent for path in found))

@@ -1,7 +1,8 @@
-"""`evenstep run`: torchrun, and a few options more."""
+"""`evenstep run`: torchrun, with a few more options."""
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -9,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from evenstep.cli.needs import require_torch
-from evenstep.cli.parser import Parser, as_path, warn_of_misplaced
+from evenstep.cli.arguments import Parser, as_path, require_package, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
 from evenstep.report.summary import summarise
@@ -21,54 +21,50 @@ Start a training script on several workers, as torchrun does, under any scheme.
 The script needs the one line evenstep.prepare. All arguments of torchrun keep their names and meaning (torchrun --help
 lists them) and stand before the script, as the options below do; what follows the script is the script's own.
 
-The exit code is 0 where the run finished, on parameter servers also without workers that were lost on the way, which
-are named; else that of the worker that failed first, 128 + N for signal N, and 2 for a wrong argument."""
+The exit code is 0 if the run finished (on parameter servers also without workers that were lost, which are named), else
+that of the worker that failed first, 128 + N for signal N, and 2 for a wrong argument."""
 _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epochs 10"
 
 
-def run(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     if arguments[:1] in (["-h"], ["--help"]):
         _short_parser().print_help()
         return 0
-    require_torch("run")
+    require_package("run", "torch", "torch")
     from evenstep.launch.run_failed import RunFailedError
 
     options = parse(arguments)
     without_prepare = _without_prepare(options)
     warn_of_misplaced(_own_parser(), arguments, options.training_script_args, options.training_script)
     with ExitStack() as stack:
-        if options.json and options.run_dir is None:
-            options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
+        run_dir = options.run_dir or LaunchSettings.from_environment(os.environ).run_dir
+        if options.json and run_dir is None:
+            run_dir = options.run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-"))
         marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-")))
         try:
             notices = start(options, marks=marks)
         except RunFailedError as failure:
             print(f"evenstep: {failure}", file=sys.stderr)
             return failure.exit_code
-        for notice in [*_summary(marks), *notices]:
-            print(f"evenstep: {notice}", file=sys.stderr)
+        summary = marks / SUMMARY_FILE
+        lines = summary.read_text(encoding="utf-8").splitlines() if summary.exists() else []
         prepared = any(marks.iterdir())
-        if not prepared:
-            print(f"evenstep: {without_prepare}", file=sys.stderr)
+        for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
+            print(f"evenstep: {notice}", file=sys.stderr)
         if options.json:
-            print(json.dumps(asdict(summarise(Path(options.run_dir))) if prepared else None))
+            print(json.dumps(asdict(summarise(Path(str(run_dir)))) if prepared else None))
     return 0
 
 
-def _summary(marks: Path) -> list[str]:
-    """The lines that the first worker left about the run, where it is on this node and not on servers."""
-    left = marks / SUMMARY_FILE
-    return left.read_text(encoding="utf-8").splitlines() if left.exists() else []
-
-
 def _without_prepare(options: argparse.Namespace) -> str:
-    """What to say at the end where no worker has called `prepare`."""
+    """The sentence for a run in which no worker called `prepare`."""
     asked = {
         "--scheme": options.scheme,
         "--slow": options.slow,
         "--emulate": options.emulate,
         "--run-dir": options.run_dir and not options.resume,
+        "--timeout": options.timeout,
         "--resume": options.resume,
         "--heartbeat": options.heartbeat != HEARTBEAT_SECONDS,
     }
@@ -79,11 +75,7 @@ def _without_prepare(options: argparse.Namespace) -> str:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The options of `evenstep run`, torchrun's among them.
-
-    Raises:
-        ConfigError: One is unknown or malformed.
-    """
+    """The options of `evenstep run`, torchrun's among them."""
     from torch.distributed.run import get_args_parser
 
     parser = _FullParser(prog="evenstep run", description="", example=_EXAMPLE, parents=(get_args_parser(),))
@@ -99,15 +91,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str]:
     """Start the workers and wait for them; returns and raises what `evenstep.launch.launch.launch` does.
 
-    In the folder `marks` each worker that calls `prepare` leaves a file, and the first one the summary of the run.
+    In the folder `marks` each worker that calls `prepare` leaves a file, and the first worker the summary of the run.
     """
     from evenstep.launch.launch import launch
 
+    inherited = LaunchSettings.from_environment(os.environ)
     settings = LaunchSettings(
-        scheme=options.scheme,
-        slow=tuple(options.slow),
-        emulate=None if options.emulate is None else str(Path(options.emulate).absolute()),
-        run_dir=None if options.run_dir is None else str(Path(options.run_dir).absolute()),
+        scheme=options.scheme or inherited.scheme,
+        slow=tuple(options.slow) or inherited.slow,
+        emulate=str(options.emulate.absolute()) if options.emulate else inherited.emulate,
+        run_dir=str(Path(options.run_dir).absolute()) if options.run_dir else inherited.run_dir,
+        timeout=options.timeout or inherited.timeout,
         resume=options.resume is not None,
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
@@ -116,7 +110,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str
 
 
 class _FullParser(Parser):
-    """Understands torchrun's arguments too, but its help leaves them to torchrun's."""
+    """Understands torchrun's arguments too; its help leaves them to torchrun's."""
 
     def error(self, message: str) -> NoReturn:
         if "training_script" in message:
@@ -141,42 +135,45 @@ def _short_parser() -> Parser:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--workers",
         metavar="N",
         dest="nproc_per_node",
         default=argparse.SUPPRESS,
         help="workers on this node: another name for torchrun's --nproc-per-node (default: 1)",
     )
-    parser.add_argument(
+    add(
         "--scheme",
         metavar="SCHEME",
-        help="such as bsp, lb-bsp or lb-bsp:predictor=ema (default: what the script says, else lb-bsp)",
+        help="such as bsp, lb-bsp or lb-bsp:predictor=ema, or a recipe of your own, such as my_module:my_recipe"
+        " (default: what the script says, else lb-bsp)",
     )
-    parser.add_argument(
+    add(
         "--slow",
         metavar="RANK=4x",
         action="append",
         default=[],
         help="make a worker slower: 3=4x, 3=+50ms or 3=4x+50ms; repeatable",
     )
-    parser.add_argument(
-        "--emulate", type=as_path, metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file"
+    add("--emulate", type=as_path, metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file")
+    add("--run-dir", type=as_path, metavar="DIR", help="where the workers write their events, as JSON lines")
+    add(
+        "--timeout",
+        metavar="SECONDS",
+        help="how long a worker waits for another (default: what the script says, else 300)",
     )
-    parser.add_argument(
-        "--run-dir", type=as_path, metavar="DIR", help="where the workers write their events, as JSON lines"
-    )
-    parser.add_argument(
+    add(
         "--resume",
         type=as_path,
         metavar="RUN_DIR",
         help="continue the run in this directory from its servers' last snapshot (asp, ssp, dssp, grouped)",
     )
-    parser.add_argument(
+    add(
         "--heartbeat",
         metavar="SECONDS",
         type=float,
         default=HEARTBEAT_SECONDS,
         help="how long a worker or a parameter server may be silent before it is given up (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print a summary of the run as the last line, as JSON")
+    add("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -1,21 +1,23 @@
-"""`evenstep simulate`: what each scheme would do on a cluster that one need not have, in virtual time."""
+"""`evenstep simulate`: what each scheme would do on a cluster that you need not have, in virtual time."""
 
+import argparse
 import json
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from evenstep.cli.parser import Parser, as_path
+from evenstep.cli.arguments import Parser, as_path
 from evenstep.cli.simulate_schemes import split_schemes, swept
-from evenstep.cli.simulate_table import simulated_table
 from evenstep.cluster import Cluster
-from evenstep.cluster.quantity import CAPACITY, DURATION, SHARE, Quantity
-from evenstep.cluster.table import placed
-from evenstep.core.errors import ConfigError
+from evenstep.cluster.record import CAPACITY, DURATION, SHARE, Quantity
+from evenstep.core.errors import ConfigError, naming
 from evenstep.launch.launch_settings import read_cluster
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.sim import Log, Scenario, SimulatedRun, simulate
@@ -23,24 +25,32 @@ from evenstep.telemetry import JsonlRecorder, Recorder, Silent
 
 DEFAULT_SCHEMES: Final = ("bsp", "lb-bsp", "dbs", "ssp", "dssp", "asp")
 SPOT_SCHEMES: Final = ("bsp:engine=server", "ssp", "dssp", "asp", "asp:load=lb-bsp")
-"""Instead of those, where workers come and go, which needs servers."""
+"""The default if workers come and go, which needs servers."""
 
 _EPOCH_ITERATIONS: Final = 100
-_LONGEST_NAME: Final = 200
-"""Of a folder, in letters; file systems end at 255 bytes."""
+_MAX_NAME: Final = 200
+"""Letters of a folder's name; file systems end at 255 bytes."""
 
+_COLUMNS: Final[tuple[tuple[str, Callable[[SimulatedRun], str]], ...]] = (
+    ("samples/s", lambda run: f"{run.samples_per_second:,.0f}"),
+    ("ideal", lambda run: f"{run.over_ideal:.0%}"),
+    ("waiting", lambda run: f"{run.waiting_share:.0%}"),
+    ("communication", lambda run: f"{run.communication_share:.0%}"),
+    ("staleness", lambda run: f"{run.mean_staleness:.1f}"),
+    ("lead", lambda run: str(run.largest_lead)),
+)
 _DESCRIPTION = """\
-Run schemes on a cluster in virtual time: the very decisions that a real run takes, without the machines.
+Run schemes on a cluster in virtual time: the same decisions that a real run takes, without the machines.
 
-The cluster file says who computes how fast, what disturbs them and which links they share (evenstep run --emulate takes
-the same file). Without links, communication costs nothing but --exchange.
+The cluster file says how fast each worker computes, what disturbs it and which links workers share (evenstep run
+--emulate takes the same file). Without links, communication costs nothing but --exchange.
 
-A scheme is what evenstep run --scheme takes. Several stand apart by spaces or by commas, whichever is handier: a comma
-within a scheme (dssp:lower=3,upper=15) is told from one between schemes by the = that follows it."""
+A scheme is what evenstep run --scheme takes. Separate several by spaces or by commas: a comma within a scheme
+(dssp:lower=3,upper=15) differs from one between schemes by the = that follows it."""
 _EXAMPLE = "evenstep simulate examples/clusters/two-generations.toml --schemes bsp lb-bsp ssp --sweep bound=1:4"
 
 
-def run_simulate(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(_cluster_first(arguments))
     cluster = read_cluster(options.cluster)
@@ -66,7 +76,7 @@ def run_simulate(arguments: list[str]) -> int:
 
 
 def _cluster_first(arguments: list[str]) -> list[str]:
-    """The same, with a cluster file that ends the list of --schemes, which argparse would take for one, in front."""
+    """Move a cluster file at the end of the list of --schemes, which argparse would take for a scheme, to the front."""
     if "--schemes" not in arguments:
         return arguments
     begin = arguments.index("--schemes") + 1
@@ -78,14 +88,15 @@ def _cluster_first(arguments: list[str]) -> list[str]:
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep simulate", description=_DESCRIPTION, example=_EXAMPLE)
-    parser.add_argument("cluster", type=as_path, metavar="CLUSTER.toml", help="the cluster file")
-    parser.add_argument(
+    add = parser.add_argument
+    add("cluster", type=as_path, metavar="CLUSTER.toml", help="the cluster file")
+    add(
         "--schemes",
         nargs="+",
         metavar="SCHEME",
-        help=f"(default: {' '.join(DEFAULT_SCHEMES)}; where workers come and go: {' '.join(SPOT_SCHEMES)})",
+        help=f"(default: {' '.join(DEFAULT_SCHEMES)}; if workers come and go: {' '.join(SPOT_SCHEMES)})",
     )
-    parser.add_argument(
+    add(
         "--sweep",
         action="append",
         default=[],
@@ -93,31 +104,24 @@ def _parser() -> Parser:
         help="run the schemes that have this parameter once with each whole number, as in bound=1:16, lower=2:8:2 (in"
         " steps) or predictor=ema/narx (one after another); repeatable",
     )
-    parser.add_argument("--iterations", type=int, default=500, metavar="N", help="global batches in all (500)")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="B", help="samples per worker on average (32)")
-    parser.add_argument("--global-batch-size", type=int, metavar="X", help="of all workers, instead of --batch-size")
-    parser.add_argument(
-        "--samples-per-epoch", type=int, metavar="N", help=f"(default: {_EPOCH_ITERATIONS} global batches)"
-    )
-    parser.add_argument("--gradients", metavar='"100 MB"', help="what a worker's gradients take on the network")
-    parser.add_argument("--exchange", metavar='"2 ms"', help="what each exchange takes beside the network (0 s)")
-    parser.add_argument("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
-    parser.add_argument("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
-    parser.add_argument("--smallest-batch", type=int, default=1, metavar="N", help="of a worker; 2 with BatchNorm (1)")
-    parser.add_argument(
-        "--run-dir", type=as_path, metavar="DIR", help="write all events here, a folder for each scheme"
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    add("--iterations", type=int, default=500, metavar="N", help="global batches in all (500)")
+    add("--batch-size", type=int, default=32, metavar="B", help="samples per worker on average (32)")
+    add("--global-batch-size", type=int, metavar="X", help="of all workers, instead of --batch-size")
+    add("--samples-per-epoch", type=int, metavar="N", help=f"(default: {_EPOCH_ITERATIONS} global batches)")
+    add("--gradients", metavar='"100 MB"', help="what a worker's gradients take on the network")
+    add("--exchange", metavar='"2 ms"', help="what each exchange takes beside the network (0 s)")
+    add("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
+    add("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
+    add("--smallest-batch", type=int, metavar="N", help="of a worker (2, or 1 where 2 is not possible)")
+    add("--run-dir", type=as_path, metavar="DIR", help="write all events here, a folder for each scheme")
+    add("--json", action="store_true", help="print the results as JSON instead of a table")
     return parser
 
 
 def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> dict[str, Scheme]:
-    """The schemes to run, each once, by what its row is called, in the order in which they were asked for.
+    """The schemes to run, each once, by the names of their rows, in the order in which they were given.
 
-    A row is called by the scheme's name; one of a sweep by the swept value too where that is the default.
-
-    Raises:
-        ConfigError: There is none, or one is not known, or a sweep sweeps nothing.
+    A row has the scheme's name; a row of a sweep has the swept value too if that is the default.
     """
     if given is None:
         comes_and_goes = any(worker.spot is not None for worker in cluster.workers)
@@ -133,10 +137,11 @@ def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> di
     return {called[scheme.name]: scheme for scheme in schemes.values()}
 
 
-def _scenario(scheme: Scheme, cluster: Cluster, options: Any) -> Scenario:  # noqa: ANN401 - argparse has no types
+def _scenario(scheme: Scheme, cluster: Cluster, options: argparse.Namespace) -> Scenario:
     whole = options.global_batch_size
     if whole is None:
         whole = options.batch_size * len(cluster)
+    message_bytes = _quantity("--gradients", options.gradients, CAPACITY)
     return Scenario(
         cluster=cluster,
         scheme=scheme,
@@ -144,65 +149,80 @@ def _scenario(scheme: Scheme, cluster: Cluster, options: Any) -> Scenario:  # no
         iterations=options.iterations,
         epoch_samples=_EPOCH_ITERATIONS * whole if options.samples_per_epoch is None else options.samples_per_epoch,
         smallest_batch=options.smallest_batch,
-        message_bytes=None if options.gradients is None else int(_quantity("--gradients", options.gradients, CAPACITY)),
-        exchange_seconds=0.0 if options.exchange is None else _quantity("--exchange", options.exchange, DURATION),
-        exchange_spread=(
-            0.0 if options.exchange_spread is None else _quantity("--exchange-spread", options.exchange_spread, SHARE)
-        ),
+        message_bytes=None if message_bytes is None else int(message_bytes),
+        exchange_seconds=_quantity("--exchange", options.exchange, DURATION) or 0.0,
+        exchange_spread=_quantity("--exchange-spread", options.exchange_spread, SHARE) or 0.0,
         all_reduce=options.all_reduce,
     )
 
 
-def _quantity(option: str, text: str, kind: Quantity) -> float:
-    try:
-        return kind.parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"{option} {error}") from None
+def _quantity(option: str, text: str | None, kind: Quantity) -> float | None:
+    return None if text is None else kind.read(option, text)
 
 
-def _folders(run_dir: Path | None, names: list[str]) -> list[Path | None]:
-    """Where the events of each row go.
-
-    Raises:
-        ConfigError: There are events already.
-    """
+def _folders(run_dir: Path | None, names: list[str]) -> Sequence[Path | None]:
+    """Where the events of each row go; ConfigError if there are events already."""
     if run_dir is None:
         return [None] * len(names)
     folders: list[Path] = []
     for called in names:
-        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:_LONGEST_NAME]
+        name = "".join(letter if letter.isalnum() else "-" for letter in called)[:_MAX_NAME]
         folder, number = run_dir / name, 2
-        while folder in folders:  # grouped:groups=0-1/2 and groups=0/1-2, which differ in nothing but signs.
+        while folder in folders:  # grouped:groups=0-1/2 and groups=0/1-2 differ in nothing but signs.
             folder, number = run_dir / f"{name}-{number}", number + 1
         folders.append(folder)
-    for folder in folders:
         if any(folder.glob("worker-*.jsonl")):
             raise ConfigError(f"{folder} holds the events of a run already: give another --run-dir, or delete it")
-    return list(folders)
+    return folders
 
 
 def _run(scenario: Scenario, folder: Path | None, progress: Any) -> SimulatedRun:  # noqa: ANN401 - a plain callback
     if folder is None:
-        with placed(scenario.scheme.name):
+        with naming(scenario.scheme.name):
             return simulate(scenario, progress=progress)
     workers = [JsonlRecorder(folder, worker) for worker in range(len(scenario.cluster))]
     server: Recorder = Silent() if scenario.scheme.served is None else JsonlRecorder(folder, 0, role="server")
-    with closing(Log(workers=workers, server=server)) as log, placed(scenario.scheme.name):
+    with closing(Log(workers=workers, server=server)) as log, naming(scenario.scheme.name):
         return simulate(scenario, log=log, progress=progress)
 
 
 def _show(runs: list[SimulatedRun], scenario: Scenario) -> None:
     console = Console(highlight=False)
-    # Rather lines that a narrow terminal wraps than schemes without a name; what is no terminal takes any line.
+    # A narrow terminal wraps lines rather than drop the names of schemes; what is no terminal takes any line.
     console.width = max(console.width, 80 if console.is_terminal else 200)
     console.print(
         f"{len(scenario.cluster)} workers, {scenario.iterations} global batches of {scenario.global_batch_size}"
         f" samples, {scenario.length} samples an epoch; simulated."
     )
-    console.print(simulated_table(runs))
+    console.print(_table(runs))
 
 
-def _values(runs: list[SimulatedRun], options: Any) -> dict[str, Any]:  # noqa: ANN401 - argparse has no types
+def _table(runs: Sequence[SimulatedRun]) -> Table:
+    """One row per run, with its throughput relative to that of the first."""
+    best = max(run.samples_per_second for run in runs)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+        caption="ideal: of the sum of the workers' speeds; waiting, communication: of their time;\n"
+        "staleness: versions, on average; lead: iterations, the largest",
+        caption_justify="left",
+    )
+    table.add_column("scheme", overflow="fold", min_width=12)
+    for name in (*(name for name, _ in _COLUMNS), "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        speed_up = f"{run.samples_per_second / runs[0].samples_per_second:.2f}x"
+        table.add_row(
+            run.scheme if run.complete else f"{run.scheme} (all left after {run.seconds:,.0f} s)",
+            *(value(run) for _, value in _COLUMNS),
+            f"[bold]{speed_up}[/bold]" if run.samples_per_second == best else speed_up,
+        )
+    return table
+
+
+def _values(runs: list[SimulatedRun], options: argparse.Namespace) -> dict[str, Any]:
     """The results for machines."""
     return {
         "simulated": True,

@@ -6,19 +6,19 @@ from typing import Final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
-from evenstep.schemes import RECIPES, bsp
+from evenstep.schemes import RECIPES, bsp, recipe_named
 
 _RANGE: Final = re.compile(r"([0-9]+):([0-9]+)(?::([0-9]+))?")
-_MOST: Final = 1000
+_MAX_STEPS: Final = 1000
 _ON_SERVERS: Final = re.compile(r"engine\s*=\s*server")
 _OF_SERVERS: Final = {"servers", "clip", "load"}
-"""What `bsp` takes on servers alone."""
+"""What `bsp` takes on servers only."""
 
 
 def split_schemes(text: str) -> list[str]:
     """The schemes in a text with commas between them and within them.
 
-    What follows a comma belongs to the scheme before it where it is a parameter, which has an equals sign.
+    What follows a comma belongs to the scheme before it if it is a parameter, which has an equals sign.
 
     >>> split_schemes("bsp,dssp:lower=3,upper=15,asp:load=lb-bsp:predictor=ema;minimum=4")
     ['bsp', 'dssp:lower=3,upper=15', 'asp:load=lb-bsp:predictor=ema;minimum=4']
@@ -33,7 +33,7 @@ def split_schemes(text: str) -> list[str]:
 
 
 def swept(schemes: list[str], sweep: str) -> list[str]:
-    """Each scheme that has the parameter of the sweep once with each value of it; the others as they are.
+    """Each scheme that has the parameter of the sweep, once with each value of it; the others as they are.
 
     Raises:
         ConfigError: The sweep is malformed, or no scheme has its parameter.
@@ -44,23 +44,15 @@ def swept(schemes: list[str], sweep: str) -> list[str]:
     name, _, values = (piece.strip() for piece in sweep.partition("="))
     if not name or not values:
         raise ConfigError(f"--sweep needs a parameter and its values, such as bound=1:16, not {sweep!r}")
-    texts = [f"{name}={value}" for value in _values(values, sweep)]
+    given = _values(values, sweep)
+    known = [_parameters(scheme) for scheme in schemes]
+    if not any(name in parameters for parameters in known):
+        hint = nearest(name, sorted(set().union(*known)))
+        raise ConfigError(f"--sweep {sweep}: none of the schemes has a parameter {name!r}: {hint}")
     result: list[str] = []
-    known: set[str] = set()
-    found = False
-    for scheme in schemes:
-        parameters = _parameters(scheme)
-        known |= parameters
-        if name not in parameters:
-            result.append(scheme)
-            continue
-        found = True
-        joint = "," if ":" in scheme else ":"
-        result += [f"{scheme}{joint}{text}" for text in texts]
-    if not found:
-        raise ConfigError(
-            f"--sweep {sweep}: none of the schemes has a parameter {name!r}: {nearest(name, sorted(known))}"
-        )
+    for scheme, parameters in zip(schemes, known, strict=True):
+        joint = "," if "=" in scheme else ":"
+        result += [f"{scheme}{joint}{name}={value}" for value in given] if name in parameters else [scheme]
     return result
 
 
@@ -69,16 +61,17 @@ def _values(text: str, sweep: str) -> list[str]:
     if match is None:
         return text.split("/")
     first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
-    if last < first or step < 1 or (last - first) // step >= _MOST:
-        raise ConfigError(f"--sweep {sweep} must go up, in steps of at least 1 and at most {_MOST} of them")
+    if last < first or step < 1 or (last - first) // step >= _MAX_STEPS:
+        raise ConfigError(f"--sweep {sweep} must go up, in steps of at least 1 and at most {_MAX_STEPS} of them")
     return [str(value) for value in range(first, last + 1, step)]
 
 
 def _parameters(scheme: str) -> set[str]:
-    """What the recipe of a scheme takes; nothing where there is no such recipe, which is refused elsewhere."""
-    name, _, given = scheme.partition(":")
-    recipe = RECIPES.get(name.strip().lower().replace("_", "-"))
-    if recipe is None:
+    """What the recipe of a scheme takes; nothing if there is no such recipe, which is refused elsewhere."""
+    try:
+        name, given = recipe_named(scheme)
+    except ConfigError:
         return set()
+    recipe = RECIPES[name]
     parameters = set(inspect.signature(recipe).parameters)
     return parameters - _OF_SERVERS if recipe is bsp and not _ON_SERVERS.search(given) else parameters

@@ -1,27 +1,26 @@
-"""`evenstep top`: a run as it goes on, or once more, in a terminal."""
+"""`evenstep top`: a run as it goes on, or as a replay, in a terminal."""
 
 import heapq
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from evenstep.cli.parser import Parser, as_path
+from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
-from evenstep.report.live import LiveRun
-from evenstep.report.live_table import live_table
-from evenstep.telemetry import Role, RunTail, Tail, event_files
+from evenstep.report.live import LiveRun, live_table
+from evenstep.telemetry import ROLES, Event, RunTail, Tail, event_files
+from evenstep.telemetry.events import IterationDone, Run
 
 _POLL_SECONDS: Final = 0.5
 _POLL_EVENTS: Final = 1000
-_ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
 _DESCRIPTION: Final = """\
 Watch a run: for each worker its throughput, its speed (samples per second of pure compute), its batch, what part of its
 time is waiting, input and communication, and whether it is still there; what sizes gained, which worker is slow, why,
@@ -30,30 +29,27 @@ and what it costs. All figures are of each worker's latest 50 iterations, the ga
 The run directory is what --run-dir of evenstep run names, or run_dir of prepare; it may still be empty."""
 
 
-def run_top(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = _parser().parse(arguments)
     run_dir: Path = options.run_dir
     console = Console(highlight=False)
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no folder {run_dir}: give the --run-dir of a run")
+    require_run_dir(run_dir)
     if options.json or options.once or not console.is_terminal:
-        return _once(run_dir, console, as_json=options.json)
-    if options.replay is not None:
-        _watch(_replayed(run_dir, options.replay), run_dir, console)
+        _print_once(run_dir, console, as_json=options.json)
     else:
-        _watch(_followed(run_dir), run_dir, console)
+        moments = _followed(run_dir) if options.replay is None else _replayed(run_dir, options.replay)
+        _watch(moments, run_dir, console)
     return 0
 
 
 def _parser() -> Parser:
     parser = Parser(prog="evenstep top", description=_DESCRIPTION, example="evenstep top runs/a")
-    parser.add_argument("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument(
-        "--replay", type=_speed, metavar="10x", help="show a run once more from its beginning, 10 times as fast"
-    )
-    parser.add_argument("--once", action="store_true", help="print how the run is doing now, and end")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    add = parser.add_argument
+    add("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
+    add("--replay", type=_speed, metavar="10x", help="replay a run from its start, 10 times as fast")
+    add("--once", action="store_true", help="print the present state of the run, and end")
+    add("--json", action="store_true", help="the same as JSON")
     return parser
 
 
@@ -64,13 +60,13 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _once(run_dir: Path, console: Console, *, as_json: bool) -> int:
+def _print_once(run_dir: Path, console: Console, *, as_json: bool) -> None:
     live = LiveRun()
-    for role in _ROLES:
+    for role in ROLES:
         for path in event_files(run_dir, role):
             written = path.stat().st_mtime
             for event in Tail(path).new():
-                live.take(role, event, written)
+                live.take(event, written)
     view = live.view(time.time())
     if view is None:
         raise ConfigError(f"{run_dir} holds no finished iteration yet: give the --run-dir of a run")
@@ -78,13 +74,12 @@ def _once(run_dir: Path, console: Console, *, as_json: bool) -> int:
         print(json.dumps(asdict(view)))
     else:
         console.print(live_table(view, title=str(run_dir), width=console.width, height=len(view.workers) + 20))
-    return 0
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moment:
-    """A run at a time; `read` are the events taken so far of a long log that is still being read, else None."""
+    """A run at a time; `read`: number of events so far of a long log that is still being read, else None."""
 
     live: LiveRun
     now: float
@@ -92,7 +87,7 @@ class _Moment:
 
 
 def _watch(moments: Iterator[_Moment], run_dir: Path, console: Console) -> None:
-    """Show each moment until there is none any more, or Ctrl-C is pressed; the last stays on the terminal."""
+    """Show each moment until there are no more, or Ctrl-C is pressed; the last stays on the terminal."""
     shown = None
     try:
         with Live(console=console, screen=True, auto_refresh=False) as display:
@@ -116,8 +111,8 @@ def _followed(run_dir: Path) -> Iterator[_Moment]:
     live, tail = LiveRun(), RunTail(run_dir)
     while True:
         now = shown = time.monotonic()
-        for count, (role, event) in enumerate(tail.new()):
-            live.take(role, event, now)
+        for count, event in enumerate(tail.new()):
+            live.take(event, now)
             if count % _POLL_EVENTS == 0 and time.monotonic() - shown > _POLL_SECONDS:
                 shown = time.monotonic()
                 yield _Moment(live=live, now=now, read=count)
@@ -126,16 +121,12 @@ def _followed(run_dir: Path) -> Iterator[_Moment]:
 
 
 def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
-    """The events in the order of their times, `speed` times as fast as they came.
-
-    Raises:
-        ConfigError: They have no times, or there are none.
-    """
+    """The events in the order of their times, `speed` times as fast as they came; ConfigError if they have no times."""
     live, began = LiveRun(), time.monotonic()
     first: float | None = None
     shown = began - _POLL_SECONDS
     now = 0.0
-    for now, role, event in heapq.merge(*_timed(run_dir), key=lambda each: each[0]):
+    for now, event in heapq.merge(*_timed(run_dir), key=lambda each: each[0]):
         first = now if first is None else first
         due = began + (now - first) / speed
         while (wall := time.monotonic()) < due or wall - shown >= _POLL_SECONDS:
@@ -144,38 +135,32 @@ def _replayed(run_dir: Path, speed: float) -> Iterator[_Moment]:
                 yield _Moment(live=live, now=now)
             else:
                 time.sleep(min(due - wall, shown + _POLL_SECONDS - wall))
-        live.take(role, event, now)
+        live.take(event, now)
     yield _Moment(live=live, now=now)
 
 
-def _timed(run_dir: Path) -> list[Iterator[tuple[float, Role, dict[str, Any]]]]:
-    """The events of each file with the time at which each was over; one without a time comes with the one before.
+def _timed(run_dir: Path) -> list[Iterator[tuple[float, Event]]]:
+    """The events of each file with the times at which they were over; an event without a time has that before it.
 
-    Hosts have clocks of their own, which the wall clock brings together.
+    The clocks of hosts differ, so times are those of the wall clock.
     """
-    begun = (event for path in event_files(run_dir, "worker") for event in Tail(path).new() if event["event"] == "run")
-    servers_shift = _shift(next(begun, {}))
+    tails = (Tail(path) for path in event_files(run_dir, "worker"))
+    first = next((event for tail in tails for event in tail.new() if isinstance(event, Run)), None)
+    servers_offset = 0.0 if first is None else first.wall_offset
 
-    def timed(role: Role, path: Path) -> Iterator[tuple[float, Role, dict[str, Any]]]:
+    def timed(path: Path) -> Iterator[tuple[float, Event]]:
         last: float | None = None
-        shift = servers_shift
+        offset = servers_offset
         for event in Tail(path).new():
-            if event["event"] == "iteration" and "at" not in event:
+            if isinstance(event, Run):
+                offset = event.wall_offset
+                last = 0.0 if last is None else last  # The time of a simulation begins with it.
+            taken = event.iteration_seconds if isinstance(event, IterationDone) else 0.0
+            if event.at is not None:
+                last = max(last or 0.0, event.at + offset + taken)
+            elif isinstance(event, IterationDone):
                 raise ConfigError(f"the events in {run_dir} have no times: they are of a version that wrote none")
-            try:
-                if event["event"] == "run":
-                    shift = _shift(event)
-                    last = 0.0 if last is None else last  # The time of a simulation begins with it.
-                if "at" in event:
-                    last = max(last or 0.0, event["at"] + shift + event.get("iteration_seconds", 0.0))
-            except TypeError:
-                continue  # A damaged event, which `evenstep report` names.
             if last is not None:
-                yield last, role, event
+                yield last, event
 
-    return [timed(role, path) for role in _ROLES for path in event_files(run_dir, role)]
-
-
-def _shift(event: Mapping[str, Any]) -> float:
-    """From a worker's clock to the wall clock, from the event with which it began."""
-    return float(event["unix_seconds"] - event["at"]) if "unix_seconds" in event and "at" in event else 0.0
+    return [timed(path) for role in ROLES for path in event_files(run_dir, role)]

@@ -1,7 +1,7 @@
-"""The cluster file, and the launcher's `--slow`: text in, devices and disturbances out."""
+"""Describes a cluster: its workers, devices, network and disturbances, as the cluster file and `--slow` say them."""
 
-from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link, parse_cluster
-from evenstep.cluster.slow import parse_slow
+from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link
+from evenstep.cluster.read import parse_cluster, parse_slow
 from evenstep.cluster.spot import DrawnSpot, RecordedSpot, Spot, Stay
 
 __all__ = [

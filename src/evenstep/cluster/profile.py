@@ -1,4 +1,4 @@
-"""What a device's times and memory at some batch sizes tell: which size to try next, where it is filled, what fits.
+"""What follows from a device's times and memory at some batch sizes: which size to measure next, what fits.
 
 Knows neither the device nor how anything is measured.
 """
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, Self, final
+
+from evenstep.cluster.slowness import DeviceMemory
 
 WARMUP: Final = 2
 """Iterations of each size that are not counted: allocators grow, kernels are searched for."""
@@ -28,8 +30,8 @@ _NOISE: Final = 0.4
 class ProfilePoint:
     """One batch size: the fewest seconds of compute of an iteration, and the peak of memory so far, in bytes.
 
-    The fewest, because whatever else runs on the machine only adds to them. `spread` is what it added: how much longer
-    than these an iteration took on average, as a part of them; 0 or more.
+    The fewest, because other programs on the machine only add to them. `spread` is what they added: how much longer an
+    iteration took on average, as a part of `seconds`; 0 or more.
     """
 
     samples: int
@@ -39,7 +41,7 @@ class ProfilePoint:
 
     @classmethod
     def of(cls, samples: int, seconds: Sequence[float], peak_bytes: int) -> Self:
-        """Of the seconds of all its iterations, those of the warm-up included."""
+        """Of the seconds of all iterations of this size, including the warm-up."""
         counted = seconds[WARMUP:]
         fewest = min(counted)
         spread = sum(counted) / len(counted) / fewest - 1 if fewest else 0.0
@@ -66,9 +68,9 @@ def enough(seconds: Sequence[float]) -> bool:
 
 
 def next_size(points: Sequence[ProfilePoint], *, smallest: int, largest: int) -> int | None:
-    """The size to measure after these, in steps of about 1.5; None where larger ones would tell nothing more.
+    """The size to measure after these, in steps of about 1.5; None beyond `largest`, or if no larger one is needed.
 
-    That is beyond `largest`, and where the throughput has not risen by 3 % over the last three sizes.
+    Larger sizes are not needed once the throughput has not risen by 3 % over the last three.
 
     >>> next_size([], smallest=1, largest=64)
     1
@@ -79,17 +81,15 @@ def next_size(points: Sequence[ProfilePoint], *, smallest: int, largest: int) ->
     """
     if not points:
         return smallest if smallest <= largest else None
-    if _levelled(points):
-        return None
     size = _following(points[-1].samples)
-    return size if size <= largest else None
+    return None if size > largest or _levelled(points) else size
 
 
 def doubt(points: Sequence[ProfilePoint]) -> str | None:
-    """Why these times may be off, where iterations of one size took too different times; None where they did not.
+    """Why these times may be wrong, if iterations of one size took too different times; else None.
 
-    The median over sizes of the spread tells: it is 0.1 to 0.3 on a machine that does nothing else, and 0.6 to 0.8
-    where two busy processes share its two cores.
+    The median of the spread over the sizes is 0.1 to 0.3 on an idle machine, and 0.6 to 0.8 where two busy processes
+    share its two cores.
 
     >>> print(doubt([ProfilePoint(samples=n, seconds=1.0, peak_bytes=0, spread=0.2) for n in (1, 2, 3)]))
     None
@@ -113,25 +113,10 @@ def knee(points: Sequence[ProfilePoint]) -> int:
     return next(point.samples for point in points if point.samples_per_second >= _KNEE * best)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledMemory:
-    """The bytes that a device can give, and what a batch takes of them: a fixed part, and a part for each sample."""
-
-    capacity_bytes: int
-    fixed_bytes: int
-    bytes_per_sample: int
-
-    @property
-    def largest_batch(self) -> int:
-        """The samples that fit."""
-        return (self.capacity_bytes - self.fixed_bytes) // self.bytes_per_sample
-
-
-def memory_of(points: Sequence[ProfilePoint], capacity_bytes: int) -> ProfiledMemory | None:
+def memory_of(points: Sequence[ProfilePoint], capacity_bytes: int) -> DeviceMemory | None:
     """The line through the peaks of the smallest and the largest size, raised above all of them.
 
-    None where memory does not grow with the batch, as far as it was seen.
+    None if memory was not seen to grow with the batch.
 
     >>> grown = [ProfilePoint(samples=n, seconds=1.0, peak_bytes=10**6 + n * 1000) for n in (1, 4, 16)]
     >>> memory_of(grown, 2 * 10**6).largest_batch
@@ -143,7 +128,7 @@ def memory_of(points: Sequence[ProfilePoint], capacity_bytes: int) -> ProfiledMe
         return None
     slope = -(-rise // (last.samples - first.samples))
     fixed = max(point.peak_bytes - slope * point.samples for point in points)
-    return ProfiledMemory(capacity_bytes=capacity_bytes, fixed_bytes=max(fixed, 0), bytes_per_sample=slope)
+    return DeviceMemory(capacity_bytes=capacity_bytes, fixed_bytes=max(fixed, 0), bytes_per_sample=slope)
 
 
 def _levelled(points: Sequence[ProfilePoint]) -> bool:
@@ -158,3 +143,27 @@ def _following(size: int) -> int:
     power = 1 << (size.bit_length() - 1)
     halfway = power + power // 2
     return halfway if size < halfway else 2 * power
+
+
+def profiled_cluster(
+    name: str, points: Sequence[ProfilePoint], memory: DeviceMemory | None, *, fit_from: int, count: int, heading: str
+) -> str:
+    """The text of a cluster file, which `parse_cluster` reads, with `count` workers on one profiled device.
+
+    Args:
+        name: The device's name: letters, digits, - and _.
+        points: What was measured, in rising order of size.
+        memory: Its memory; None if it is not known.
+        fit_from: The size from which the time is taken to grow along a line.
+        count: The number of workers.
+        heading: A line of comment.
+    """
+    measured = ", ".join(f'[{point.samples}, "{point.seconds * 1e3:.4f} ms"]' for point in points)
+    lines = [f"# {heading}", f"[devices.{name}]", f"points = [{measured}]", f"fit_from = {fit_from}"]
+    if memory is not None:
+        lines += [
+            f'memory = "{memory.capacity_bytes / 1e6:.0f} MB"',
+            f'memory_fixed = "{memory.fixed_bytes / 1e6:.3f} MB"',
+            f'memory_per_sample = "{memory.bytes_per_sample / 1e3:.3f} KB"',
+        ]
+    return "\n".join([*lines, "", "[[workers]]", f'device = "{name}"', f"count = {count}", ""])

@@ -11,20 +11,13 @@ from typing import Self, final
 class Doing(StrEnum):
     """What a main thread can be seen doing."""
 
-    PREPARING = "preparing"
-    """It is inside `prepare`."""
-    FETCHING = "fetching"
-    """It asked the loader for a batch and has not got it: reading data, or waiting for a data worker."""
-    COMPUTING = "computing"
-    """It got a batch and the optimizer has not stepped on it."""
-    WAITING = "waiting"
-    """Its own part is done; it waits for the other workers or for the servers."""
-    STEPPED = "stepped"
-    """The optimizer has stepped, or nothing was handed out yet; the script has not asked for the next batch."""
-    LEFT = "left"
-    """It has left the loop over the loader."""
-    CHECKPOINTING = "checkpointing"
-    """It writes or reads its part of a checkpoint."""
+    PREPARING = "preparing"  # Inside `prepare`.
+    FETCHING = "fetching"  # It asked the loader for a batch and waits for it: for reading, or for a data worker.
+    COMPUTING = "computing"  # It got a batch, and the optimizer has not stepped on it.
+    WAITING = "waiting"  # Its own part is done; it waits for the other workers or for the servers.
+    STEPPED = "stepped"  # The optimizer has stepped, or no batch was asked for yet; the script has control.
+    LEFT = "left"  # It has left the loop over the loader.
+    CHECKPOINTING = "checkpointing"  # It writes or reads its part of a checkpoint.
 
 
 _PHRASES = {
@@ -38,30 +31,16 @@ _PHRASES = {
 }
 
 _BETWEEN = frozenset({Doing.STEPPED, Doing.LEFT, Doing.CHECKPOINTING})
-"""What is done after one iteration and before the next."""
+"""What happens between two iterations."""
 
-_ORDER = {
-    Doing.PREPARING: 0,
-    Doing.STEPPED: 0,
-    Doing.LEFT: 0,
-    Doing.CHECKPOINTING: 0,
-    Doing.FETCHING: 1,
-    Doing.COMPUTING: 2,
-    Doing.WAITING: 3,
-}
-"""The order of what happens within an iteration."""
+_ORDER = {Doing.FETCHING: 1, Doing.COMPUTING: 2, Doing.WAITING: 3}
+"""The order of what happens within an iteration; anything else comes before."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A main thread at one moment.
-
-    Attributes:
-        doing: What it does.
-        iteration: The iteration it is in; the last one where it is between two; -1 before the first.
-        seconds: How long it has been doing that.
-    """
+    """What a main thread is doing, for how many `seconds`, and in (or after) which iteration; -1 before the first."""
 
     doing: Doing
     iteration: int
@@ -69,7 +48,7 @@ class Seen:
 
     @property
     def next_iteration(self) -> int:
-        """The iteration that it has not completed yet.
+        """The iteration that it completes next.
 
         >>> Seen(doing=Doing.STEPPED, iteration=57, seconds=0.1).next_iteration
         58
@@ -89,7 +68,7 @@ class Seen:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """A sign of life: a number that counts up while the process lives, and what its main thread does."""
+    """A sign of life: `beats` rises while the process lives; `seen` is what its main thread does."""
 
     beats: int
     seen: Seen
@@ -114,16 +93,16 @@ FIRST_PULSE = Pulse(beats=0, seen=Seen(doing=Doing.PREPARING, iteration=-1, seco
 
 
 def silent(before: Mapping[int, Pulse], after: Mapping[int, Pulse]) -> list[int]:
-    """The workers whose pulse did not move between two looks, ascending."""
+    """The workers whose pulse did not beat between two looks, ascending."""
     return sorted(worker for worker, pulse in after.items() if pulse.beats == before[worker].beats)
 
 
 def behind(seen: Mapping[int, Seen], *, least_seconds: float = 0.0) -> list[int]:
-    """The workers that the others wait for, ascending; empty where nothing tells them apart.
+    """The workers that the others wait for, ascending: those that have progressed least; empty if all are alike.
 
-    These are the ones that have come least far. A worker that waits for the others has come further than one that
-    computes in the same iteration, and less far than any in a later one: it missed a call that those made. A worker
-    that has been at it for less than `least_seconds` is not named.
+    A worker that waits has progressed further than one that computes in the same iteration, and less than any in a
+    later one, which has made a call that it missed. A worker that has done what it does for less than `least_seconds`
+    is not named.
 
     >>> waiting = Seen(doing=Doing.WAITING, iteration=58, seconds=9.0)
     >>> behind({0: waiting, 1: waiting, 2: Seen(doing=Doing.STEPPED, iteration=57, seconds=9.5)})
@@ -131,8 +110,8 @@ def behind(seen: Mapping[int, Seen], *, least_seconds: float = 0.0) -> list[int]
     >>> behind({0: waiting, 1: waiting})
     []
     """
-    come = {worker: (each.next_iteration, _ORDER[each.doing]) for worker, each in seen.items()}
-    least, furthest = min(come.values()), max(come.values())
+    progress = {worker: (each.next_iteration, _ORDER.get(each.doing, 0)) for worker, each in seen.items()}
+    least, furthest = min(progress.values()), max(progress.values())
     if least == furthest:
         return []
-    return sorted(worker for worker in come if come[worker] == least and seen[worker].seconds >= least_seconds)
+    return sorted(worker for worker in progress if progress[worker] == least and seen[worker].seconds >= least_seconds)

@@ -12,7 +12,7 @@ _DAMAGED: Final = re.compile(r"damaged-(\d{6,})")
 
 
 def checkpoints(names: Iterable[str]) -> list[str]:
-    """Those of the names that are checkpoints', oldest first.
+    """The names that are names of checkpoints, oldest first.
 
     >>> checkpoints(["checkpoint-000010", "damaged-000011", "checkpoint-000009", "notes.txt"])
     ['checkpoint-000009', 'checkpoint-000010']
@@ -31,7 +31,7 @@ def next_checkpoint(names: Iterable[str]) -> str:
 
 
 def newer(names: Iterable[str], known: int) -> str | None:
-    """The newest checkpoint, where its number is above the one that is known; None where it is not.
+    """The newest checkpoint if its number is above `known`, else None.
 
     >>> newer(["checkpoint-000009"], 8), newer(["checkpoint-000009"], 9), newer([], 0)
     ('checkpoint-000009', None, None)
@@ -41,9 +41,9 @@ def newer(names: Iterable[str], known: int) -> str | None:
 
 
 def superseded(names: Iterable[str], keep: int) -> list[str]:
-    """The checkpoints beyond the newest `keep`, and the damaged ones that are older than all of these.
+    """The checkpoints beyond the newest `keep` (1 or more), and the damaged ones older than those that are kept.
 
-    Nothing is, as long as there are fewer than `keep`, which is at least 1.
+    With fewer than `keep` checkpoints none is superseded.
 
     >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008", "damaged-000006"], keep=2)
     ['checkpoint-000007', 'damaged-000006']
@@ -60,9 +60,9 @@ def superseded(names: Iterable[str], keep: int) -> list[str]:
 
 
 def heir(device: str, devices: Sequence[str]) -> int | None:
-    """Whose predictor a worker on this device goes on with: the place of the device among a checkpoint's.
+    """The index in a checkpoint's devices of the one whose predictor a worker on this device continues.
 
-    None where it is new, or where it is not the only one of its name.
+    None if the device is new, or is not the only one of its name.
 
     >>> heir("GPU-7", ["GPU-3", "GPU-7"]), heir("GPU-9", ["GPU-3", "GPU-7"]), heir("GPU-3", ["GPU-3", "GPU-3"])
     (1, None, None)
@@ -71,7 +71,7 @@ def heir(device: str, devices: Sequence[str]) -> int | None:
 
 
 def number_of(name: str) -> int:
-    """The number in a checkpoint's name; they rise.
+    """The number in a checkpoint's name; newer checkpoints have higher numbers.
 
     >>> number_of("checkpoint-000009")
     9

@@ -1,4 +1,4 @@
-"""What to say where workers hold different values that must be the same: in words, and the same on every worker."""
+"""The error messages for workers that hold different values which must be the same; alike on every worker."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,12 @@ _NONE: Final = "none"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A value that all workers must have alike.
+    """A value that must be the same on all workers.
 
-    `phrase` is what a worker has, with `{}` for the value; `none` where there is none. `then` says what to do.
+    Attributes:
+        phrase: what a worker has, with `{}` for the value.
+        none: used instead if there is no value.
+        then: what to do.
     """
 
     phrase: str
@@ -31,7 +34,7 @@ class Field:
 
 
 def disagreement(field: Field, values: Sequence[object]) -> str | None:
-    """One sentence on the workers that hold another value than most, by rank; None where all hold the same.
+    """One sentence about the workers that hold another value than most, by rank; None if all hold the same.
 
     >>> disagreement(Field(phrase="a dataset of {} samples"), [90, 90, 91])
     'worker 2 has a dataset of 91 samples where the others have 90: start every worker with the same'
@@ -52,7 +55,7 @@ def require_agreement(records: Sequence[Mapping[str, Any]], fields: Mapping[str,
     """Check that all workers hold the same value under each key of `fields`; `records` by rank.
 
     Raises:
-        DisagreementError: They do not; raised alike on every worker, naming those in the minority.
+        DisagreementError: They do not. The message names the minority and is the same on every worker.
     """
     for key, field in fields.items():
         said = disagreement(field, [record[key] for record in records])
@@ -65,15 +68,15 @@ _SCHEME: Final = Field(phrase="the scheme {}")
 
 
 def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Check that all workers are to join each other in the same way, before any waits for others to do as it does.
+    """Check that all workers are to join each other in the same way, before any of them waits for the others.
 
     Args:
-        asked: By rank what each was asked for: the `scheme` and its number of `servers` (None: none), or an `error`.
-        rank: This worker's.
+        asked: By rank: the `scheme` that the worker was asked for and its number of `servers` or None; or an `error`.
+        rank: This worker's rank.
 
     Raises:
-        ConfigError: One was asked for something wrong, which all workers say.
-        DisagreementError: Not all are to join as many servers.
+        ConfigError: A worker was asked for something wrong; raised on all workers.
+        DisagreementError: The workers are to join different numbers of servers.
     """
     for worker, each in enumerate(asked):
         if "error" in each:
@@ -83,12 +86,17 @@ def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
         raise DisagreementError(disagreement(_SCHEME, [each["scheme"] for each in asked]))
 
 
-_EVERY_BATCH: Final = "every worker must take every batch of the loader and run backward on it"
+_EVERY_BATCH: Final = (
+    "every worker must take every batch of the loader, run backward on it, and compute batches in their order"
+    " (loader.computes says which one is computed)"
+)
 _PLAN: Final[Mapping[str, Field]] = {
-    "epoch": Field(phrase="epoch {}", verb="is in", then="call set_epoch alike on all workers"),
+    "loader": Field(phrase="loader {}", verb="is at", then="loop over the loaders in the same order on all workers"),
+    "epoch": Field(phrase="epoch {}", verb="is in", then="loop over the same epochs on all workers"),
     "iteration": Field(phrase="iteration {}", verb="is at", then=_EVERY_BATCH),
     "slice": Field(phrase="slice {} of the epoch", verb="is at", then=_EVERY_BATCH),
     "weighed": Field(phrase="{}", verb="weighs by", then="call weigh_by on every worker or on none"),
+    "steps": Field(phrase="{} optimizer steps", then="step on all workers or on none"),
     "sizes": Field(phrase="the batch sizes {}", then="start every worker with the same packages"),
 }
 _RATE: Final = "give all the same (one that follows a metric must follow loader.mean_over_workers)"
@@ -98,17 +106,17 @@ def require_same_plan(exchange_plans: Callable[[], Sequence[Mapping[str, Any]]],
     """Check that all workers did the same iteration.
 
     Args:
-        exchange_plans: Returns every worker's plan, by rank. It is called on all workers, and only if the fingerprints
-            differ. A worker that has left its loop does not take part: the call then raises a RuntimeError once the
-            timeout of any collective is over.
+        exchange_plans: Returns all plans, by rank. Called on all workers, and only if the fingerprints differ.
+            If a worker has left its loop, the call raises RuntimeError after the timeout of a collective.
         fingerprints: Of the workers' plans, shape [workers]; every worker sees the same ones.
 
     Raises:
-        DisagreementError: Some workers did another iteration. It names them, and is the same on every worker.
+        DisagreementError: Some workers did another iteration. The message names them, alike on every worker.
     """
-    odd = minority([str(each) for each in fingerprints.tolist()])
-    if not odd:
+    values = fingerprints.tolist()
+    if len(set(values)) == 1:
         return
+    odd = minority([str(each) for each in values])
     try:
         plans = exchange_plans()
     except RuntimeError as error:

@@ -1,5 +1,8 @@
 """The errors that evenstep raises. Each message is one sentence that says what to change."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EvenstepError(Exception):
     """Base of every error that evenstep raises on purpose."""
@@ -23,3 +26,12 @@ class CheckpointError(EvenstepError, RuntimeError):
 
 class ProtocolError(EvenstepError, RuntimeError):
     """An event or a message that is not possible in the present state; the message names both."""
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put `place` in front of the message of a ConfigError that is raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None

@@ -1,4 +1,4 @@
-"""What to say after a name that does not exist."""
+"""Suggestions for a name that does not exist."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
@@ -13,7 +13,7 @@ _MOST: Final = 20
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The second half of a sentence about an unknown name: the valid one that it resembles, or all of them, each once.
+    """The second half of a message about an unknown name: the valid name that it resembles, or all valid names.
 
     >>> nearest("perod", ["period", "factor"])
     "did you mean 'period'?"

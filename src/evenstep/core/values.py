@@ -1,10 +1,10 @@
 """The values that pass between the parts: what was observed, what is asked, what was decided.
 
-Arrays run over all workers, worker i at index i. Everything that several workers must decide alike from is an integer,
-so that no two processors round it differently.
+Arrays have one element per worker, by rank. Values from which several workers must decide alike are integers, so that
+no two processors round them differently.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -15,8 +15,7 @@ State: TypeAlias = dict[str, object]
 """A checkpoint: plain numbers, strings, lists and dicts, so that JSON can hold it."""
 
 Basis: TypeAlias = Literal["speed", "start", "comparison"]
-"""Why sizes are what they are: decided (from speeds, or once for all); equal because no speeds are known yet; or equal
-for a few iterations, to compare the decided sizes with."""
+"""Reason for the sizes: decided; equal because no speeds are known yet; equal for a few iterations, to compare with."""
 
 UNLIMITED = 2**31 - 1
 """The size limit of a worker whose memory is not known to limit it, in samples."""
@@ -24,16 +23,13 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """What is known about a worker before its iteration: the shares of its processors and memory that it can have.
-
-    Each from 0 to 1; 1 where nothing limits it, or where nothing is known.
-    """
+    """The fractions of its processors and memory that a worker can have; 1 without a limit, or if unknown."""
 
     cpu_availability: float = 1.0
     memory_availability: float = 1.0
 
 
-# What is made anew for each worker and iteration is a named tuple, which takes half as long as a frozen dataclass.
+# Values made for each worker and iteration are named tuples, which take half as long as frozen dataclasses.
 
 
 class Sample(NamedTuple):
@@ -67,8 +63,7 @@ class Estimate(NamedTuple):
     flat_size: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
+class Reports(NamedTuple):
     """The same iteration as every worker reports it: int64 arrays of shape [workers]."""
 
     samples: IntArray
@@ -82,23 +77,24 @@ class Reports:
     @classmethod
     def columns(cls) -> int:
         """How many integers one worker reports."""
-        return len(fields(cls))
+        return len(cls._fields)
 
     @classmethod
     def from_table(cls, table: IntArray) -> Self:
         """From a [workers, columns] table, columns in the order of the fields."""
-        return cls(**{f.name: table[:, i] for i, f in enumerate(fields(cls))})
+        return cls._make(table.T)
 
     def row(self, worker: int) -> list[int]:
         """One worker's integers, in the order of the fields."""
-        return [int(getattr(self, f.name)[worker]) for f in fields(self)]
+        return [int(column[worker]) for column in self]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
     """What sizes must satisfy: sum = `global_batch_size`, `minimum` <= size <= `maximum`, multiples of `multiple`.
 
-    `minimum` and `maximum` have shape [workers], in samples; `epoch` is the epoch that the sizes are for.
+    `minimum` and `maximum` have shape [workers], in samples, and must not be written to: what follows from a problem is
+    kept with it. `epoch` is the epoch that the sizes are for.
     """
 
     global_batch_size: int

@@ -2,31 +2,29 @@
 
 torchrun's store listens on all addresses and has no authentication: any process that reaches its port can read and
 write it. So the store carries only the file's name, and a worker uses the file only if no other user can have written
-it and it was written for this run.
+it and it belongs to this run.
 """
 
-import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, Self
+
+import msgspec
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 
-_LARGEST: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 _PRIVATE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """What another worker needs to reach the servers.
 
-    `secret` is in hexadecimal, and empty where every worker was given it. `run` tells this run from others of the user.
+    `secret` is in hexadecimal, and empty if every worker was given it. `run` identifies this run.
     """
 
     addresses: tuple[tuple[str, ...], ...]
@@ -34,17 +32,13 @@ class Handover:
     run: str
 
     def write(self, folder: Path) -> Path:
-        """Write it into a new file of mode 0600 in this folder, which only this user can open; return the file's path.
-
-        Raises:
-            ConfigError: The file cannot be written.
-        """
+        """Write it into a new file in this folder, which only this user can open; returns the file's path."""
         path = folder / "servers"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, _PRIVATE)  # The process's mask may have taken some of it away.
-                json.dump({"addresses": self.addresses, "secret": self.secret, "run": self.run}, file)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, _PRIVATE)  # The process's mask may have removed some of it.
+                file.write(msgspec.json.encode(self))
         except OSError as error:
             raise _no_room(error) from error
         return path
@@ -53,31 +47,20 @@ class Handover:
     def read(cls, path: str, run: str) -> Self:
         """What the first worker of this run wrote; `path` comes from the store, which any process may have written to.
 
-        Raises:
-            ConfigError: The file is not one that only this user can have written, or is not of this run.
+        ConfigError if another user may have written the file, or it belongs to another run.
         """
         try:
-            record = json.loads(_content(path))
-            found = cls(
-                addresses=tuple(tuple(map(str, shard)) for shard in record["addresses"]),
-                secret=str(record["secret"]),
-                run=str(record["run"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            # What stands in the file is not shown: it may be any file of this user's.
-            why = str(error) if isinstance(error, _UntrustedError) else type(error).__name__
-            raise _refused(path, why) from None
+            found = msgspec.json.decode(_content(path), type=cls)
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            # The content is not shown: it may be any file of this user's.
+            raise _refused(path, str(error) if isinstance(error, _UntrustedError) else type(error).__name__) from None
         if found.run != run:
             raise _refused(path, "it is of another run")
         return found
 
 
 def private_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A new folder of mode 0700 for what belongs to one run.
-
-    Raises:
-        ConfigError: It cannot be made.
-    """
+    """A new folder for the files of one run, which only this user can open."""
     try:
         return tempfile.TemporaryDirectory(prefix="evenstep-")
     except OSError as error:
@@ -85,8 +68,8 @@ def private_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 def run_of(environment: Mapping[str, str]) -> str:
-    """What tells the run of this process from others on its host: where its workers meet, and which start this is."""
-    names: Sequence[str] = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    """What distinguishes the run of this process from others on its host: where its workers meet, and which start."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     return " ".join(environment.get(name, "") for name in names)
 
 
@@ -104,8 +87,8 @@ def _content(path: str) -> bytes:
             raise _UntrustedError("it belongs to another user")
         if stat.S_IMODE(status.st_mode) != _PRIVATE:
             raise _UntrustedError("others than its owner have access to it")
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
         raise _UntrustedError("it is too large")
     return content
 

@@ -1,39 +1,65 @@
-"""What `evenstep run` asks of the workers that it starts, carried by their environment."""
+"""Settings of a run from the environment, where a user or `evenstep run` puts them."""
 
-import json
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Self, final
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import msgspec
+from msgspec import structs
 
 from evenstep.cluster import Cluster, parse_cluster
 from evenstep.core.errors import ConfigError
+from evenstep.core.nearest import nearest
+from evenstep.core.shown import shown
 from evenstep.telemetry.regular import open_regular
 
 VARIABLE = "EVENSTEP_LAUNCH"
+"""What `evenstep run` alone tells its workers, as JSON."""
+VARIABLES: Final = MappingProxyType(
+    {
+        "scheme": "EVENSTEP_SCHEME",
+        "slow": "EVENSTEP_SLOW",
+        "emulate": "EVENSTEP_EMULATE",
+        "run_dir": "EVENSTEP_RUN_DIR",
+        "timeout": "EVENSTEP_TIMEOUT",
+    }
+)
+"""The settings that a user may put into the environment, and their variables. An empty variable counts as not set."""
+_SET_BY_EVENSTEP: Final = frozenset({VARIABLE, "EVENSTEP_SECRET", "EVENSTEP_RESTART", "EVENSTEP_JOINED"})
+"""Further variables that mean something here. A user may set the secret, too."""
 HEARTBEAT_SECONDS = 20.0
 SUMMARY_FILE: Final = "summary"
-"""In the folder `marks`, what the first worker has to say of the run at its end, for the launcher to repeat."""
+"""In the folder `marks`: what the first worker reports of the run at its end, for the launcher to repeat."""
 
-_LARGEST_FILE: Final = 16 << 20
-"""Bytes of a cluster file."""
+_MAX_BYTES: Final = 16 << 20
+"""Of a cluster file."""
+_MAX_TIMEOUT: Final = 1e9
+A_TIMEOUT: Final = f"a positive number of seconds, at most {_MAX_TIMEOUT:g}"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSettings:
-    """The launcher's options; None or empty where the user gave none. Paths are absolute.
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in the environment; None or empty if there are none.
 
-    `slow` has the texts of `--slow`, such as `3=4x`; `emulate` is a cluster file; `resume` says that the run directory
-    holds a run to be continued; `servers` has the addresses of shard 0, of shard 1, ... where the launcher started any;
-    `profile` is the largest batch to try where this device is to be profiled; `heartbeat_seconds` is how long a worker
-    or a server may be silent; in the folder `marks` each worker that calls `prepare` leaves a file.
+    Attributes:
+        scheme: A scheme string.
+        slow: Slowed workers, such as `3=4x`; in the variable they are separated by commas.
+        emulate: The path of a cluster file.
+        run_dir: The run directory. Paths are absolute.
+        timeout: Seconds to wait for another worker, as text.
+        resume: Whether the run directory holds a run to be continued.
+        servers: The addresses of shard 0, of shard 1, ..., if the launcher started servers.
+        profile: The largest batch to try, if this device is to be profiled.
+        heartbeat_seconds: How long a worker or a server may be silent.
+        marks: A folder in which each worker that calls `prepare` leaves a file.
     """
 
     scheme: str | None = None
     slow: tuple[str, ...] = ()
     emulate: str | None = None
     run_dir: str | None = None
+    timeout: str | None = None
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
     profile: int | None = None
@@ -42,43 +68,67 @@ class LaunchSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """What the launcher said, or nothing where no launcher did."""
-        text = environment.get(VARIABLE)
-        if text is None:
-            return cls()
-        fields = json.loads(text)
-        servers = tuple(tuple(addresses) for addresses in fields["servers"])
-        return cls(**{**fields, "slow": tuple(fields["slow"]), "servers": servers})
+        """The settings in this environment, with a warning about a variable that looks like one and is none."""
+        _warn_of_unknown(environment)
+        internal = msgspec.json.decode(environment.get(VARIABLE, "{}"), type=cls)
+        texts = {name: environment.get(variable, "").strip() for name, variable in VARIABLES.items()}
+        given: dict[str, Any] = {name: text for name, text in texts.items() if text}
+        given |= {name: str(Path(given[name]).absolute()) for name in ("emulate", "run_dir") if name in given}
+        if "slow" in given:
+            given["slow"] = tuple(each.strip() for each in given["slow"].split(","))
+        return structs.replace(internal, **given)
 
     def to_environment(self) -> dict[str, str]:
-        """The variables to start the workers with."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        """The variables with which to start the workers; those that are not set are missing."""
+        internal = structs.asdict(self)
+        given = {variable: internal.pop(name) for name, variable in VARIABLES.items()}
+        given[VARIABLES["slow"]] = ",".join(self.slow)
+        return {VARIABLE: msgspec.json.encode(internal).decode()} | {key: text for key, text in given.items() if text}
+
+    def source(self, name: str, environment: Mapping[str, str]) -> str:
+        """Where a setting came from: its variable in this environment, or else the option of `evenstep run`."""
+        inherited = getattr(type(self).from_environment(environment), name) == getattr(self, name)
+        return VARIABLES[name] if inherited else f"--{name.replace('_', '-')}"
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    """Warn in one process of a run: in the launcher if there is one, else in the first worker."""
+    if VARIABLE in environment or environment.get("RANK", "0") != "0":
+        return
+    known = {*VARIABLES.values(), *_SET_BY_EVENSTEP}
+    for name in sorted(environment):
+        if name.startswith("EVENSTEP_") and name not in known:
+            choices = nearest(name, [*VARIABLES.values(), "EVENSTEP_SECRET"])
+            warnings.warn(f"the environment variable {name} is unknown and has no effect: {choices}", stacklevel=3)
+
+
+def read_timeout(value: object, name: str) -> float:
+    """A number of seconds, or its text; ConfigError, which begins with the name, if it is no timeout."""
+    try:
+        seconds = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        seconds = 0.0
+    if not 0 < seconds <= _MAX_TIMEOUT:
+        raise ConfigError(f"{name} must be {A_TIMEOUT}, not {shown(value)}")
+    return seconds
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file describes.
-
-    Raises:
-        ConfigError: The file cannot be read, or says what it cannot mean.
-    """
+    """The cluster that a file describes; ConfigError if the file cannot be read, or describes none."""
     try:
         with open_regular(path) as file:
-            content = file.read(_LARGEST_FILE + 1)
+            content = file.read(_MAX_BYTES + 1)
         text = content.decode()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"the cluster file {path} cannot be read ({why}): give a TOML file") from error
-    if len(content) > _LARGEST_FILE:
-        raise ConfigError(f"the cluster file {path} is larger than {_LARGEST_FILE >> 20} MB: give a TOML file")
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"the cluster file {path} is larger than {_MAX_BYTES >> 20} MB: give a TOML file")
     return parse_cluster(text, name=str(path))
 
 
 def require_emulable(cluster: Cluster) -> None:
-    """Refuse a cluster that can be simulated but not emulated.
-
-    Raises:
-        ConfigError: Workers come and go in it.
-    """
+    """Refuse a cluster that can be simulated but not emulated."""
     if any(worker.spot is not None for worker in cluster.workers):
         raise ConfigError(
             "the cluster file has workers that come and go, which only evenstep simulate can follow: leave out spot"

@@ -1,7 +1,7 @@
-"""Where the workers of one life meet: keys of a store that no others have used, and a roll call in them.
+"""Where the workers of one start meet: keys of a store that no others have used, and a roll call in them.
 
-torchrun's agent keeps one store for all lives of its workers (seen in torch 2.13), and those of a new life find the
-addresses that the dead ones left in it. So they first agree on a prefix that is new.
+torchrun's agent keeps one store for all starts of its workers (seen in torch 2.13), and restarted workers find the
+addresses that those before them left there. So they first agree on a new prefix.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch.distributed as dist
 
@@ -22,27 +22,71 @@ from evenstep.core.disagreement import NOTHING_ASKED, require_same_way
 from evenstep.core.errors import ConfigError, EvenstepError, WorkerLostError
 from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore, reason
-from evenstep.launch.loopback import loopback_listener
-from evenstep.launch.store_line import Result, StoreKeeper, within
+from evenstep.launch.store_line import Result, address_of, within
 
 FRESH_STORE: Final = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-"""Tells torchrun's agent to let the workers make a new store in each life (pytorch/pytorch#135712)."""
+"""Makes torchrun's agent let the workers make a new store in each start (pytorch/pytorch#135712)."""
 
 VERDICT: Final = "verdict"
-"""The key of the sentence that says who is lost, once a worker knows."""
+"""The key of the sentence that says which worker is lost, once a worker knows."""
 
 GRACE_SECONDS: Final = 5.0
-"""How much longer than its own limit a wait may take where the store does not answer at all."""
+"""How much longer than its limit a wait may take if the store does not answer at all."""
 
 _FIRST_POLL_SECONDS: Final = 0.01
-_LONGEST_POLL_SECONDS: Final = 0.25
+_MAX_POLL_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 
 _kept: Final[list[Store]] = []
-"""The stores that this process keeps: others may use one after an error, which the script may catch."""
+"""The stores of this process: others may use one after an error, which the script may catch."""
 
 _meetings = itertools.count(1)
-"""Numbers the calls of `prepare`, each of which uses its own keys. All workers must call it equally many times."""
+"""Numbers the calls of `prepare`, each of which uses its own keys. All workers must call it equally often."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreKeeper:
+    """The process that keeps the store: a worker, torchrun's agent, or none if the store is a file.
+
+    Attributes:
+        name: As it begins a sentence.
+        worker: Its rank, if it is a worker.
+        host: Where the store listens; empty if it is a file.
+    """
+
+    name: str
+    worker: int | None = None
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        where = f" at {self.host}:{self.port}" if self.host else ""
+        return f"{self.name}, which keeps the rendezvous store{where},"
+
+    def unreachable(self) -> str:
+        """The sentence for a store that does not answer."""
+        return (
+            f"{self} is stopped or cannot be reached: look at its output and the network between the hosts, then start"
+            " again"
+        )
+
+
+def keeper_of(store: Store | None, environment: Mapping[str, str]) -> StoreKeeper:
+    """The keeper of this store, or of the environment's; ConfigError if the environment has no port."""
+    if store is not None:
+        address = address_of(store)
+        if address is None:
+            return StoreKeeper(name="the file system")
+        host, port = address
+    else:
+        text = environment["MASTER_PORT"]
+        if not text.isdigit():
+            raise ConfigError(f"MASTER_PORT must be a port's number, not {text!r}: start the script with torchrun")
+        host, port = environment["MASTER_ADDR"], int(text)
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return StoreKeeper(name="torchrun's agent", host=host, port=port)
+    return StoreKeeper(name="worker 0", worker=0, host=host, port=port)
 
 
 def meet(
@@ -52,22 +96,25 @@ def meet(
     environment: Mapping[str, str] = os.environ,
     *,
     asked: Mapping[str, object] = NOTHING_ASKED,
-) -> Store:
-    """Meet the other workers in the default group's store, or in the environment's where there is no group yet.
+    group: str = "",
+) -> tuple[Store, list[dict[str, Any]]]:
+    """Meet the other workers in the default group's store, or in the environment's if there is no group yet.
 
     Args:
         rank: This worker's.
-        count: Workers.
+        count: Number of workers.
         timeout_seconds: How long to wait for the others.
         environment: torchrun's.
-        asked: What this worker is to join, as `require_same_way` has it.
+        asked: What this worker is to join, as `require_same_way` has it; it may say more.
+        group: The name of the process group whose members meet; empty for all workers.
 
-    Returns: A part of that store for this meeting alone, with a first pulse of every worker.
+    Returns:
+        A part of that store for this meeting alone, with a first pulse of every worker; and what each was asked.
 
     Raises:
         ConfigError: The store cannot be made where the environment says, or a worker was asked for something wrong.
         DisagreementError: Some workers would join servers and others not.
-        WorkerLostError: Not all workers came within the timeout, or the store does not answer; it says who.
+        WorkerLostError: Not all workers came within the timeout, or the store does not answer; it names the missing.
     """
     number = next(_meetings)
     base = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
@@ -83,41 +130,28 @@ def meet(
 
     def come() -> tuple[Store, list[bytes]]:
         if base is None and keeper.worker is None:
-            store = _meet_in_new_life(PrefixStore(f"evenstep/{number}", place.join()), place)
+            store = place.meet_under_new_prefix(PrefixStore(f"evenstep/{number}", place.join()))
         else:
-            store = PrefixStore(f"evenstep/{number}", base or (place.join() if rank else place.make()))
-            _call_roll(store, place)
+            prefix = f"evenstep/{number}/{group}" if group else f"evenstep/{number}"
+            store = PrefixStore(prefix, base or (place.join() if rank else place.make()))
+            place.call_roll(store)
         return store, store.multi_get([f"asked/{each}" for each in range(count)])
 
-    store, told = bounded(come, timeout_seconds, keeper)
+    store, texts = bounded(come, timeout_seconds, keeper)
+    told = [json.loads(each) for each in texts]
     try:
-        require_same_way([json.loads(each) for each in told], rank)
+        require_same_way(told, rank)
     except EvenstepError:
         if keeper.worker == rank:
             _let_others_read()
         raise
-    return store
-
-
-def keeper_of(store: Store | None, environment: Mapping[str, str]) -> StoreKeeper:
-    """Who keeps this store, or the environment's.
-
-    Raises:
-        ConfigError: The environment has no port.
-    """
-    if store is not None:
-        return StoreKeeper.of(store, environment)
-    port = environment["MASTER_PORT"]
-    if not port.isdigit():
-        raise ConfigError(f"MASTER_PORT must be a port's number, not {port!r}: start the script with torchrun")
-    return StoreKeeper.named(environment["MASTER_ADDR"], int(port), environment)
+    return store, told
 
 
 def bounded(call: Callable[[], Result], seconds: float, keeper: StoreKeeper) -> Result:
-    """What a call returns that uses the store; it ends within that many seconds by itself where the store answers.
+    """What a call returns that uses the store, and ends within that many seconds if the store answers.
 
-    Raises:
-        WorkerLostError: It did not return, or failed at the store.
+    WorkerLostError if the call does not return, or fails at the store.
     """
     try:
         return within(seconds + GRACE_SECONDS, call)
@@ -135,7 +169,7 @@ def bounded(call: Callable[[], Result], seconds: float, keeper: StoreKeeper) -> 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where and until when, on the clock `time.monotonic`, this worker meets the others."""
+    """Where and until when, by `time.monotonic`, this worker meets the others."""
 
     rank: int
     count: int
@@ -144,15 +178,15 @@ class _Place:
     keeper: StoreKeeper
     asked: str
 
-    def looks(self) -> Iterator[None]:
-        """One item for each look at the store, at ever longer intervals, until the time is over."""
+    def polls(self) -> Iterator[None]:
+        """One item for each look at the store, at growing intervals, until the time is over."""
         pause = _FIRST_POLL_SECONDS
         while True:
             yield
             if time.monotonic() > self.ends:
                 return
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+            pause = min(2 * pause, _MAX_POLL_SECONDS)
 
     def make(self) -> Store:
         """The store, kept by this process."""
@@ -167,9 +201,9 @@ class _Place:
         return _kept[-1]
 
     def join(self) -> Store:
-        """The store, once its keeper is there. It is tried in Python, since c10d's own tries print stacks."""
+        """The store, once its keeper is there. Python tries to connect first, since c10d's tries print stacks."""
         why = ""
-        for _ in self.looks():
+        for _ in self.polls():
             try:
                 socket.create_connection((self.keeper.host, self.keeper.port), timeout=_CONNECT_SECONDS).close()
                 return self._store(is_master=False)
@@ -187,71 +221,76 @@ class _Place:
             self.count,
             is_master=is_master,
             timeout=timedelta(seconds=self.seconds),
-            # A worker that does not come would be missed without a name.
-            wait_for_workers=False,
+            wait_for_workers=False,  # A worker that does not come would not be named.
             multi_tenant=self.keeper.worker is not None,
-            master_listen_fd=loopback_listener(self.keeper.host, self.keeper.port) if is_master else None,
+            master_listen_fd=_loopback_listener(self.keeper.host, self.keeper.port) if is_master else None,
         )
 
+    def call_roll(self, store: Store, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Announce this worker, and wait until all are here; if some do not come, all workers raise the same error."""
+        keys = [str(each) for each in range(self.count)]
+        store.set(f"asked/{self.rank}", self.asked)
+        store.set(keys[self.rank], FIRST_PULSE.to_text())
+        for _ in self.polls():
+            meanwhile()
+            if store.check(keys):
+                return
+            if store.check([VERDICT]):
+                raise WorkerLostError(store.get(VERDICT).decode())
+        missing = [each for each, key in enumerate(keys) if not store.check([key])]
+        if missing:
+            have, their = ("have", "their") if len(missing) > 1 else ("has", "its")
+            text = (
+                f"{name_workers(missing)} {have} not come to prepare within {self.seconds:g} s: look at {their} output,"
+                " then start again"
+            )
+            store.set(VERDICT, text)
+            _let_others_read()
+            raise WorkerLostError(text)
 
-def _call_roll(store: Store, place: _Place, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Say that this worker is here, and wait until all are.
+    def meet_under_new_prefix(self, store: Store) -> Store:
+        """Worker 0 draws the prefix, and answers every worker that says hello until all have come.
 
-    Raises:
-        WorkerLostError: Some did not come in time; it names them, and all workers say the same.
-    """
-    keys = [str(each) for each in range(place.count)]
-    store.set(f"asked/{place.rank}", place.asked)
-    store.set(keys[place.rank], FIRST_PULSE.to_text())
-    for _ in place.looks():
-        meanwhile()
-        if store.check(keys):
-            return
-        if store.check([VERDICT]):
-            raise WorkerLostError(store.get(VERDICT).decode())
-    missing = [each for each, key in enumerate(keys) if not store.check([key])]
-    if missing:
-        have = "have" if len(missing) > 1 else "has"
-        text = (
-            f"{name_workers(missing)} {have} not come to prepare within {place.seconds:g} s: look at"
-            f" {'their' if len(missing) > 1 else 'its'} output, then start again"
+        Hellos of dead workers are answered too; no worker reads these answers.
+        """
+        if self.rank == 0:
+            prefix, answered = uuid.uuid4().hex, set[str]()
+            met = PrefixStore(prefix, store)
+            self.call_roll(met, lambda: self._answer_hellos(store, prefix, answered))
+            return met
+        name = uuid.uuid4().hex
+        store.set(f"hello/{self.rank}", name)
+        for _ in self.polls():
+            if store.check([f"life/{name}"]):
+                met = PrefixStore(store.get(f"life/{name}").decode(), store)
+                self.call_roll(met)
+                return met
+        raise WorkerLostError(
+            f"worker 0 was not in prepare within {self.seconds:g} s: it has not come there, or it no longer waited for"
+            " this worker; look at its output, then start again"
         )
-        store.set(VERDICT, text)
-        _let_others_read()
-        raise WorkerLostError(text)
+
+    def _answer_hellos(self, store: Store, prefix: str, answered: set[str]) -> None:
+        for hello in (f"hello/{rank}" for rank in range(1, self.count)):
+            name = store.get(hello).decode() if store.check([hello]) else None
+            if name is not None and name not in answered:
+                store.set(f"life/{name}", prefix)
+                answered.add(name)
 
 
 def _let_others_read() -> None:
-    """The store may end with this process, and the others are to read first what it says."""
-    time.sleep(4 * _LONGEST_POLL_SECONDS)
+    """The store may end with this process, and the others are to read its content first."""
+    time.sleep(4 * _MAX_POLL_SECONDS)
 
 
-def _meet_in_new_life(store: Store, place: _Place) -> Store:
-    """Worker 0 names the life, and tells the name to every worker that says hello until all have come.
+def _loopback_listener(host: str, port: int) -> int | None:
+    """The descriptor of a socket for a store at this address, which listens on loopback alone.
 
-    Hellos of the dead are answered too; no worker reads these answers.
+    None if the host is not this one's loopback, or the port is taken: by another store of this process, which PyTorch
+    then shares, or by another process, which PyTorch then reports.
     """
-    if place.rank == 0:
-        life, answered = uuid.uuid4().hex, set[str]()
-        met = PrefixStore(life, store)
-        _call_roll(met, place, lambda: _answer_hellos(store, place.count, life, answered))
-        return met
-    name = uuid.uuid4().hex
-    store.set(f"hello/{place.rank}", name)
-    for _ in place.looks():
-        if store.check([f"life/{name}"]):
-            met = PrefixStore(store.get(f"life/{name}").decode(), store)
-            _call_roll(met, place)
-            return met
-    raise WorkerLostError(
-        f"worker 0 was not in prepare within {place.seconds:g} s: it has not come there, or it no longer waited for"
-        " this worker; look at its output, then start again"
-    )
-
-
-def _answer_hellos(store: Store, count: int, life: str, answered: set[str]) -> None:
-    for hello in (f"hello/{rank}" for rank in range(1, count)):
-        name = store.get(hello).decode() if store.check([hello]) else None
-        if name is not None and name not in answered:
-            store.set(f"life/{name}", life)
-            answered.add(name)
+    try:
+        number = socket.gethostbyname(host)
+        return socket.create_server((number, port)).detach() if number.startswith("127.") else None
+    except OSError:
+        return None

@@ -1,5 +1,6 @@
 """The rendezvous of `evenstep run` on one host, for torchrun's launcher: a store that no other host can reach."""
 
+import socket
 from typing import Final, final
 
 from torch.distributed.elastic.rendezvous import (
@@ -10,17 +11,18 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from evenstep.launch.loopback import LOOPBACK, loopback_store
+from evenstep.launch.c10d import TCPStore
 
 ONE_HOST: Final = "evenstep"
-"""Its name among torchrun's rendezvous backends."""
+"""The name among torchrun's rendezvous backends."""
+LOOPBACK: Final = "127.0.0.1"
 
 
 @final
 class OneHost(RendezvousHandler):
     """The rendezvous of a single torchrun agent.
 
-    Each start of the workers gets a new store, so that none finds the addresses of those before it.
+    Each start of the workers gets a new store, so that no worker finds the addresses of those before it.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -34,14 +36,16 @@ class OneHost(RendezvousHandler):
         return ONE_HOST
 
     def next_rendezvous(self) -> RendezvousInfo:
-        store = loopback_store()
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
+        listening = socket.create_server((LOOPBACK, 0))
+        port = listening.getsockname()[1]
+        store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
 
     def is_closed(self) -> bool:
         return False
 
     def set_closed(self) -> None:
-        """No other agent can come, whom this would have to be told."""
+        """No other agent can come that would have to know."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -54,7 +58,7 @@ class OneHost(RendezvousHandler):
 
 
 def register() -> None:
-    """Make the rendezvous known to torchrun's launcher; twice is fine."""
+    """Make the rendezvous known to torchrun's launcher; calling this twice does no harm."""
     rendezvous_handler_registry.register(ONE_HOST, _one_host)
 
 

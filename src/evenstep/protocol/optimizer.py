@@ -1,97 +1,103 @@
-"""How an optimizer is described to the servers: by its name and the options of each of its param groups."""
+"""Describes an optimizer to the servers: its name, and the options of each param group."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Self, TypeAlias, cast, final
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final, TypeAlias
+
+import numpy as np
+from msgspec import Meta, Struct
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.nearest import nearest
 
-Option: TypeAlias = bool | float | tuple[float, ...]
-Options: TypeAlias = Mapping[str, Option]
-"""What an update depends on beside weights, gradient and state: lr, betas, ..."""
-
-State: TypeAlias = Mapping[str, object]
-"""A parameter's optimizer state, as in torch's `state_dict()["state"]`: tensors of its shape, and scalars."""
+Finite: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 _MAX_GROUPS: Final = 100_000
 _MAX_OPTIONS: Final = 32
 _MAX_NUMBERS: Final = 8
 
+Option: TypeAlias = bool | Finite | Annotated[tuple[Finite, ...], Meta(max_length=_MAX_NUMBERS)]
+Options: TypeAlias = Annotated[Mapping[str, Option], Meta(max_length=_MAX_OPTIONS)]
+"""The options of a param group, such as lr and betas."""
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSpec:
+State: TypeAlias = Mapping[str, object]
+"""A parameter's optimizer state, as in torch's `state_dict()["state"]`: tensors of its shape, and scalars."""
+
+
+class OptimizerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An optimizer's name and the options of each of its param groups."""
 
     name: str
-    groups: tuple[Options, ...]
-
-    def to_record(self) -> dict[str, object]:
-        """Plain values for the wire and for snapshots."""
-        return {"name": self.name, "groups": options_to_record(self.groups)}
-
-    @classmethod
-    def from_record(cls, record: object) -> Self:
-        """What `to_record` gave, from a peer that may send anything.
-
-        Raises:
-            ConfigError: It is nothing of the kind.
-        """
-        fields = cast("Mapping[object, object]", record) if isinstance(record, Mapping) else {}
-        name = fields.get("name")
-        if not isinstance(name, str):
-            raise ConfigError("an optimizer is sent by name: send one")
-        return cls(name=name, groups=options_from_record(fields.get("groups")))
+    groups: Annotated[tuple[Options, ...], Meta(min_length=1, max_length=_MAX_GROUPS)]
 
 
-def options_to_record(options: Sequence[Options]) -> list[dict[str, object]]:
-    """Options per group as plain values."""
-    return [
-        {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()} for group in options
-    ]
+_ADAM: Final[Mapping[str, Option]] = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "maximize": False,
+}
+_DEFAULTS: Final[Mapping[str, Mapping[str, Option]]] = MappingProxyType(
+    {
+        "SGD": {
+            "lr": 1e-3,
+            "momentum": 0.0,
+            "dampening": 0.0,
+            "weight_decay": 0.0,
+            "nesterov": False,
+            "maximize": False,
+        },
+        "Adam": _ADAM,
+        "AdamW": {**_ADAM, "weight_decay": 0.01},
+    }
+)
+"""The options of torch's optimizers, for workers that have no torch."""
 
 
-def options_from_record(record: object) -> tuple[Options, ...]:
-    """What `options_to_record` gave, from a peer that may send anything.
+def spec_of(name: str, options: Mapping[str, object]) -> OptimizerSpec:
+    """The optimizer of this name with one param group, of these options and torch's defaults for others.
+
+    Other optimizers than SGD, Adam and AdamW are described by the given options alone.
 
     Raises:
-        ConfigError: It is nothing of the kind.
+        ConfigError: It has no such option, or the value is of another kind.
     """
-    if not isinstance(record, Sequence) or isinstance(record, str | bytes) or not 0 < len(record) <= _MAX_GROUPS:
-        raise ConfigError(f"an optimizer has options for 1 to {_MAX_GROUPS} groups: send these")
-    return tuple(_received(group) for group in record)
+    defaults = _DEFAULTS.get(name, {})
+    for given in options:
+        if defaults and given not in defaults:
+            raise ConfigError(f"{name} has no option {given!r}: {nearest(given, list(defaults))}")
+    group = {**defaults, **{key: plain_option(key, value) for key, value in options.items()}}
+    return OptimizerSpec(name=name, groups=(group,))
 
 
 def plain_option(name: str, value: object) -> Option:
-    """An option as plain numbers.
+    """An option as plain numbers; those of NumPy are taken too.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The value is of another kind, or not finite.
     """
-    if isinstance(value, list | tuple) and len(value) <= _MAX_NUMBERS:
-        return tuple(float(number) for number in value)
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int | float):
-        return float(value)
-    raise ConfigError(f"a server cannot be told the option {name}={value!r}: use numbers, pairs of them or bools")
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    several = isinstance(value, list | tuple)
+    given = tuple(value) if isinstance(value, list | tuple) else (value,)
+    numbers = tuple(_finite(each) for each in given)
+    if None in numbers or len(numbers) > _MAX_NUMBERS:
+        raise ConfigError(
+            f"the servers do not support the option {name}={value!r}: use finite numbers, pairs of numbers or bools"
+        )
+    return numbers if several else numbers[0]  # type: ignore[return-value]
 
 
-def _received(group: object) -> Options:
-    if not isinstance(group, Mapping) or len(group) > _MAX_OPTIONS:
-        raise ConfigError(f"a group has at most {_MAX_OPTIONS} options by name: send these")
-    options: dict[str, Option] = {}
-    for name, value in group.items():
-        numbers = value if isinstance(value, list | tuple) and len(value) <= _MAX_NUMBERS else [value]
-        if not isinstance(name, str) or not all(_finite(number) for number in numbers):
-            raise ConfigError(f"the option {str(name)[:200]!r} is no finite number, bool or pair: send it as one")
-        options[name] = plain_option(name, value)
-    return options
-
-
-def _finite(number: object) -> bool:
+def _finite(value: object) -> float | None:
+    """The value as a float; None if it is no finite number."""
+    if not isinstance(value, int | float | np.integer | np.floating):
+        return None
     try:
-        return isinstance(number, int | float) and math.isfinite(number)
+        number = float(value)
     except OverflowError:
-        return False
+        return None
+    return number if math.isfinite(number) else None

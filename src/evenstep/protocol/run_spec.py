@@ -1,10 +1,11 @@
-"""What a run is, as its workers tell the servers: enough to decide for it and to hold its parameters."""
+"""The description of a run that its workers send to the servers."""
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from typing import Annotated, Final, Self, TypeAlias, final
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.values import Problem
@@ -12,19 +13,33 @@ from evenstep.protocol.layout import Layout
 from evenstep.protocol.optimizer import OptimizerSpec
 from evenstep.schemes import Scheme, parse_scheme
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+MAX_BYTES: Final = 2**26
+"""Of the description of a run."""
 
-MAX_BYTES = 2**26
-"""The longest description of a run that a server reads."""
+_Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**62)]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    scheme: str
+    global_batch_size: _Size
+    minimum: list[_Size]
+    maximum: list[_Size]
+    multiple: _Size
+    length: _Size
+    drop_last: bool
+    layout: Layout
+    optimizers: tuple[OptimizerSpec, ...]
+
+
+_DECODER: Final = msgspec.json.Decoder(_Record)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """All workers of a run tell the same.
+    """A run, which all workers describe in the same way.
 
-    `length` is the number of samples in an epoch, of which `drop_last` leaves out what fills no global batch.
+    `length` is the number of samples in an epoch. With `drop_last`, an incomplete last global batch is left out.
     """
 
     scheme: Scheme
@@ -36,30 +51,54 @@ class RunSpec:
 
     def encode(self) -> bytes:
         """As JSON."""
-        problem = self.problem
-        record = {
-            "scheme": self.scheme.name,
-            "global_batch_size": problem.global_batch_size,
-            "minimum": problem.minimum.tolist(),
-            "maximum": problem.maximum.tolist(),
-            "multiple": problem.multiple,
-            "length": self.length,
-            "drop_last": self.drop_last,
-            "layout": self.layout.to_record(),
-            "optimizers": [spec.to_record() for spec in self.optimizers],
-        }
-        return json.dumps(record).encode()
+        return msgspec.json.encode(
+            _Record(
+                scheme=self.scheme.name,
+                global_batch_size=self.problem.global_batch_size,
+                minimum=self.problem.minimum.tolist(),
+                maximum=self.problem.maximum.tolist(),
+                multiple=self.problem.multiple,
+                length=self.length,
+                drop_last=self.drop_last,
+                layout=self.layout,
+                optimizers=self.optimizers,
+            )
+        )
+
+    @classmethod
+    def decode(cls, text: bytes, workers: int) -> Self:
+        """Read a description; ConfigError if it is not one of a run with this number of workers."""
+        try:
+            record = _DECODER.decode(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"invalid description of a run ({error}): install the same version of evenstep everywhere"
+            ) from error
+        if len(record.minimum) != workers or len(record.maximum) != workers:
+            raise ConfigError(f"invalid batch-size limits for {workers} workers: give one of each for every worker")
+        return cls(
+            scheme=parse_scheme(record.scheme, imports=False),
+            problem=Problem(
+                global_batch_size=record.global_batch_size,
+                minimum=np.array(record.minimum, dtype=np.int64),
+                maximum=np.array(record.maximum, dtype=np.int64),
+                multiple=record.multiple,
+            ),
+            length=record.length,
+            drop_last=record.drop_last,
+            layout=record.layout,
+            optimizers=record.optimizers,
+        )
 
     def difference(self, others: Self) -> str:
-        """The first thing that is another in the others' description, in words; both values."""
+        """The first difference from the description of other workers, in words, with both values."""
         mine, theirs = self._in_words(), others._in_words()
         for what in mine | theirs:
             if mine.get(what) != theirs.get(what):
                 return f"{what} is {mine.get(what)} where the others have {theirs.get(what)}"
-        return "description of the run is in another order than the others'"
+        return "description of the run has another order than that of the other workers"
 
     def _in_words(self) -> dict[str, object]:
-        optimizers = {f"optimizer {number}": spec.name for number, spec in enumerate(self.optimizers)}
         groups = [group for spec in self.optimizers for group in spec.groups]
         return {
             "scheme": self.scheme.name,
@@ -69,38 +108,10 @@ class RunSpec:
                 f"parameter {each.name!r}": f"{each.dtype} of shape {list(each.shape)}"
                 for each in self.layout.parameters
             },
-            **optimizers,
+            **{f"optimizer {number}": spec.name for number, spec in enumerate(self.optimizers)},
             **{
                 f"{'learning rate' if name == 'lr' else name} in param group {number}": value
                 for number, group in enumerate(groups)
                 for name, value in group.items()
             },
         }
-
-    @classmethod
-    def decode(cls, text: bytes, workers: int) -> Self:
-        """What `encode` gave, from a peer that may send anything.
-
-        Raises:
-            ConfigError: It describes no run of so many workers.
-        """
-        try:
-            record = json.loads(text)
-            limits = [np.array(record[name], dtype=np.int64) for name in ("minimum", "maximum")]
-            numbers = [int(record[name]) for name in ("global_batch_size", "multiple", "length")]
-            optimizers = list(cast("list[Any]", record["optimizers"]))
-            scheme, layout, drop_last = str(record["scheme"]), record["layout"], bool(record["drop_last"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise ConfigError(
-                f"a run was described by something else than its JSON ({error!r}): use one evenstep"
-            ) from error
-        if any(each.shape != (workers,) or (each < 1).any() for each in limits) or min(numbers) < 1:
-            raise ConfigError(f"a run was described by sizes that {workers} workers cannot have: mend them")
-        return cls(
-            scheme=parse_scheme(scheme),
-            problem=Problem(global_batch_size=numbers[0], minimum=limits[0], maximum=limits[1], multiple=numbers[1]),
-            length=numbers[2],
-            drop_last=drop_last,
-            layout=Layout.from_record(cast("Mapping[str, object]", layout)),
-            optimizers=tuple(OptimizerSpec.from_record(each) for each in optimizers),
-        )

@@ -1,4 +1,4 @@
-"""The account of a recorded run: from every worker's columns to what the core sums up."""
+"""The account of a recorded run, from the columns of every worker."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.account import EARLY, Account, Cause, Meetings, ServedWorker, served_slowdowns
 from evenstep.core.supervision import Why
+from evenstep.report.account import EARLY, Account, Cause, Meetings, ServedWorker
 from evenstep.report.iterations import BASES, FloatArray, Iterations
-from evenstep.report.lateness import own_parts
 from evenstep.report.recorded import RecordedRun
+from evenstep.telemetry.events import Joined
 
-_FEWEST: Final = 3
+_MIN_ITERATIONS: Final = 3
 
 
 def account_of(run: RecordedRun) -> Account:
     """The account of a run behind a barrier, over the iterations that every worker has finished."""
-    done = [run.iterations[worker][: run.length] for worker in run.workers]
+    done = list(run.counted.values())
     account = Account(len(done), run.global_batch_size)
     account.take(
         Meetings(
             samples=np.array([each.samples for each in done]),
-            own=np.stack([own_parts(each) for each in done], axis=1),
+            own=np.stack([each.own_parts for each in done], axis=1),
             wait=np.array([each.wait_seconds for each in done]),
             comm=np.array([each.comm_seconds for each in done]),
             seconds=done[0].iteration_seconds,  # As in the summary at the end of the run.
@@ -32,16 +32,9 @@ def account_of(run: RecordedRun) -> Account:
     return account
 
 
-def slowdowns(run: RecordedRun) -> dict[int, float]:
-    """Each worker's seconds per sample over the median of the others', at equal sizes; empty where that is unknown."""
-    if run.servers is not None:
-        return served_slowdowns(served_workers(run))
-    return {run.workers[index]: ratio for index, ratio in account_of(run).slowdowns().items()}
-
-
 def served_workers(run: RecordedRun) -> list[ServedWorker]:
     """Every worker of a run on servers, over all of its iterations."""
-    done = {worker: run.iterations[worker] for worker in run.workers}
+    done = run.counted
     paces = _common_paces(run, done)
     lost = _lost(run)
     return [
@@ -65,7 +58,7 @@ def served_workers(run: RecordedRun) -> list[ServedWorker]:
 
 
 def _common_paces(run: RecordedRun, done: Mapping[int, Iterations]) -> dict[int, float]:
-    """Seconds per sample in iterations of an equal share, or over all where the workers' usual sizes are alike."""
+    """Seconds per sample in iterations of an equal share, or in all if the workers' usual sizes are alike."""
     share = run.global_batch_size / len(done)
     paces = {worker: _pace(each, _about(each.samples, share)) for worker, each in done.items()}
     if None in paces.values():
@@ -80,7 +73,7 @@ def _about(sizes: FloatArray, share: float) -> npt.NDArray[np.bool_]:
 
 
 def _pace(done: Iterations, counts: npt.NDArray[np.bool_]) -> float | None:
-    if counts.sum() < _FEWEST:
+    if counts.sum() < _MIN_ITERATIONS:
         return None
     return float(done.compute_seconds[counts].sum() / done.samples[counts].sum())
 
@@ -91,9 +84,9 @@ def _lost(run: RecordedRun) -> dict[int, str]:
         return {}
     lost: dict[int, str] = {}
     for each in run.servers.attendance:
-        if each.why is None or each.why == Why.DONE:
+        if isinstance(each, Joined) or each.why == Why.DONE:
             lost.pop(each.worker, None)
         else:
-            # Servers see a connection that ends; the launcher, where it started the workers, saw how they did.
+            # Servers see a connection that ends; a launcher that started the workers saw how they ended.
             lost[each.worker] = run.failed.get(each.worker, each.why) if each.why == Why.ENDED else each.why
     return {**lost, **dict.fromkeys(run.servers.early, EARLY)}

@@ -1,89 +1,94 @@
-"""What happened once in a run and is worth a line: who came and went, what broke, what was decided and why."""
+"""What happened once in a run and deserves a line: workers that joined or left, failures, decisions."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import final
 
 from evenstep.core.supervision import Why
+from evenstep.telemetry import events
+from evenstep.telemetry.events import Event, WorkerEvent
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """`text` happened `at` a time (seconds of the writer's clock; None where it is not known), to a worker or to all.
+    """An event and its `text`. `worker`: whom it is about; `writer`: whose clock it has, None for servers and launcher.
 
-    `kind` is the event's name, `iteration` that of the worker where there is one. `writer` is the worker whose clock it
-    is; None for that of the servers and the launcher. `routine`: it comes often, or a worker's state says it too.
+    `routine`: it comes often, or a worker's state shows it too.
     """
 
-    kind: str
+    event: Event
     text: str
-    at: float | None
     worker: int | None
-    iteration: int | None
     writer: int | None
     routine: bool
 
 
-_ROUTINE: Final = ("join", "snapshot", "checkpoint", "disturbance")
-
-
-def happening_of(event: Mapping[str, Any], *, writer: int | None) -> Happening | None:
-    """What is worth telling of an event; None where that is nothing."""
-    tell = _TOLD.get(event["event"])
-    if tell is None:
+def happening_of(event: Event) -> Happening | None:
+    """The happening of an event; None if it deserves no line."""
+    writer = event.worker if isinstance(event, WorkerEvent) else None
+    text = _text(event)
+    if text is None:
         return None
-    return Happening(
-        kind=event["event"],
-        text=tell(event),
-        at=event.get("at"),
-        worker=event.get("worker"),
-        iteration=event.get("iteration"),
-        writer=writer,
-        routine=event["event"] in _ROUTINE or (event["event"] == "leave" and event["why"] == Why.DONE),
+    about = (
+        event.worker
+        if isinstance(event, WorkerEvent | events.Joined | events.Left | events.CommitsLost | events.WorkerFailed)
+        else None
     )
+    routine = isinstance(event, events.Joined | events.SnapshotWritten | events.CheckpointDone | events.Disturbed)
+    routine = routine or (isinstance(event, events.Left) and event.why == Why.DONE)
+    return Happening(event=event, text=text, worker=about, writer=writer, routine=routine)
+
+
+def _text(event: Event) -> str | None:
+    match event:
+        case WorkerEvent():
+            return _worker_text(event)
+        case events.Joined():
+            return f"worker {event.worker} came"
+        case events.Left():
+            return f"worker {event.worker} {event.why}"
+        case events.CommitsLost():
+            return f"{event.commits} commits were lost"
+        case events.WorkerFailed():
+            return f"worker {event.worker} {event.how}"
+        case events.ServersRestarted() | events.ServersLost() | events.ServerFailed():
+            return event.text
+    return _servers_text(event)
+
+
+def _worker_text(event: WorkerEvent) -> str | None:
+    match event:
+        case events.RanOutOfMemory():
+            return f"worker {event.worker} ran out of memory with {event.samples} samples"
+        case events.CheckpointDone():
+            return f"went on from the checkpoint {event.name}" if event.restored else f"checkpoint {event.name} saved"
+        case events.Disturbed():
+            how = slowness_text(event.factor, event.extra_seconds)
+            return f"worker {event.worker} is made {how or 'slower no longer'}"
+        case events.Failed():
+            return f"worker {event.worker} failed: {event.type}" + (f": {event.text}" if event.text else "")
+    return None
+
+
+def _servers_text(event: Event) -> str | None:
+    match event:
+        case events.Regrouped():
+            groups = "; ".join(" ".join(map(str, group)) for group in event.groups)
+            return f"groups are now {groups} ({event.reason})"
+        case events.SnapshotWritten():
+            return f"snapshot at version {event.version}"
+        case events.SnapshotFailed():
+            return f"no snapshot could be written ({event.text})"
+        case events.Restored():
+            return f"went on from the snapshot of version {event.version}"
+    return None
 
 
 def slowness_text(factor: float, extra_seconds: float) -> str:
-    """How much slower a worker is made, in a few words; empty where it is not."""
+    """How much a worker is slowed, in a few words; empty if it is not."""
     parts = []
     if factor != 1:
         parts.append(f"{factor:.3g}x slower" if factor > 1 else f"{1 / factor:.3g}x faster")
     if extra_seconds:
         parts.append(f"slower by {1000 * extra_seconds:.3g} ms an iteration")
     return " and ".join(parts)
-
-
-def _disturbed(event: Mapping[str, Any]) -> str:
-    how = slowness_text(event["factor"], event["extra_seconds"])
-    return f"worker {event['worker']} is made {how}" if how else f"worker {event['worker']} is made slower no longer"
-
-
-def _colon(kind: str, text: str) -> str:
-    return f"{kind}: {text}" if text else kind
-
-
-def _regrouped(event: Mapping[str, Any]) -> str:
-    groups = "; ".join(" ".join(map(str, group)) for group in event["groups"])
-    return f"groups are now {groups} ({event['reason']})"
-
-
-_TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
-    "join": lambda event: f"worker {event['worker']} came",
-    "leave": lambda event: f"worker {event['worker']} {event['why']}",
-    "regroup": _regrouped,
-    "snapshot": lambda event: f"snapshot at version {event['version']}",
-    "snapshot_failed": lambda event: f"no snapshot could be written ({event['text']})",
-    "restored": lambda event: f"went on from the snapshot of version {event['version']}",
-    "lost": lambda event: f"{event['commits']} commits were lost",
-    "servers_restarted": lambda event: str(event["text"]),
-    "servers_lost": lambda event: str(event["text"]),
-    "server_failed": lambda event: str(event["text"]),
-    "worker_failed": lambda event: f"worker {event['worker']} {event['how']}",
-    "out_of_memory": lambda event: f"worker {event['worker']} ran out of memory with {event['samples']} samples",
-    "checkpoint": lambda event: (
-        f"went on from the checkpoint {event['name']}" if event["restored"] else f"checkpoint {event['name']} saved"
-    ),
-    "disturbance": _disturbed,
-    "error": lambda event: f"worker {event['worker']} failed: {_colon(event['type'], event['text'])}",
-}

@@ -1,15 +1,17 @@
-"""The iterations of one worker, in columns: a run of a million iterations fits, and single ones can be looked at."""
+"""The iterations of one worker, in columns, so that a run of a million iterations fits in memory."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Self, TypeAlias, final, overload
+from enum import StrEnum
+from typing import Final, Self, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
+from evenstep.core.errors import ConfigError
 from evenstep.core.values import Basis
-from evenstep.report.served import PushRecord
+from evenstep.telemetry.events import IterationDone
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -17,37 +19,28 @@ _REPORT_PACE, _REPORT_FIXED = 2, 3
 """Where a row of the exchange has its predicted nanoseconds per sample and its fixed nanoseconds."""
 _UNKNOWN: Final = float("nan")
 BASES: Final[tuple[Basis, ...]] = ("speed", "start", "comparison")
-"""Why an iteration has its sizes, by the number that its column holds."""
+"""Why an iteration has its sizes, by the number in its column."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Iteration:
-    """One iteration as one worker saw it; the parts in seconds, in the order in which they happened.
+class Part(StrEnum):
+    """What a worker does with its time, in the order of an iteration."""
 
-    `number` counts from 0 over the whole run. Input, compute, waiting and communication make up the iteration, but for
-    what the script itself does in between. On servers `wait_seconds` is how long the push was held, and `push` what
-    they told of it.
-    """
-
-    number: int
-    samples: int
-    iteration_seconds: float
-    input_seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    comm_seconds: float
-    push: PushRecord | None = None
+    INPUT = "input"
+    COMPUTE = "compute"
+    WAIT = "waiting"
+    COMMUNICATION = "communication"
+    SCRIPT = "script"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Iterations(Sequence[Iteration]):
-    """One worker's iterations in order; each column has the shape [iterations], and NaN where nothing is known.
+class Iterations:
+    """One worker's iterations in order; each column has the shape [iterations], with NaN for unknown values.
 
-    `began` is in seconds of the worker's clock, `basis` an index of `BASES`. `pace` is the predicted seconds per sample
-    and `fixed` the fixed seconds that this worker told of itself after the iteration. `served`: of a run on parameter
-    servers.
+    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock, `basis` an index of `BASES`.
+    `pace` (seconds per sample) and `fixed` (seconds) are the worker's prediction after the iteration. On servers,
+    `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
     """
 
     numbers: FloatArray
@@ -64,100 +57,115 @@ class Iterations(Sequence[Iteration]):
     staleness: FloatArray
     behind: FloatArray
     lead: FloatArray
-    served: bool
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Iteration: ...
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
-    def __getitem__(self, index: int | slice) -> Iteration | Self:
-        if isinstance(index, slice):
-            return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS})
-        return Iteration(
-            number=int(self.numbers[index]),
-            samples=int(self.samples[index]),
-            iteration_seconds=float(self.iteration_seconds[index]),
-            input_seconds=float(self.input_seconds[index]),
-            compute_seconds=float(self.compute_seconds[index]),
-            wait_seconds=float(self.wait_seconds[index]),
-            comm_seconds=float(self.comm_seconds[index]),
-            push=self._push(index) if self.served else None,
-        )
-
-    def __iter__(self) -> Iterator[Iteration]:
-        return (self[index] for index in range(len(self)))
+    def __getitem__(self, index: slice) -> Self:
+        return replace(self, **{name: getattr(self, name)[index] for name in _COLUMNS})
 
     @property
     def rest_seconds(self) -> FloatArray:
-        """What the script did for itself: an iteration less its input, compute, waiting and communication."""
+        """The script's own time: the iteration less its input, compute, waiting and communication."""
         parts = self.input_seconds + self.compute_seconds + self.wait_seconds + self.comm_seconds
         return np.maximum(self.iteration_seconds - parts, 0.0)
 
-    def _push(self, index: int) -> PushRecord:
-        staleness, behind, lead = (float(each[index]) for each in (self.staleness, self.behind, self.lead))
-        return PushRecord(
-            staleness=None if np.isnan(staleness) else int(staleness),
-            behind=None if np.isnan(behind) else behind,
-            lead=None if np.isnan(lead) else int(lead),
-        )
+    @property
+    def parts(self) -> dict[Part, FloatArray]:
+        """The seconds of each part; each of shape [iterations]."""
+        return {
+            Part.INPUT: self.input_seconds,
+            Part.COMPUTE: self.compute_seconds,
+            Part.WAIT: self.wait_seconds,
+            Part.COMMUNICATION: self.comm_seconds,
+            Part.SCRIPT: self.rest_seconds,
+        }
+
+    @property
+    def own_parts(self) -> FloatArray:
+        """Seconds from the end of one synchronisation to the start of the next, shape [parts, iterations].
+
+        The parts are those of `evenstep.report.account.OWN`. All workers leave a synchronisation together, so the
+        others wait for the worker with the largest sum.
+        """
+        before = np.concatenate([[0.0], self.rest_seconds])[:-1]
+        return np.array([self.compute_seconds, self.input_seconds, before])
 
 
-COLUMNS: Final = tuple(field.name for field in fields(Iterations) if field.name != "served")
+_COLUMNS: Final = tuple(field.name for field in fields(Iterations))
 
 
 @final
 class IterationsBuilder:
-    """Takes a worker's events `iteration` one by one; with `keep`, only about so many of the latest are held.
+    """Takes a worker's events one by one; with `keep`, it holds only about that many of the latest.
 
     Attributes:
         count: The iterations taken so far.
         samples: Their samples.
     """
 
-    def __init__(self, *, served: bool, keep: int | None = None) -> None:
-        self._columns = tuple(array("d") for _ in COLUMNS)
-        self._served = served
+    def __init__(self, *, keep: int | None = None) -> None:
+        self._columns = tuple(array("d") for _ in _COLUMNS)
         self._keep = keep
         self.count = 0
         self.samples = 0
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Add one event, or nothing of it.
-
-        Raises:
-            KeyError: It lacks what every version has written.
-            TypeError, ValueError: Something in it is no number, or no basis.
-        """
-        report = event.get("report") or (0, 0, 0, 0)
+    def take(self, event: IterationDone) -> None:
+        """Add one event."""
+        report = event.report if len(event.report) > _REPORT_FIXED else (0, 0, 0, 0)
         row = (
-            event["iteration"],
-            event.get("at", _UNKNOWN),
-            event["samples"],
-            BASES.index(event.get("basis", "speed")),
-            event["iteration_seconds"],
-            event["input_seconds"],
-            event["compute_seconds"],
-            event["wait_seconds"],
-            event["comm_seconds"],
+            event.iteration,
+            _known(event.at),
+            event.samples,
+            BASES.index(event.basis),
+            event.iteration_seconds,
+            event.input_seconds,
+            event.compute_seconds,
+            event.wait_seconds,
+            event.comm_seconds,
             report[_REPORT_PACE] / 1e9 or _UNKNOWN,
             report[_REPORT_FIXED] / 1e9,
-            event.get("staleness", _UNKNOWN),
-            event.get("behind", _UNKNOWN),
-            event.get("lead", _UNKNOWN),
+            _known(event.staleness),
+            _known(event.behind),
+            _known(event.lead),
         )
-        numbers = array("d", row)
-        for column, value in zip(self._columns, numbers, strict=True):
+        for column, value in zip(self._columns, row, strict=True):
             column.append(value)
         self.count += 1
-        self.samples += event["samples"]
+        self.samples += event.samples
         if self._keep is not None and len(self._columns[0]) > 2 * self._keep:
             for column in self._columns:
                 del column[: -self._keep]
 
     def finish(self) -> Iterations:
-        """What has been taken, or what is held of it."""
-        columns = {name: np.array(each) for name, each in zip(COLUMNS, self._columns, strict=True)}
-        return Iterations(**columns, served=self._served)
+        """The iterations that are held."""
+        return Iterations(**{name: np.array(each) for name, each in zip(_COLUMNS, self._columns, strict=True)})
+
+
+def _known(value: float | None) -> float:
+    return _UNKNOWN if value is None else value
+
+
+def true_waits(iterations: Mapping[int, Iterations]) -> dict[int, Iterations]:
+    """The iterations of workers behind a barrier, with all the time that each waited for the latest as its waiting.
+
+    A worker records as waiting how much longer the slowest one *computed*, which is all that workers exchange. A worker
+    can also be late because of its input or its script, which the others record as communication. The events of all
+    workers together tell these apart; the sum of waiting and communication stays. Iterations that not all workers have
+    finished stay as they are; those before the first that all have recorded are left out.
+    """
+    start = max(float(done.numbers[0]) for done in iterations.values())
+    iterations = {worker: done[int(np.searchsorted(done.numbers, start)) :] for worker, done in iterations.items()}
+    length = min(len(done) for done in iterations.values())
+    if not length:
+        raise ConfigError("no iteration stands in the files of all workers: delete those of other runs or damaged ones")
+    own = {worker: done[:length].own_parts.sum(axis=0) for worker, done in iterations.items()}
+    latest = np.max(list(own.values()), axis=0)
+    return {worker: _with_waiting(done, latest - own[worker]) for worker, done in iterations.items()}
+
+
+def _with_waiting(done: Iterations, late: FloatArray) -> Iterations:
+    wait = done.wait_seconds.copy()
+    synchronised = done.wait_seconds + done.comm_seconds
+    wait[: len(late)] = np.minimum(late, synchronised[: len(late)])
+    return replace(done, wait_seconds=wait, comm_seconds=synchronised - wait)

@@ -1,4 +1,4 @@
-"""All the numbers of a report on a run: what its page shows, and what `evenstep report --json` prints."""
+"""All numbers of a report on a run, for its page and for `evenstep report --json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from typing import Any, final
 
 import numpy as np
 
-from evenstep.core.account import (
+from evenstep.report.account import (
+    Interval,
     Verdict,
     long_enough,
     served_long_enough,
@@ -15,13 +16,34 @@ from evenstep.core.account import (
     verdict_of,
 )
 from evenstep.report.accounts import account_of, served_workers
-from evenstep.report.clock import Times, times_of
-from evenstep.report.curves import Curve, curves_of
-from evenstep.report.gain import Gain, gain_of
-from evenstep.report.lanes import parts_of
-from evenstep.report.moves import Move, moves_of
 from evenstep.report.recorded import RecordedRun
 from evenstep.report.summary import RunSummary, summary_of
+from evenstep.report.timeline import Curve, Move, Times, curves_of, moves_of, times_of
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Throughputs in samples per second.
+
+    `measured` is the run's. `speed_up` is how many times as fast it was as with equal sizes, measured on its own
+    iterations with equal sizes; None if there are too few, and on servers. `ideal` is the sum of the workers' speeds at
+    their sizes: no worker waits, and only compute takes time.
+    """
+
+    measured: float
+    speed_up: Interval | None
+    ideal: float
+
+    @property
+    def equal(self) -> float | None:
+        """The throughput of equal sizes; None if unknown."""
+        return None if self.speed_up is None else self.measured / self.speed_up.estimate
+
+    @property
+    def of_ideal(self) -> float:
+        """The share of the ideal that was reached, 0 to 1."""
+        return self.measured / self.ideal
 
 
 @final
@@ -29,8 +51,8 @@ from evenstep.report.summary import RunSummary, summary_of
 class WorkerOverview:
     """One worker over the whole run; `parts` are shares of its time, by `Part`, that sum to 1.
 
-    `speed` is in samples per second of pure compute, `slowdown` its seconds per sample over the median of the
-    others' at equal sizes; None where that was not measured. Lead and staleness are None without servers.
+    `speed` is in samples per second of pure compute. `slowdown` is its seconds per sample over the median of the
+    others' at equal sizes, None if not measured. Lead and staleness are None without servers.
     """
 
     worker: int
@@ -49,7 +71,7 @@ class WorkerOverview:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOverview:
-    """A run and everything that is told of it; `name` is unique among the runs of a report."""
+    """A run and its numbers; `name` is unique among the runs of a report."""
 
     name: str
     run: RecordedRun
@@ -63,7 +85,7 @@ class RunOverview:
 
     @property
     def waiting_share(self) -> float:
-        """The part of all workers' time that was waiting, 0 to 1."""
+        """The share of all workers' time that was waiting, 0 to 1."""
         waited = sum(float(each.wait_seconds.sum()) for each in self.run.iterations.values())
         return waited / sum(float(each.iteration_seconds.sum()) for each in self.run.iterations.values())
 
@@ -80,21 +102,23 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
         workers = served_workers(run)
         judged, verdict, speed_up = served_long_enough(workers), served_verdict(workers), None
         slow = served_slowdowns(workers)
+    computing = [each for each in summary.workers if each.compute_seconds]
+    ideal = sum(each.samples / (each.compute_seconds * each.iterations) for each in computing)
     return RunOverview(
         name=name,
         run=run,
         times=times,
         summary=summary,
-        gain=gain_of(summary, speed_up),
+        gain=Gain(measured=summary.samples_per_second, speed_up=speed_up, ideal=ideal),
         verdict=verdict,
-        workers=tuple(_worker(run, worker, slow.get(worker) if judged else None) for worker in run.workers),
+        workers=_workers(run, summary, slow if judged else {}),
         moves=tuple(moves_of(run, times)),
         curves=tuple(curves_of(run, times)),
     )
 
 
 def compared(overviews: Sequence[RunOverview]) -> str:
-    """How fast several runs were beside the first of them, in one sentence."""
+    """How fast several runs were compared with the first, in one sentence."""
     first, *others = overviews
     ratios = [(each.name, each.gain.measured / first.gain.measured) for each in others]
     (name, ratio), *more = ratios
@@ -102,39 +126,37 @@ def compared(overviews: Sequence[RunOverview]) -> str:
     return "".join([text, *(f", {name} {ratio:.2f} times" for name, ratio in more), "."])
 
 
-def _worker(run: RecordedRun, worker: int, slowdown: float | None) -> WorkerOverview:
-    done = run.iterations[worker]
-    seconds = {part.value: float(each.sum()) for part, each in parts_of(done).items()}
-    whole = sum(seconds.values()) or 1.0
-    compute = float(done.compute_seconds.sum())
-    about = run.about.get(worker, {})
-    return WorkerOverview(
-        worker=worker,
-        place=" ".join(str(about[key]) for key in ("host", "gpu") if about.get(key)),
-        samples=int(done.samples.sum()),
-        iterations=len(done),
-        first_batch_size=run.plans[0][worker],
-        last_batch_size=run.plans[-1][worker],
-        speed=float(done.samples.sum()) / compute if compute else 0.0,
-        slowdown=slowdown,
-        parts={part: each / whole for part, each in seconds.items()},
-        largest_lead=None if run.servers is None else int(np.nan_to_num(done.lead).max()),
-        mean_staleness=None if run.servers is None else _mean(done.staleness),
-    )
-
-
-def _mean(values: Any) -> float:  # noqa: ANN401 - an array with NaN where nothing is known
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else 0.0
+def _workers(run: RecordedRun, summary: RunSummary, slow: Mapping[int, float]) -> tuple[WorkerOverview, ...]:
+    pushes = {} if summary.served is None else {each.worker: each for each in summary.served.pushes}
+    workers = []
+    for each in summary.workers:
+        done, about, pushed = run.iterations[each.worker], run.about[each.worker], pushes.get(each.worker)
+        seconds = {part.value: float(column.sum()) for part, column in done.parts.items()}
+        whole, compute = sum(seconds.values()) or 1.0, float(done.compute_seconds.sum())
+        worker = WorkerOverview(
+            worker=each.worker,
+            place=" ".join(name for name in (about.host, about.gpu) if name),
+            samples=int(done.samples.sum()),
+            iterations=len(done),
+            first_batch_size=each.first_batch_size,
+            last_batch_size=each.last_batch_size,
+            speed=float(done.samples.sum()) / compute if compute else 0.0,
+            slowdown=slow.get(each.worker),
+            parts={part: taken / whole for part, taken in seconds.items()},
+            largest_lead=None if pushed is None else pushed.largest_lead,
+            mean_staleness=None if pushed is None else pushed.mean_staleness,
+        )
+        workers.append(worker)
+    return tuple(workers)
 
 
 def _number(value: float) -> float | None:
-    """As JSON has it, which has no number for what is none."""
+    """The value for JSON, which has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
 def values_of(overview: RunOverview) -> dict[str, Any]:
-    """The numbers for machines: plain values that JSON can hold."""
+    """The numbers as plain values that JSON can hold."""
     gain, verdict = overview.gain, overview.verdict
     return {
         "name": overview.name,
@@ -162,8 +184,8 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
         "size_changes": [{name: getattr(each, name) for name in Move.__slots__} for each in overview.moves],
         "events": [
             {
-                "seconds": overview.times.since_begin(each.at, each.writer),
-                "event": each.kind,
+                "seconds": overview.times.since_begin(each.event.at, each.writer),
+                "event": each.event.kind,
                 "worker": each.worker,
                 "text": each.text,
             }

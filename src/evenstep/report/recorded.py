@@ -1,59 +1,109 @@
-"""The events of a run directory as values, worker by worker."""
+"""The events of a run directory as one value."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, Self, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.values import Basis
+from evenstep.core.supervision import Why
 from evenstep.report.happened import Happening, happening_of
-from evenstep.report.iterations import BASES, Iterations, IterationsBuilder
-from evenstep.report.lateness import true_waits
-from evenstep.report.served import ServerRecord
-from evenstep.report.told import Told
-from evenstep.telemetry import Role, read_events
+from evenstep.report.iterations import Iterations, IterationsBuilder, true_waits
+from evenstep.telemetry import ROLES, Event, read_events
+from evenstep.telemetry.events import (
+    Begun,
+    IterationDone,
+    Joined,
+    Left,
+    Noted,
+    Planned,
+    Run,
+    Tallied,
+    WorkerEvent,
+    WorkerFailed,
+)
 
 SERVER: Final = "server"
-"""The engine of a run on parameter servers, as the event `run` names it; an event that names none is of another."""
+"""The engine of a run on parameter servers, as the event `run` names it."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everybody's batch sizes, from this iteration of the worker that wrote it down, and why they are what they are."""
+class ServerRecord:
+    """What the servers did: `commits` and `bytes` of gradients that reached the first server.
 
-    iteration: int
-    batch_sizes: tuple[int, ...]
-    basis: Basis = "speed"
+    `samples` are those committed since the run started. `early` are workers that left by themselves, in the middle of a
+    pass or before a pass that others started.
+    """
+
+    commits: int
+    bytes: int
+    samples: int
+    attendance: tuple[Joined | Left, ...]
+    early: frozenset[int]
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event]) -> Self:
+        """From the events of `server-*.jsonl`."""
+        tallies: list[Tallied] = []
+        attendance: list[Joined | Left] = []
+        passes: dict[int, int] = {}
+        done: dict[int, bool] = {}  # Workers that are done, and whether they left in the middle of a pass.
+        joined = set()
+        for event in events:
+            if isinstance(event, Tallied):
+                tallies.append(event)
+            elif isinstance(event, Begun):
+                passes[event.worker] = event.number
+            elif isinstance(event, Joined):
+                joined.add(event.worker)
+                attendance.append(event)
+                done.pop(event.worker, None)
+            elif isinstance(event, Left) and event.worker in joined:
+                attendance.append(event)
+                done.pop(event.worker, None)
+                if event.why == Why.DONE:
+                    done[event.worker] = event.early
+        latest = max(passes.values(), default=-1)
+        return cls(
+            commits=sum(each.commits for each in tallies),
+            bytes=sum(each.bytes for each in tallies),
+            samples=tallies[-1].samples if tallies else 0,
+            attendance=tuple(attendance),
+            early=frozenset(worker for worker, early in done.items() if early or passes.get(worker, latest) < latest),
+        )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run: `iterations[worker]` in order; `plans` are everybody's decided batch sizes, each time that they changed.
+    """A run.
 
-    `servers` is what parameter servers wrote down; None for a run without any. On servers, workers take different
-    numbers of iterations. `told` is what the script noted down,
-    `happenings` what is worth a line each, `about[worker]` the event with which each began; `planned` are the plans
-    with the iterations from which they held. `failed` says of workers whose processes failed how they did.
+    Attributes:
+        iterations: By worker. On servers, workers have different numbers of iterations.
+        about: By worker, the event with which it started.
+        planned: Each change of all workers' batch sizes.
+        servers: What parameter servers recorded; None for a run without servers.
+        notes: What the script noted, worker after worker.
+        happenings: What deserves a line each.
+        failed: How workers' processes failed, by worker.
     """
 
     scheme: str
     global_batch_size: int
     iterations_per_epoch: int
     iterations: Mapping[int, Iterations]
-    plans: tuple[tuple[int, ...], ...]
-    servers: ServerRecord | None = None
-    planned: tuple[Plan, ...] = ()
-    told: Told = field(default_factory=Told)
-    happenings: tuple[Happening, ...] = ()
-    about: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    failed: Mapping[int, str] = field(default_factory=dict)
+    about: Mapping[int, Run]
+    planned: tuple[Planned, ...]
+    servers: ServerRecord | None
+    notes: tuple[Noted, ...]
+    happenings: tuple[Happening, ...]
+    failed: Mapping[int, str]
 
     @property
     def workers(self) -> list[int]:
-        """The workers that recorded anything, in the order of their ranks."""
+        """The workers that recorded anything, by rank."""
         return sorted(self.iterations)
 
     @property
@@ -62,125 +112,122 @@ class RecordedRun:
         return min(len(done) for done in self.iterations.values())
 
     @property
+    def counted(self) -> Mapping[int, Iterations]:
+        """The iterations that count: on servers all, otherwise those that every worker has finished."""
+        stop = self.length if self.servers is None else None
+        return {worker: self.iterations[worker][:stop] for worker in self.workers}
+
+    @property
+    def plans(self) -> list[Sequence[int]]:
+        """All workers' decided batch sizes, each time that they changed."""
+        return [each.batch_sizes for each in self.planned if each.basis != "comparison"]
+
+    @property
     def simulated(self) -> bool:
         """Whether its time was virtual."""
-        return any(about.get("simulated", False) for about in self.about.values())
+        return any(about.simulated for about in self.about.values())
 
     @property
     def emulated(self) -> bool:
         """Whether any of its workers had the speed of another device."""
-        return any(about.get("emulated", False) for about in self.about.values())
+        return any(about.emulated for about in self.about.values())
 
     @property
     def kind(self) -> str:
-        """What is said behind its name of what is not real about it; empty where all is."""
+        """What is not real about the run, to stand behind its name; empty for a real run."""
         if self.simulated:
             return " (simulated)"
         return " (emulated devices)" if self.emulated else ""
 
+    def wall_offset(self, writer: int | None) -> float:
+        """What to add to a worker's clock to get the wall clock; None: the clock of the servers and the launcher."""
+        return self.about[min(self.about) if writer is None else writer].wall_offset
+
 
 @final
 class RunBuilder:
-    """Takes the events of a run one by one, each worker's in their order, and says at any time what the run is.
+    """Takes the events of a run one by one, each writer's in their order, and makes the run of them at any time.
 
-    A worker that was started again into the same directory counts from its last start; on servers it went on with the
-    same run, and all of it counts. With `keep`, only about so many of each worker's latest iterations are held,
-    and nothing that was noted.
+    A worker that was restarted into the same directory counts from its last start; on servers it continued the same
+    run, and all of it counts. With `keep`, only about that many of each worker's latest iterations are held, and no
+    notes.
     """
 
     def __init__(self, *, keep: int | None = None) -> None:
         self._keep = keep
-        self._run: Mapping[str, Any] = {}
-        self._about: dict[int, Mapping[str, Any]] = {}
-        self._plans: dict[int, list[Plan]] = {}
+        self._about: dict[int, Run] = {}
+        self._plans: dict[int, list[Planned]] = defaultdict(list)
+        self._notes: dict[int, list[Noted]] = defaultdict(list)
         self._happenings: list[Happening] = []
         self._failed: dict[int, str] = {}
-        self._told: dict[int, list[Mapping[str, Any]]] = {}
-        self._server_events: list[Mapping[str, Any]] = []
+        self._server_events: list[Event] = []
         self.done: dict[int, IterationsBuilder] = {}
 
-    @property
-    def served(self) -> bool:
-        """Whether the run is on parameter servers."""
-        return self._run.get("engine") == SERVER
-
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Add an event of a worker.
-
-        Raises:
-            KeyError: It lacks what every version has written.
-            TypeError, ValueError: It is damaged.
-        """
-        kind = event["event"]
-        worker = event.get("worker", self._run.get("worker"))
-        if kind == "run":
-            self._begin(event)
-        elif worker not in self.done:
-            return
-        elif kind == "iteration":
-            self.done[worker].take(event)
-        elif kind == "plan":
-            self._plan(worker, event)
-        elif kind == "note":
-            _require_numbers(event, "iteration", "at", "samples")
-            _require_numbers(event["values"], *(name for name, value in event["values"].items() if value is not None))
-            if self._keep is None:
-                self._told[worker].append(event)
-        self._happen(event, worker)
-
-    def take_server(self, event: Mapping[str, Any]) -> None:
-        """Add an event of a server.
-
-        Raises:
-            KeyError, TypeError, ValueError: As `take`.
-        """
-        if event["event"] in _COUNTED:
-            _require_numbers(event, *_COUNTED[event["event"]])
+    def take(self, event: Event) -> None:
+        """Add an event."""
+        if isinstance(event, WorkerEvent):
+            if isinstance(event, Run):
+                self._start(event)
+            elif event.worker not in self.done:
+                return
+            self._take_of_worker(event)
+        elif isinstance(event, Tallied | Begun | Joined | Left):
             self._server_events.append(event)
-        self._happen(event)
+        elif isinstance(event, WorkerFailed):
+            self._failed[event.worker] = event.how
+        happening = happening_of(event)
+        if happening is not None:
+            self._happenings.append(happening)
 
-    def take_launcher(self, event: Mapping[str, Any]) -> None:
-        """Add an event of the launcher."""
-        if event["event"] == "worker_failed":
-            self._failed[event["worker"]] = event["how"]
-        self._happen(event)
+    def _start(self, event: Run) -> None:
+        worker = event.worker
+        self._about[worker] = event
+        if event.engine != SERVER or worker not in self.done:
+            self.done[worker] = IterationsBuilder(keep=self._keep)
+            self._plans[worker], self._notes[worker] = [], []
+
+    def _take_of_worker(self, event: WorkerEvent) -> None:
+        if isinstance(event, IterationDone):
+            self.done[event.worker].take(event)
+        elif isinstance(event, Planned):
+            plans = self._plans[event.worker]
+            plans.append(event)
+            if self._keep is not None and len(plans) > 2 * self._keep:
+                del plans[1 : -self._keep]
+        elif isinstance(event, Noted) and self._keep is None:
+            self._notes[event.worker].append(event)
 
     def finish(self) -> RecordedRun:
-        """The run as far as it has been told.
+        """The run so far.
 
         Raises:
-            ConfigError: No worker has finished an iteration.
+            ConfigError: No worker has finished an iteration, or behind a barrier no iteration is in all files.
         """
-        # Files are read one after the other, so the newest start is not the last one that was read.
-        newest = max(self._about.values(), key=lambda about: about.get("unix_seconds", 0.0), default={})
-        served = newest.get("engine") == SERVER
         iterations = {worker: each.finish() for worker, each in self.done.items() if each.count}
-        iterations = {worker: done for worker, done in iterations.items() if self._is_of(newest, worker, done)}
-        if not iterations:
+        # Files are read one after the other, so the newest start is not the last one that was read.
+        newest = max(self._about.values(), key=lambda about: about.unix_seconds or 0.0, default=None)
+        if newest is not None:
+            iterations = {worker: done for worker, done in iterations.items() if self._is_of(newest, worker, done)}
+        if newest is None or not iterations:
             raise ConfigError("no worker has finished an iteration yet: there is nothing to report")
-        missing = [name for name in ("scheme", "global_batch_size", "iterations_per_epoch") if name not in newest]
-        if missing:
-            raise ConfigError(f"an event 'run' has no {missing[0]!r}: it was written by another version of evenstep")
-        planned = self._planned(iterations)
-        decided = [plan for plan in planned if plan.basis != "comparison"]
+        served = newest.engine == SERVER
         return RecordedRun(
-            scheme=newest["scheme"],
-            global_batch_size=newest["global_batch_size"],
-            iterations_per_epoch=newest["iterations_per_epoch"],
+            scheme=newest.scheme,
+            global_batch_size=newest.global_batch_size,
+            iterations_per_epoch=newest.iterations_per_epoch,
             iterations=iterations if served else true_waits(iterations),
-            plans=tuple(plan.batch_sizes for plan in decided),
+            about=dict(self._about),
+            planned=self._planned(iterations),
             servers=ServerRecord.from_events(self._server_events) if served else None,
-            planned=planned,
-            told=Told.from_events(self._told),
+            notes=tuple(note for notes in self._notes.values() for note in notes),
             happenings=tuple(self._happenings),
             failed=dict(self._failed),
-            about=dict(self._about),
         )
 
-    def _planned(self, iterations: Mapping[int, Iterations]) -> tuple[Plan, ...]:
-        """The plans that a worker wrote down, on servers the first that lived until it was told any.
+    def _planned(self, iterations: Mapping[int, Iterations]) -> tuple[Planned, ...]:
+        """The plans that a worker recorded, on servers the first worker that lived until it got any.
 
-        Without any that says a size for each worker there is one, of what each computed on first.
+        Without a plan that has a size for each worker there is one, of each worker's first batch.
         """
         count = max(iterations) + 1
         for worker in sorted(iterations):
@@ -188,118 +235,39 @@ class RunBuilder:
             if plans:
                 return plans
         first = {worker: int(done.samples[0]) for worker, done in iterations.items()}
-        return (Plan(iteration=0, batch_sizes=tuple(first.get(worker, 0) for worker in range(count))),)
+        return (Planned(worker=min(first), batch_sizes=[first.get(worker, 0) for worker in range(count)]),)
 
-    def _is_of(self, newest: Mapping[str, Any], worker: int, done: Iterations) -> bool:
-        """Whether these iterations are of the newest start, which may be one of fewer workers.
+    def _is_of(self, newest: Run, worker: int, done: Iterations) -> bool:
+        """Whether these iterations are of the newest start, which may have fewer workers.
 
-        Behind a barrier all begin an iteration after all have started; on servers everyone starts for themselves.
+        Behind a barrier all workers start before the first iteration; on servers each starts by itself.
         """
-        if worker >= newest.get("workers", worker + 1):
+        if newest.workers and worker >= newest.workers:
             return False
         about = self._about[worker]
-        if about is newest or newest.get("engine") == SERVER or "unix_seconds" not in newest:
+        if about is newest or newest.engine == SERVER or newest.unix_seconds is None:
             return True
-        ended = done.began[-1] + done.iteration_seconds[-1] + wall_offset(about)
-        return not ended < newest["unix_seconds"]  # Where it is not known, it is taken to be.
-
-    def _plan(self, worker: int, event: Mapping[str, Any]) -> None:
-        plans = self._plans[worker]
-        basis = BASES[BASES.index(event.get("basis", "speed"))]
-        plan = Plan(iteration=event.get("iteration", 0), batch_sizes=tuple(event["batch_sizes"]), basis=basis)
-        plans.append(plan)
-        if self._keep is not None and len(plans) > 2 * self._keep:
-            del plans[1 : -self._keep]
-
-    def _begin(self, event: Mapping[str, Any]) -> None:
-        worker = event["worker"]
-        _require_numbers(event, "worker", *(name for name in _RUN_NUMBERS if name in event))
-        self._run = event
-        self._about[worker] = event
-        if not self.served or worker not in self.done:
-            self.done[worker] = IterationsBuilder(served=self.served, keep=self._keep)
-            self._plans[worker], self._told[worker] = [], []
-
-    def _happen(self, event: Mapping[str, Any], writer: int | None = None) -> None:
-        happening = happening_of(event, writer=writer)
-        if happening is not None:
-            self._happenings.append(happening)
+        ended = done.began[-1] + done.iteration_seconds[-1] + about.wall_offset
+        return not ended < newest.unix_seconds  # Unknown times count.
 
 
-def wall_offset(about: Mapping[str, Any]) -> float:
-    """What to add to a worker's clock to have the wall clock's seconds, from the event with which it began.
-
-    0 where that does not say, as in a simulation, whose workers share one clock.
-    """
-    if "unix_seconds" not in about or "at" not in about:
-        return 0.0
-    return float(about["unix_seconds"] - about["at"])
-
-
-_RUN_NUMBERS: Final = ("global_batch_size", "iterations_per_epoch", "workers", "at", "unix_seconds")
-_COUNTED: Final = {
-    "tally": ("commits", "bytes", "samples"),
-    "begin": ("worker", "number"),
-    "join": ("worker", "at"),
-    "leave": ("worker", "at"),
-}
-"""What is needed of the events of servers that are kept, and which numbers of them."""
-
-
-def _require_numbers(event: Mapping[str, Any], *names: str) -> None:
-    """Check now what will be used later, so that it can be said which event is damaged.
-
-    Raises:
-        KeyError: One is missing.
-        TypeError: One is no number.
-    """
-    for name in names:
-        if not isinstance(event[name], int | float):
-            raise TypeError(f"{name!r} is no number")
-
-
-def recorded_run(
-    events: Iterable[Mapping[str, Any]],
-    server_events: Iterable[Mapping[str, Any]] = (),
-    launcher_events: Iterable[Mapping[str, Any]] = (),
-) -> RecordedRun:
-    """The run that these events tell of, in the order in which `telemetry.read_events` gives them.
+def recorded_run(*events: Iterable[Event]) -> RecordedRun:
+    """The run of these events, in the order in which `telemetry.read_events` gives them.
 
     Raises:
         ConfigError: No worker has finished an iteration.
     """
     builder = RunBuilder()
-    for event in events:
-        builder.take(event)
-    for event in server_events:
-        builder.take_server(event)
-    for event in launcher_events:
-        builder.take_launcher(event)
+    for some in events:
+        for event in some:
+            builder.take(event)
     return builder.finish()
 
 
 def read_run(run_dir: Path, *, progress: Callable[[int], None] | None = None) -> RecordedRun:
-    """The run that left its events in this directory; `progress` is told now and then how many bytes more were read.
+    """The run in this directory; `progress` is called now and then with how many more bytes were read.
 
     Raises:
-        ConfigError: There are none, they are damaged, or no worker has finished an iteration.
+        ConfigError: There are no events, they are damaged, or no worker has finished an iteration.
     """
-    builder = RunBuilder()
-    takers: tuple[tuple[Role, Callable[[Mapping[str, Any]], None]], ...] = (
-        ("worker", builder.take),
-        ("server", builder.take_server),
-        ("launcher", builder.take_launcher),
-    )
-    for role, take in takers:
-        for event in read_events(run_dir, role=role, progress=progress):
-            try:
-                take(event)
-            except KeyError as error:
-                raise ConfigError(
-                    f"an event in {run_dir} has no {error}: it was written by another version of evenstep, use that one"
-                ) from error
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"an event {event['event']!r} in {run_dir} is damaged ({error}): delete its line or mend it"
-                ) from error
-    return builder.finish()
+    return recorded_run(*(read_events(run_dir, role=role, progress=progress) for role in ROLES))

@@ -1,21 +1,22 @@
 """A run in a few numbers."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from evenstep.report.iterations import Iterations
-from evenstep.report.recorded import RecordedRun, read_run
-from evenstep.report.served import ServedSummary, ServerRecord, summary_of_pushes
+import numpy as np
+
+from evenstep.report.iterations import FloatArray, Iterations
+from evenstep.report.recorded import RecordedRun, ServerRecord, read_run
+from evenstep.telemetry.events import Left
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
-    """One worker; the seconds are those of its average iteration, the samples and iterations those of the whole run.
+    """One worker: `samples` and `iterations` of the whole run, seconds of its average iteration.
 
-    `waiting_share` is the part of all its iterations that it waited for slower workers, 0 to 1.
+    `waiting_share` is the share of its time that it waited for slower workers, 0 to 1.
     """
 
     worker: int
@@ -31,13 +32,56 @@ class WorkerSummary:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """A run. `training_seconds` sums up the iterations: neither start-up nor what lies between epochs is in it.
+class PushSummary:
+    """One worker's pushes: staleness in versions, `behind` in global batches, and its largest lead in iterations.
 
-    Behind a barrier they are the first worker's, as in the summary at the end of the run. `iterations` are those that
-    every worker has finished. On servers workers take different numbers of them: it is the
-    most that any has taken, `training_seconds` is the longest that any has spent, and `served` says the rest; it is
-    None without servers.
+    `committed` pushes are those of which any sample was committed; without any, staleness is 0.
+    """
+
+    worker: int
+    committed: int
+    mean_staleness: float
+    largest_staleness: int
+    mean_behind: float
+    largest_behind: float
+    largest_lead: int
+    total_wait_seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """A worker that left."""
+
+    worker: int
+    why: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSummary:
+    """What the servers did, and how stale the pushes were.
+
+    `bytes_per_second` are gradients that reached the first server. Rates are over the `training_seconds` of the run.
+    All are 0 if the servers' events are not in the run directory.
+    """
+
+    pushes: tuple[PushSummary, ...]
+    commits: int
+    commits_per_second: float
+    bytes_per_second: float
+    samples_committed: int
+    joins: int
+    leaves: tuple[Leave, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run. `training_seconds` is the sum of its iterations, without its start and without what lies between epochs.
+
+    Behind a barrier the seconds are the first worker's, and `iterations` those that every worker has finished. On
+    servers, where workers take different numbers of iterations, both are the most of any worker, and `served` has more.
     """
 
     scheme: str
@@ -50,67 +94,78 @@ class RunSummary:
 
     @property
     def iteration_seconds(self) -> float:
-        """The average iteration, of the worker whose are the longest."""
+        """The average iteration of the worker that takes longest."""
         return max(each.iteration_seconds for each in self.workers)
 
 
 def summarise(run_dir: Path) -> RunSummary:
-    """The summary of the run that left its events in this directory.
+    """The summary of the run in this directory.
 
     Raises:
-        ConfigError: There are none, they are damaged, or no worker has finished an iteration.
+        ConfigError: There are no events, they are damaged, or no worker has finished an iteration.
     """
     return summary_of(read_run(run_dir))
 
 
 def summary_of(run: RecordedRun) -> RunSummary:
     """The summary of a run, over the iterations that every worker has finished, or on servers over all."""
-    if run.servers is None:
-        counted = {worker: run.iterations[worker][: run.length] for worker in run.workers}
-        training_seconds = _seconds(counted[run.workers[0]])
-    else:
-        counted = {worker: run.iterations[worker] for worker in run.workers}
-        training_seconds = max(_seconds(done) for done in counted.values())
+    counted, plans = run.counted, run.plans
+    seconds = [float(done.iteration_seconds.sum()) for done in counted.values()]
+    training_seconds = seconds[0] if run.servers is None else max(seconds)
     return RunSummary(
         scheme=run.scheme,
         global_batch_size=run.global_batch_size,
         iterations=max(len(done) for done in counted.values()),
         training_seconds=training_seconds,
         samples_per_second=sum(int(done.samples.sum()) for done in counted.values()) / training_seconds,
-        workers=tuple(_worker(run, worker, done) for worker, done in counted.items()),
-        served=None if run.servers is None else _served(counted, run.servers, training_seconds),
+        workers=tuple(_worker(worker, done, plans[0][worker], plans[-1][worker]) for worker, done in counted.items()),
+        served=None if run.servers is None else _served(run, run.servers, training_seconds),
     )
 
 
-def _seconds(done: Iterations) -> float:
-    return float(done.iteration_seconds.sum())
-
-
-def _waited(done: Iterations) -> float:
-    return float(done.wait_seconds.sum())
-
-
-def _worker(run: RecordedRun, worker: int, done: Iterations) -> WorkerSummary:
+def _worker(worker: int, done: Iterations, first_batch_size: int, last_batch_size: int) -> WorkerSummary:
+    seconds, waited = float(done.iteration_seconds.sum()), float(done.wait_seconds.sum())
     return WorkerSummary(
         worker=worker,
         samples=int(done.samples.sum()),
         iterations=len(done),
-        first_batch_size=run.plans[0][worker],
-        last_batch_size=run.plans[-1][worker],
-        iteration_seconds=_seconds(done) / len(done),
+        first_batch_size=first_batch_size,
+        last_batch_size=last_batch_size,
+        iteration_seconds=seconds / len(done),
         compute_seconds=float(done.compute_seconds.sum()) / len(done),
-        wait_seconds=_waited(done) / len(done),
-        waiting_share=_waited(done) / _seconds(done),
+        wait_seconds=waited / len(done),
+        waiting_share=waited / seconds,
     )
 
 
-def _served(
-    counted: Mapping[int, Iterations],
-    servers: ServerRecord,
-    training_seconds: float,
-) -> ServedSummary:
-    pushes = tuple(
-        summary_of_pushes(worker, [each.push for each in done if each.push is not None], _waited(done))
-        for worker, done in counted.items()
+def _served(run: RecordedRun, servers: ServerRecord, training_seconds: float) -> ServedSummary:
+    leaves = [each for each in servers.attendance if isinstance(each, Left)]
+    return ServedSummary(
+        pushes=tuple(_pushes(worker, done) for worker, done in run.counted.items()),
+        commits=servers.commits,
+        commits_per_second=servers.commits / training_seconds,
+        bytes_per_second=servers.bytes / training_seconds,
+        samples_committed=servers.samples,
+        joins=len(servers.attendance) - len(leaves),
+        leaves=tuple(Leave(worker=each.worker, why=each.why) for each in leaves),
     )
-    return ServedSummary.of(pushes, servers, training_seconds)
+
+
+def _pushes(worker: int, done: Iterations) -> PushSummary:
+    staleness, behind, lead = (_known(each) for each in (done.staleness, done.behind, done.lead))
+    return PushSummary(
+        worker=worker,
+        committed=int(np.isfinite(done.staleness).sum()),
+        mean_staleness=float(staleness.mean()),
+        largest_staleness=int(staleness.max()),
+        mean_behind=float(behind.mean()),
+        largest_behind=float(behind.max()),
+        largest_lead=int(lead.max()),
+        total_wait_seconds=float(done.wait_seconds.sum()),
+    )
+
+
+def _known(values: FloatArray) -> FloatArray:
+    """The values that are known, or a zero."""
+    known = values[np.isfinite(values)]
+    return known if len(known) else np.zeros(1)

@@ -2,9 +2,17 @@
 
 from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped, placed
-from evenstep.schemes.parse import DEFAULT, parse_scheme
-from evenstep.schemes.recipe import RECIPES
-from evenstep.schemes.scheme import Scheme, Served
+from evenstep.schemes.recipe import (
+    DEFAULT,
+    RECIPES,
+    import_recipes,
+    parse_scheme,
+    recipe,
+    recipe_modules,
+    recipe_named,
+    sizes_of,
+)
+from evenstep.schemes.scheme import Scheme, Served, ServerOptions
 from evenstep.schemes.served import asp, dssp, ssp
 
 __all__ = [
@@ -12,16 +20,22 @@ __all__ = [
     "RECIPES",
     "Scheme",
     "Served",
+    "ServerOptions",
     "asp",
     "bsp",
     "dbs",
     "dssp",
     "group_servers",
     "grouped",
+    "import_recipes",
     "lb_bsp",
     "local_sgd",
     "parse_scheme",
     "placed",
+    "recipe",
+    "recipe_modules",
+    "recipe_named",
+    "sizes_of",
     "ssp",
     "static",
 ]

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive, by_host
+from evenstep.core.load.equal import Equal
 from evenstep.core.shown import shown
 from evenstep.core.sync import Grouped
-from evenstep.schemes.recipe import recipe
-from evenstep.schemes.scheme import Scheme, Served, one_of
-from evenstep.schemes.spelling import sizes_of, spelled
+from evenstep.schemes.recipe import recipe, scheme_within, sizes_of
+from evenstep.schemes.scheme import Clip, Nonfinite, OptimizerName, PushTo, Rate, Scheme, Served, ServerCount, one_of
 
 _MAX_RANKS: Final = 2**16
 """In a row, which is more than any run has."""
@@ -20,77 +20,67 @@ _MAX_DIGITS: Final = 15
 @recipe
 def grouped(
     *,
-    groups: int | str = "progressive",
-    by: Literal["rank", "speed"] = "rank",
-    behind: float | None = None,
-    inside: Scheme | str = "bsp",
-    across: Scheme | str = "asp",
-    rate: str = "share",
-    clip: float | None = None,
-    nonfinite: Literal["skip", "refuse"] = "skip",
-    servers: int = 1,
-    push_to: Literal["group", "root"] = "group",
+    groups: Annotated[
+        int | str,
+        "`progressive`: one group while no worker is slow, more while each is worth it. A number of groups. `hosts`:"
+        " the workers of each host. Or the ranks of each group, such as `0-3/4+6/5+7`.",
+    ] = "progressive",
+    by: Annotated[
+        Literal["rank", "speed"],
+        "Who is in a number of groups: neighbours by `rank`, or workers of like `speed`, regrouped as speeds change.",
+    ] = "rank",
+    behind: Annotated[
+        float | None,
+        "Of `progressive`: no group may miss more global batches than this in one of its iterations (10).",
+    ] = None,
+    inside: Annotated[
+        Scheme | str, "The scheme by whose sizes a group shares out its part of the global batch, as `load` of `asp`."
+    ] = "bsp",
+    across: Annotated[
+        Scheme | str,
+        "The scheme by which groups wait for each other: `asp`, `ssp`, `dssp` or `bsp`. In a scheme string, its own"
+        " parameters follow a colon and are separated by semicolons: `grouped:groups=4,across=dssp:lower=2;upper=8`.",
+    ] = "asp",
+    rate: Rate = "share",
+    clip: Clip = None,
+    nonfinite: Nonfinite = "skip",
+    servers: ServerCount = 1,
+    optimizer: OptimizerName = None,
+    push_to: PushTo = "group",
 ) -> Scheme:
     """Grouped parameter servers: a barrier inside each group, and the groups run ahead of each other.
 
     Source: Basu, Saxena, Panja and Verma, "Balancing Stragglers Against Staleness in Distributed Deep Learning", HiPC
-    2018. Parts: the sizes of `inside`, the bound of `across`, and groups. One group is synchronous training, as many as
-    workers are `across` itself; between the two less waiting is paid for with staleness. The paper says neither who is
-    in which group nor when their number changes (`evenstep.core.groups` does), nor at which rate a group's gradient
+    2018. Parts: the sizes of `inside`, the bound of `across`, and groups. One group is synchronous training; one for
+    each worker is `across` itself; between the two, less waiting is paid for with staleness. The paper says neither who
+    is in which group nor when their number changes (`evenstep.core.groups` does), nor at which rate a group's gradient
     enters: here by its share of the global batch, as any push (see `asp`).
 
-    When to use it: a few workers are much slower than the others, or hosts are far apart. When not: speeds that stay
-    unequal and that sizes can even out (`lb_bsp`).
-
-    Args:
-        groups: `progressive`: one group as long as nobody is slow, more while each is worth it. A number of groups.
-            `hosts`: the workers of each host. Or the ranks of each, such as `0-3/4+6/5+7`.
-        by: Who is in a number of groups: neighbours by `rank`, or workers of similar `speed`, formed anew when speeds
-            have moved.
-        behind: Of `progressive`: no group may miss more global batches than this in one of its iterations (10).
-        inside: The scheme whose sizes a group's part of the global batch is shared out by: `bsp` (equal), `lb-bsp`,
-            `dbs`, or one that a recipe made.
-        across: The scheme by which groups wait for each other: `asp`, `ssp`, `dssp` or `bsp`. In a scheme string its
-            own parameters stand behind a colon, with semicolons: `grouped:groups=4,across=dssp:lower=2;upper=8`.
-        rate: As in `asp`, of a group's gradient.
-        clip: The largest norm of a group's gradient, as in `asp`; on one server.
-        nonfinite: `skip` or `refuse`, as in `asp`.
-        servers: Server processes, each with a part of the parameters.
-        push_to: `group`: where `servers` is 1 and groups stay as they are, the workers of a group that are all on one
-            host, another than worker 0's, push to a server of their group there. It passes on one gradient for all, and
-            brings weights once, so that heavy traffic stays off the network. `root`: each worker for itself.
+    When to use it: a few workers are much slower than the others, or hosts are far apart. When not: lasting differences
+    of speed that sizes can even out (`lb_bsp`).
     """
     one_of("by", by, ("rank", "speed"))
     sizes, between = _inside(inside), _across(across)
-    said = {"rate": rate, "clip": clip, "nonfinite": nonfinite, "servers": servers, "push_to": push_to}
-    who = {"groups": groups, "by": by, "behind": behind}
-    name = spelled("grouped", grouped, {**who, "inside": sizes, "across": between, **said})
     return Scheme(
-        name=name,
         load=sizes.load,
         sync=Grouped(grouping=_grouping(str(groups), by, behind), across=between.sync),
-        served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, push_to=push_to),
+        served=Served(servers=servers, rate=rate, clip=clip, nonfinite=nonfinite, push_to=push_to, optimizer=optimizer),
     )
 
 
 def _inside(inside: Scheme | str) -> Scheme:
-    from evenstep.schemes.parse import parse_scheme
-
-    if isinstance(inside, str):
-        inside = parse_scheme(inside.replace(";", ","))
+    scheme = scheme_within(inside)
     try:
-        return sizes_of("grouped", inside)
+        return sizes_of("grouped", scheme)
     except ConfigError as error:
         raise ConfigError(
-            f"inside a group is a barrier, and {str(inside)!r} says more than its sizes: use bsp, lb-bsp or dbs"
+            f"inside a group is a barrier, and {str(scheme)!r} says more than its sizes: use bsp, lb-bsp or dbs"
         ) from error
 
 
 def _across(across: Scheme | str) -> Scheme:
-    from evenstep.schemes.parse import parse_scheme
-
-    scheme = parse_scheme(across.replace(";", ",")) if isinstance(across, str) else across
-    plain = scheme.served in (None, Served()) and scheme.load == parse_scheme("bsp").load and scheme.period is None
+    scheme = scheme_within(across)
+    plain = scheme.served in (None, Served()) and scheme.load == Equal() and scheme.period is None
     if not plain or isinstance(scheme.sync, Grouped):
         raise ConfigError(
             f"groups wait for each other as under bsp, asp, ssp or dssp, and {scheme.name!r} says more than that: leave"

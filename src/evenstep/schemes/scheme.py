@@ -2,46 +2,80 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final, Literal, final
+from typing import Annotated, Final, Literal, TypeAlias, TypedDict, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.checked import load_policy
 from evenstep.core.load.compared import ComparedPolicy
 from evenstep.core.samples import WEIGHTINGS
+from evenstep.core.shown import shown
 from evenstep.core.sync import Barrier, Sync
 from evenstep.core.sync.rate import RATES
 
 MAX_SERVERS: Final = 128
-"""Of one run; they are processes of one host."""
+"""Of one run, all on one host."""
+
+
+Rate: TypeAlias = Annotated[
+    str,
+    "How the learning rate and the momentum of a push follow from its share of the global batch and its staleness:"
+    " `share`, or `raw` to leave them as they are, as papers do, which diverges with many workers.",
+]
+Clip: TypeAlias = Annotated[
+    float | None,
+    "The largest norm of a push's gradient over all parameters; a larger one is scaled down. `clip_grad_norm_` in the"
+    " script would only see this worker's part of the batch.",
+]
+Nonfinite: TypeAlias = Annotated[
+    Literal["skip", "refuse"],
+    "`skip` leaves out a push with a NaN or an infinity and counts it; `refuse` ends its worker with an error.",
+]
+PushExchange: TypeAlias = Annotated[
+    Literal["blocking", "overlapped"],
+    "`blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration meanwhile, on"
+    " weights that lack one more of the worker's own pushes.",
+]
+ServerCount: TypeAlias = Annotated[int, "Server processes, 1 to 128, each with a part of the parameters."]
+OptimizerName: TypeAlias = Annotated[
+    str | None,
+    "An element-wise optimizer class that the servers may run beside those of `torch.optim`, as `my_module:MyClass`.",
+]
+PushTo: TypeAlias = Annotated[
+    Literal["root", "group"],
+    "`root`: every worker pushes to the servers that hold the parameters. `group`: if `servers` is 1 and groups stay as"
+    " they are, the workers of a group that are all on one host, other than worker 0's, push to a server of their group"
+    " there, which passes on one gradient for all and fetches weights once.",
+]
+
+
+class ServerOptions(TypedDict, total=False):
+    """The options of `Served` that every asynchronous recipe takes."""
+
+    rate: Rate
+    clip: Clip
+    nonfinite: Nonfinite
+    exchange: PushExchange
+    servers: ServerCount
+    optimizer: OptimizerName
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is to be said of a run on parameter servers beside its scheme's answers.
-
-    Attributes:
-        servers: Server processes, each with a part of the parameters.
-        rate: How the learning rate and the momentum of a commit follow from its share of the global batch: a name of
-            `evenstep.core.sync.rate.RATES`.
-        clip: The largest norm of a commit's gradient over all parameters; a larger one is scaled down. None: any.
-        nonfinite: What becomes of a push that holds a NaN or an infinity: `skip` leaves it out and counts it, `refuse`
-            ends its worker with an error.
-        exchange: `blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration
-            on the weights at hand meanwhile, so on weights that lack one more of its own pushes.
-        push_to: `root`: every worker to the servers that hold the parameters. `group`: workers of other hosts than
-            theirs to a server of their group, which passes on one gradient for all.
+    """The options of a run on parameter servers, besides its scheme's answers; the annotations say what each means.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
-    servers: int = 1
-    rate: str = "share"
-    clip: float | None = None
-    nonfinite: Literal["skip", "refuse"] = "skip"
-    exchange: Literal["blocking", "overlapped"] = "blocking"
-    push_to: Literal["root", "group"] = "root"
+    servers: ServerCount = 1
+    rate: Rate = "share"
+    clip: Clip = None
+    nonfinite: Nonfinite = "skip"
+    exchange: PushExchange = "blocking"
+    push_to: PushTo = "root"
+    optimizer: OptimizerName = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= MAX_SERVERS:
@@ -50,35 +84,42 @@ class Served:
         one_of("nonfinite", self.nonfinite, ("skip", "refuse"))
         one_of("exchange", self.exchange, ("blocking", "overlapped"))
         one_of("push_to", self.push_to, ("root", "group"))
+        if self.optimizer is not None and not all(self.optimizer.partition(":")):
+            raise ConfigError(f"the optimizer {shown(self.optimizer)} cannot be found: write my_module:MyClass")
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ConfigError(f"a gradient's norm cannot be clipped to {self.clip}: use a positive number")
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The optimizers that servers may run beside those of `torch.optim`."""
+        return () if self.optimizer is None else (self.optimizer,)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """One answer to each question: *how much* (`load`) and *how far ahead* (`sync`), everyone with everyone.
+    """One answer to each question: *how much* (`load`) and *how far ahead* and *with whom* (`sync`).
 
     Attributes:
-        name: The scheme string that makes the same scheme.
+        name: The scheme string that makes the same scheme; recipes set it.
         load: How much each worker computes before the next synchronisation.
         sync: How far ahead a worker may run before it waits for the others.
-        served: The run's parameter servers; None where workers sum gradients among themselves, behind a barrier.
-        period: None: gradients are summed in every iteration. A number: each worker trains alone for so many
+        served: The options of the parameter servers; None if workers sum gradients among themselves, behind a barrier.
+        period: None: gradients are summed in every iteration. A number: each worker trains alone for that many
             iterations, then the parameters are averaged.
-        weighting: `samples`: a worker counts by its samples, x_i / X, which is the mathematics of one process; `mean`:
-            all workers count alike, whatever their sizes.
-        exchange: When the workers tell each other their speeds: `overlapped` with the communication of the gradients,
-            or `blocking`, after it, when every worker's waiting is over.
-        micro_batch: The fixed shape of what a worker computes on at once, in samples; its size is a number of these.
-            None: its whole batch at once.
-        compare: Whether a few iterations have equal sizes, so that what other sizes gain is measured; without servers.
+        weighting: `samples`: a worker counts by its samples, x_i / X, as in one process; `mean`: all workers count
+            alike, whatever their sizes.
+        exchange: When the workers exchange their speeds: `overlapped` with the communication of the gradients, or
+            `blocking`, after it.
+        micro_batch: The number of samples that a worker computes on at once; its size is a multiple of this. None: its
+            whole batch at once.
+        compare: Whether a few iterations have equal sizes, so that the gain of other sizes is measured; not on servers.
 
     Raises:
         ConfigError: The parts do not go together.
     """
 
-    name: str
+    name: str = "custom"
     load: Load
     sync: Sync = field(default_factory=Barrier)
     served: Served | None = None
@@ -89,6 +130,12 @@ class Scheme:
     compare: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.load, Load):
+            raise ConfigError(f"the load of a scheme cannot be {shown(self.load)}: derive its class from evenstep.Load")
+        if not callable(getattr(self.sync, "policy", None)):
+            raise ConfigError(
+                f"the sync of a scheme cannot be {shown(self.sync)}: give an object like evenstep.core.sync.Bounded()"
+            )
         one_of("weighting", self.weighting, WEIGHTINGS)
         one_of("exchange", self.exchange, ("overlapped", "blocking"))
         if self.period is not None:
@@ -106,7 +153,6 @@ class Scheme:
             )
 
     def _require_local(self) -> None:
-        """What does not go together with workers that train alone between two averages."""
         if self.period is not None and self.period < 1:
             raise ConfigError(f"a period of {self.period} iterations is not possible: use 1 or more")
         if self.micro_batch is not None:
@@ -118,14 +164,13 @@ class Scheme:
             raise ConfigError("local_sgd exchanges speeds with its averages: leave out exchange")
 
     def _require_servable(self, served: Served) -> None:
-        """What does not go together on parameter servers."""
         if self.period is not None or self.micro_batch is not None or self.exchange != "overlapped":
             raise ConfigError(
-                f"the servers of {self.name!r} take a push from every batch and its speed with it: leave out period,"
-                " micro_batch and the exchange of speeds"
+                "parameter servers take a push from every batch and its speed with it: leave out period, micro_batch"
+                " and the exchange of speeds"
             )
         if self.weighting != "samples":
-            raise ConfigError(f"the servers of {self.name!r} weigh by samples: leave out weighting")
+            raise ConfigError("parameter servers weigh by samples: leave out weighting")
         if self.sync.in_step and served.exchange == "overlapped":
             raise ConfigError(
                 "a barrier leaves nothing to compute on while it is waited for: leave out exchange=overlapped, or use"
@@ -137,9 +182,14 @@ class Scheme:
                 " barrier"
             )
 
+    @property
+    def sums_every_gradient(self) -> bool:
+        """Whether all workers sum the gradients of each batch, as DistributedDataParallel does, and step together."""
+        return (self.served, self.period, self.micro_batch) == (None, None, None)
+
     def policy(self, workers: int) -> LoadPolicy:
-        """A new policy that decides the sizes of so many workers, where they meet without servers."""
-        policy = self.load.policy(workers)
+        """A new policy that decides the sizes of this many workers without servers."""
+        policy = load_policy(self.load, workers)
         return ComparedPolicy(policy) if self.compare else policy
 
     def __str__(self) -> str:
@@ -147,11 +197,7 @@ class Scheme:
 
 
 def one_of(parameter: str, value: str, known: Collection[str]) -> None:
-    """Check a parameter that is one of a few words.
-
-    Raises:
-        ConfigError: It is another.
-    """
+    """Raise ConfigError unless the value of the parameter is one of these words."""
     if value not in known:
         *others, last = known
         raise ConfigError(f"{parameter} cannot be {value!r}: use {', '.join(others)} or {last}")

@@ -1,4 +1,4 @@
-"""What a server tells the process that started it: where it listens, that it lives, and which workers come and go."""
+"""What a server reports to its parent process: its addresses, heartbeats, and workers that join or leave."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Final, final
 
 BEATS: Final = 8
-"""A server says so many times in a heartbeat that it lives."""
+"""Reports per heartbeat that a server is alive."""
 
 
 @final
 class Announcements:
-    """Lines to the parent process: JSON, or empty ones for beats. Any thread may call; no call waits.
+    """Writes lines to the parent process: JSON, or empty lines as beats. Any thread may call; no call waits.
 
-    A parent that does not read for long misses beats, but no event.
+    A parent that does not read for a long time misses beats, but no event.
 
     Args:
         descriptor: A pipe or socket to the parent.
@@ -29,13 +29,13 @@ class Announcements:
         self._gone = False
 
     def tell(self, event: Mapping[str, object]) -> None:
-        """Say this, after all that was said before."""
+        """Report an event, after all earlier ones."""
         with self._lock:
             self._waiting.append(json.dumps(event).encode() + b"\n")
             self._flush()
 
     def beat(self) -> None:
-        """Say that this process lives."""
+        """Report that this process is alive."""
         with self._lock:
             if not self._waiting:
                 self._waiting.append(b"\n")
@@ -44,18 +44,18 @@ class Announcements:
                 self._waiting.pop()
 
     def beat_until(self, ended: threading.Event, heartbeat_seconds: float) -> None:
-        """Beat until this process is to end; to be run in a thread."""
+        """Beat until `ended` is set; to be run in a thread."""
         while not ended.wait(heartbeat_seconds / BEATS):
             self.beat()
 
     def _flush(self) -> None:
         while self._waiting and not self._gone:
-            # A line is shorter than what a pipe that is writable takes at once.
+            # A writable pipe accepts a whole line at once.
             if not select.select([], [self._descriptor], [], 0)[1]:
                 return
             try:
                 os.write(self._descriptor, self._waiting[0])
-            except OSError:  # The parent has closed its end; this process sees the end of its input and ends.
+            except OSError:  # The parent has closed its end; this process ends when it sees the end of its input.
                 self._gone = True
             else:
                 self._waiting.popleft()

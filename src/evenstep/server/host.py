@@ -1,56 +1,48 @@
 """Supervises a run whose servers are hosted by one of its workers, because that worker may be stopped itself."""
 
 import os
-import signal
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final, final
 
 from evenstep.core.supervision import Supervision
-from evenstep.launch.watch import END_SECONDS, FollowsServers, Watch
-from evenstep.transport.base import Header
+from evenstep.launch.supervisor import Supervisor
+from evenstep.launch.watch import END_SECONDS, Watch
+from evenstep.protocol.messages import Drained
 
 HOST: Final = 0
-"""The worker that starts the servers of a run that no launcher of ours has started."""
+"""The worker that starts the servers of a run without evenstep's launcher."""
 
 
 @final
 class Host:
     """Reports lost workers in place of the process that hosts this server, and ends that process if it is lost itself.
 
-    A worker that was given up and does not come back would keep its launcher waiting for ever. When the host's process
-    fails, the launcher ends all workers. If another worker is lost, the host fails by itself when its script has ended.
+    A worker that was given up and does not come back would keep its launcher waiting forever. If the host's process
+    fails, the launcher ends all workers. If another worker is lost, the host fails when its script has ended.
 
     Args:
-        process: The host's.
-        workers: How many workers the run has.
+        process: The host's process.
+        workers: Number of workers of the run.
         end_seconds: How long the host may take to end.
     """
 
     def __init__(self, process: int, workers: int, *, end_seconds: float = END_SECONDS) -> None:
         self._supervision = Supervision(workers=workers, kept=False)
-        self._watch = Watch(None, FollowsServers(self._supervision))
+        self._watch = Watch(None, self._supervision)
         self._process = process
+        self._supervisor = Supervisor(process, process)
         self._end_seconds = end_seconds
-        self._asked: float | None = None
 
     def tell(self, event: Mapping[str, object]) -> None:
-        """A worker has come or gone."""
+        """A worker has joined or left."""
         self._watch.told(event)
 
-    def drained(self) -> Header:
-        """What the host hears when no worker is left: whether one may still come back, and whether one is lost."""
-        return {"awaits": self._supervision.awaits, "lost": bool(self._watch.to_end)}
+    def drained(self) -> Drained:
+        """The answer to the host when no worker is left."""
+        return Drained(awaits=self._supervision.awaits, lost=bool(self._watch.to_end))
 
     def look(self) -> None:
-        """Time has passed."""
+        """Check on the host; to be called often."""
         self._watch.look()
-        if HOST not in self._watch.to_end or os.getppid() != self._process:
-            return
-        with suppress(ProcessLookupError):
-            if self._asked is None:
-                self._asked = time.monotonic()
-                os.kill(self._process, signal.SIGTERM)
-            elif time.monotonic() - self._asked > self._end_seconds:
-                os.kill(self._process, signal.SIGKILL)
+        if HOST in self._watch.to_end and os.getppid() == self._process:
+            self._supervisor.end(self._end_seconds)

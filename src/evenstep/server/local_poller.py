@@ -1,7 +1,7 @@
-"""Serves all workers of the server's own host in one thread, whichever of them has asked.
+"""Serves all workers on the server's host in one thread.
 
-Their requests are small, since gradients and weights lie in shared memory, and are dealt with one at a time anyway. A
-thread for each would spend longer in being woken than a small model's update takes.
+Their requests are small, since gradients and weights are in shared memory, and only one is carried out at a time.
+Waking a thread for each worker would take longer than the update of a small model.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final, final
 
-from evenstep.server.group.uplink import Serves
+from evenstep.server.serving import Serves
 from evenstep.transport.stream import StreamConnection
 
 PATIENCE_SECONDS: Final = 2.0
@@ -19,10 +19,10 @@ _AT_ONCE: Final = 64
 
 @final
 class LocalPoller:
-    """Sessions over connections of this host; `open` may be called from any thread, `serve` from one.
+    """Serves connections of this host. `open` may be called from any thread, `serve` from one.
 
     Args:
-        patience_seconds: How long all may wait for one that stands still in the middle of a message; then it is lost.
+        patience_seconds: How long a worker may pause in the middle of a message, while the others wait.
     """
 
     def __init__(self, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -34,14 +34,14 @@ class LocalPoller:
         self._changed = threading.Lock()
 
     def open(self, connection: StreamConnection, session: Serves) -> None:
-        """Serve this connection too, until it ends."""
+        """Serve this connection, too."""
         connection.set_reading_patience(self._patience_seconds)
         with self._changed:
             self._arrived.append((connection, session))
         os.write(self._waker, b"x")
 
     def serve(self, seconds: float) -> None:
-        """Serve whoever asks, for so long."""
+        """Serve requests for this long."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
@@ -56,12 +56,12 @@ class LocalPoller:
             arrived, self._arrived = self._arrived, []
         for connection, session in arrived:
             descriptor = connection.fileno()
-            # One that was closed elsewhere has left its number to this one.
+            # The descriptor may have belonged to a connection that another thread closed.
             self._forget(descriptor)
             self._selector.register(descriptor, selectors.EVENT_READ, session)
 
     def _serves(self, descriptor: int) -> object:
-        """Whose it is: one that was closed elsewhere may have left its number to another, a moment ago."""
+        """The session of this descriptor, which may have been closed and reused a moment ago."""
         key = self._selector.get_map().get(descriptor)
         return None if key is None else key.data
 

@@ -1,9 +1,8 @@
-"""The server program, `python -m evenstep.server.program SETTINGS`, which `runtime.server.process` starts.
+"""The server program, `python -m evenstep.server.program ARGUMENTS`, which `launch.servers` starts.
 
-It listens, says where in one line on its output, and serves until its input closes or it is told to end.
+It writes one line with its addresses to its output, and serves until its input closes or a signal tells it to end.
 """
 
-import json
 import os
 import secrets
 import shutil
@@ -12,23 +11,26 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Final
 
 import torch
 
 from evenstep.core.errors import EvenstepError
-from evenstep.launch.process import SECRET_VARIABLE
+from evenstep.launch.server_settings import SECRET_VARIABLE, ServerArguments
+from evenstep.protocol.encoding import encode
+from evenstep.protocol.messages import Drained, Follow
+from evenstep.schemes import import_recipes
 from evenstep.server.announce import Announcements
 from evenstep.server.group.group import Group
 from evenstep.server.group.member import GroupMember
 from evenstep.server.host import Host
 from evenstep.server.local_poller import LocalPoller
-from evenstep.server.primary import BrokenServerError, Primary
+from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
+from evenstep.server.requests import Service
+from evenstep.server.serving import BrokenServerError, serve_all
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard_state import ShardState
@@ -40,46 +42,17 @@ from evenstep.transport.listen import listen
 from evenstep.transport.stream import StreamConnection
 
 POLL_SECONDS: Final = 0.25
-"""How often a server looks who is silent and what is due."""
+"""How often a server checks for silent workers and due snapshots."""
 LAST_SECONDS: Final = 10.0
-"""How long the other servers wait for what shard 0 still asks of them, when all are to end."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a server is told, as JSON; see `evenstep.launch.process.ServerSettings`."""
-
-    index: int
-    count: int
-    workers: int
-    snapshots: str
-    scratch: str = ""
-    host: int = 0
-    listen: str = "127.0.0.1"
-    port: int = 0
-    resume: bool = False
-    allow: tuple[str, ...] = ()
-    shards: tuple[tuple[str, ...], ...] = ()
-    parent: tuple[str, ...] = ()
-    snapshot_seconds: float = 60.0
-    heartbeat_seconds: float = 20.0
-    name_lost: bool = True
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From the argument."""
-        record: Mapping[str, Any] = json.loads(text)
-        shards = tuple(tuple(addresses) for addresses in record.get("shards", ()))
-        names = {name: tuple(record.get(name, ())) for name in ("allow", "parent")}
-        return cls(**{**record, **names, "shards": shards})
+"""How long the other servers wait for a last snapshot of shard 0 when all have to end."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until told to end."""
-    settings = Settings.parse(arguments[0])
-    # One thread of this process computes at a time; a pool for each would only be in the way.
+    """Run a server; returns the exit code."""
+    settings = ServerArguments.decode(arguments[0])
+    # One thread of this process computes at a time, so a pool for each would only slow it down.
     torch.set_num_threads(1)
+    _leave_out_compiler()
     ended, asked = threading.Event(), threading.Event()
 
     def end(*_: object) -> None:
@@ -90,6 +63,9 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, end)
     secret = bytes.fromhex(os.environ[SECRET_VARIABLE])
     try:
+        # Only modules that the starting process has imported itself: no peer can name a module to import.
+        for module, folder in settings.recipes:
+            import_recipes(module, folder)
         serve(settings, secret, ended)
         if settings.scratch and not asked.is_set():
             shutil.rmtree(settings.scratch, ignore_errors=True)
@@ -102,37 +78,44 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def serve(settings: Settings, secret: bytes, ended: threading.Event) -> None:
+def serve(settings: ServerArguments, secret: bytes, ended: threading.Event) -> None:
     """Listen, and serve until `ended` is set."""
     if settings.parent:
         _serve_group(settings, secret, ended)
         return
-    snapshots = Snapshots(Path(settings.snapshots), settings.count)
-    recorder = JsonlRecorder(Path(settings.snapshots).parent, settings.index, role="server")
+    snapshots = Snapshots(settings.snapshots, settings.count)
+    recorder = JsonlRecorder(settings.snapshots.parent, settings.index, role="server")
     shard_state = ShardState(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
     host = Host(settings.host, settings.workers) if settings.host and settings.index == 0 else None
     primary = (
         _primary(settings, secret, shard_state, snapshots, recorder, host or parent) if settings.index == 0 else None
     )
-    service = _Service(settings, shard_state, primary, recorder, host)
+    service = Service(
+        shard_state=shard_state,
+        primary=primary,
+        rendezvous=Rendezvous(settings.workers),
+        lock=threading.RLock(),
+        workers=settings.workers,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        recorder=recorder,
+    )
     poller = LocalPoller()
-    with _listening(settings, secret, ended, poller, service.open, parent):
-        threading.Thread(target=_warm_up, name="evenstep-warm-up", daemon=True).start()
-        service.run(ended, poller)
+    with _listening(settings, secret, ended, poller, lambda connection: Session(connection, service), parent):
+        _run(service, host, ended, poller)
         snapshots.wait()
     recorder.close()
 
 
-def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> None:
-    """The same for a server with a parent, of which nothing is kept."""
+def _serve_group(settings: ServerArguments, secret: bytes, ended: threading.Event) -> None:
+    """As `serve`, for a group server."""
     group = Group(
         workers=settings.workers,
         connect=lambda: connect(settings.parent, secret=secret),
         patience_seconds=settings.heartbeat_seconds,
     )
     poller = LocalPoller()
-    # The worker that started it may die, and the others of its group go on.
+    # If the worker that started it dies, the others of its group continue.
     orphaned = threading.Event()
     with _listening(settings, secret, orphaned, poller, group.open, Announcements(sys.stdout.fileno())):
         while not ended.is_set() and not (orphaned.is_set() and group.deserted):
@@ -142,14 +125,14 @@ def _serve_group(settings: Settings, secret: bytes, ended: threading.Event) -> N
 
 @contextmanager
 def _listening(
-    settings: Settings,
+    settings: ServerArguments,
     secret: bytes,
     orphaned: threading.Event,
     poller: LocalPoller,
     open_session: Callable[[Connection], Session | GroupMember],
     parent: Announcements,
 ) -> Iterator[None]:
-    """Say where this server listens, and let peers in: those of its own host at the poller, others in a thread each."""
+    """Report the addresses and accept connections: on this host for the poller, others with a thread each."""
 
     def let_in() -> None:
         while True:
@@ -161,10 +144,11 @@ def _listening(
             if isinstance(connection, StreamConnection) and connection.local:
                 poller.open(connection, session)
             else:
-                threading.Thread(target=session.serve, name="evenstep-session", daemon=True).start()
+                threading.Thread(target=serve_all, args=(session,), name="evenstep-session", daemon=True).start()
 
     with listen(settings.listen, settings.port, secret=secret) as listener:
         parent.tell({"addresses": listener.addresses})
+        parent.beat()  # From here on silence is noticed.
         beating = (threading.Event(), settings.heartbeat_seconds)
         threading.Thread(target=parent.beat_until, args=beating, name="evenstep-beat", daemon=True).start()
         threading.Thread(target=let_in, name="evenstep-door", daemon=True).start()
@@ -173,17 +157,17 @@ def _listening(
 
 
 def _primary(
-    settings: Settings,
+    settings: ServerArguments,
     secret: bytes,
     shard_state: ShardState,
     snapshots: Snapshots,
     recorder: JsonlRecorder,
     parent: Announcements | Host,
 ) -> Primary:
-    """What decides, with its connections to the other shards."""
+    """The primary, with connections to the other shards."""
     followers = [connect(addresses, secret=secret) for addresses in settings.shards]
     for follower in followers:
-        follower.send({"op": "follow"})
+        follower.send(encode(Follow()))
     return Primary(
         shard_state=shard_state,
         workers=settings.workers,
@@ -198,78 +182,48 @@ def _primary(
         say=say,
         report=parent.tell,
         name_lost=settings.name_lost,
-        drained=parent.drained if isinstance(parent, Host) else dict,
+        drained=parent.drained if isinstance(parent, Host) else Drained,
     )
 
 
-@final
-class _Service:
-    """What the connections of one server have in common."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        shard_state: ShardState,
-        primary: Primary | None,
-        recorder: JsonlRecorder,
-        host: Host | None,
-    ) -> None:
-        self._settings = settings
-        self._host = host
-        self._recorder = recorder
-        self._shard_state = shard_state
-        self._primary = primary
-        self._rendezvous = Rendezvous(settings.workers)
-        # Pushes that come as one are taken in as one, by sessions of their own.
-        self._lock = threading.RLock()
-
-    def open(self, connection: Connection) -> Session:
-        """A session for this connection."""
-        return Session(
-            connection,
-            shard_state=self._shard_state,
-            primary=self._primary,
-            rendezvous=self._rendezvous,
-            lock=self._lock,
-            workers=self._settings.workers,
-            heartbeat_seconds=self._settings.heartbeat_seconds,
-            recorder=self._recorder,
-        )
-
-    def run(self, ended: threading.Event, poller: LocalPoller) -> None:
-        """Serve until told to end, and put away what is to stay."""
-        while not ended.is_set():
-            poller.serve(POLL_SECONDS)
-            if self._primary is not None:
-                with self._lock:
-                    self._primary.look()
-            if self._host is not None:
-                self._host.look()
-        # Shard 0 may still have a last snapshot to ask of the others.
-        late = time.monotonic() + LAST_SECONDS
-        while self._shard_state.led and time.monotonic() < late:
-            poller.serve(POLL_SECONDS)
-        # Held until the process ends: a worker that asks now has to ask the server that replaces this one.
-        self._lock.acquire()
-        if self._primary is not None:
-            self._primary.finish()
+def _run(service: Service, host: Host | None, ended: threading.Event, poller: LocalPoller) -> None:
+    """Serve until `ended` is set, then save the run."""
+    while not ended.is_set():
+        poller.serve(POLL_SECONDS)
+        if service.primary is not None:
+            with service.lock:
+                service.primary.look()
+        if host is not None:
+            host.look()
+    # Shard 0 may still ask the other servers for a last snapshot.
+    late = time.monotonic() + LAST_SECONDS
+    while service.shard_state.led and time.monotonic() < late:
+        poller.serve(POLL_SECONDS)
+    # Held until the process ends: later requests must reach the server that replaces this one.
+    service.lock.__enter__()
+    if service.primary is not None:
+        service.primary.finish()
 
 
 def _watch_input(orphaned: threading.Event) -> None:
-    """Whoever started this server holds the other end: when it closes, there is no such process any more."""
-    with suppress(OSError):  # A socket in the place of a pipe says so where beats were not read.
+    """Set the event when the process that started this server has ended, which closes the input."""
+    with suppress(OSError):  # If the input is a socket, its end can be an error.
         while os.read(sys.stdin.fileno(), 4096):
             pass
     orphaned.set()
 
 
-def _warm_up() -> None:
-    """What torch imports with the first optimizer takes a second or two, which workers need to come up as well."""
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+def _leave_out_compiler() -> None:
+    """Have optimizers run without torch's compiler, whose import takes as long as torch and 70 MB."""
+    for method in vars(torch.optim.Optimizer).values():
+        plain = getattr(method, "__wrapped__", None)
+        if plain is not None:
+            # Where torch.compiler.disable keeps what it made of a method (torch 2.13); elsewhere this has no effect.
+            plain.__dynamo_disable = plain
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    # At once: threads that still wait for peers hold nothing that must be put away, and would be torn down under torch.
+    # Without cleanup, since threads that still wait for peers would be torn down inside torch.
     os._exit(code)

@@ -1,82 +1,86 @@
-"""Where the workers of a run tell each other what they were given, before anything is built."""
+"""Where the workers of a run exchange their records before the run begins."""
 
-from typing import Final, final
+from dataclasses import dataclass, field
+from typing import final
 
+from evenstep.core.errors import ConfigError
+from evenstep.protocol.messages import MAX_ROUNDS, Met
 from evenstep.server.send_queue import SendQueue
 from evenstep.transport.base import Connection
 
-MAX_ROUNDS: Final = 8
-"""How often the workers of a run may meet."""
+
+@final
+@dataclass(slots=True)
+class _Round:
+    records: dict[int, bytes] = field(default_factory=dict)
+    came: dict[int, tuple[Connection, bool]] = field(default_factory=dict)
+    """By rank: the connection of a waiting worker, and whether it knows the records already."""
+    complete: bool = False
 
 
 @final
 class Rendezvous:
-    """Keeps every worker's record until all have come, then gives all of them to each; late comers get them at once.
+    """Collects a record of each worker, and then sends all records to each. Workers can meet several times, in rounds.
 
-    Workers may meet several times, in rounds.
-
-    Args:
-        workers: How many are to come.
+    A worker that joins a complete round again gets the records at once.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._rounds = [_Round(workers) for _ in range(MAX_ROUNDS)]
+        self._rounds = [_Round() for _ in range(MAX_ROUNDS)]
+        self._processes: dict[int, tuple[str, Connection]] = {}
+        """By rank: the process that came last as this worker, and its connection, if that has not ended."""
 
-    def come(self, rank: int, record: bytes, connection: Connection, asked: int | None, number: int = 0) -> None:
-        """Take a worker's record for this round.
+    def require_single(self, rank: int, process: str, trains_over: Connection | None) -> None:
+        """Refuse a second process of the same rank while the first one waits here or trains over that connection.
 
-        The records of all workers answer its request with the sequence `asked`. With None the worker knows them
-        already, and gets no answer.
+        Raises:
+            ConfigError: There is one.
         """
-        self._rounds[number].come(rank, record, connection, asked)
+        former, over = self._processes.get(rank, (process, None))
+        waits = any(each.came.get(rank, (None, False))[0] is over for each in self._rounds)
+        if former != process and (waits or trains_over is over):
+            raise ConfigError(
+                f"two processes have the rank {rank} ({former} and {process}, host and process): give each worker"
+                " a rank of its own"
+            )
 
-    @property
-    def absent(self) -> list[int]:
-        """The ranks of those who have not come yet to the round that the others are in."""
-        begun = [each for each in self._rounds if each.begun]
-        return begun[-1].absent if begun else list(range(self._workers))
-
-    def leave(self, connection: Connection) -> None:
-        """A worker is gone; as long as not all have come, it must come again."""
-        for each in self._rounds:
-            each.leave(connection)
-
-
-@final
-class _Round:
-    """The workers come once."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._records: dict[int, bytes] = {}
-        self._came: dict[int, tuple[Connection, int | None]] = {}
-        """By rank, until all have; with the sequence of the request that waits."""
-        self._complete = False
-
-    def come(self, rank: int, record: bytes, connection: Connection, asked: int | None) -> None:
-        self._records[rank] = record
-        self._came[rank] = connection, asked
-        self._complete = self._complete or len(self._records) == self._workers
-        if not self._complete:
+    def come(
+        self,
+        rank: int,
+        record: bytes,
+        connection: Connection,
+        *,
+        known: bool = False,
+        number: int = 0,
+        process: str = "",
+    ) -> None:
+        """Add a worker's record to round `number`. A worker for which the others are `known` gets no answer."""
+        self._processes[rank] = process, connection
+        now = self._rounds[number]
+        now.records[rank] = record
+        now.came[rank] = connection, known
+        now.complete = now.complete or len(now.records) == self._workers
+        if not now.complete:
             return
-        records = [self._records[each] for each in range(self._workers)]
-        header = {"lengths": [len(each) for each in records]}
-        for waiting, number in self._came.values():
-            if number is not None:
-                # Records may be long, and a worker slow to take them in.
-                SendQueue(waiting).send_last({**header, "answer": number}, *(memoryview(record) for record in records))
-        self._came.clear()
-
-    @property
-    def begun(self) -> bool:
-        return bool(self._records)
+        records = [now.records[each] for each in range(self._workers)]
+        met = Met(lengths=tuple(map(len, records)))
+        for waiting, told in now.came.values():
+            if not told:
+                # Records may be long, and a worker may be slow.
+                SendQueue(waiting).send_last(met, *(memoryview(each) for each in records))
+        now.came.clear()
 
     @property
     def absent(self) -> list[int]:
-        return [] if self._complete else [rank for rank in range(self._workers) if rank not in self._records]
+        """The ranks that are missing in the latest round that has begun."""
+        latest = next((each for each in reversed(self._rounds) if each.records), self._rounds[0])
+        return [] if latest.complete else [rank for rank in range(self._workers) if rank not in latest.records]
 
     def leave(self, connection: Connection) -> None:
-        for rank, (came, _) in list(self._came.items()):
-            if came is connection:
-                del self._came[rank], self._records[rank]
+        """A worker has left. It must come again to every round that is not complete."""
+        self._processes = {rank: each for rank, each in self._processes.items() if each[1] is not connection}
+        for each in self._rounds:
+            for rank, (came, _) in list(each.came.items()):
+                if came is connection:
+                    del each.came[rank], each.records[rank]

@@ -1,38 +1,40 @@
-"""Sends messages in a separate thread, so that the caller need not wait for a slow peer."""
+"""Sends messages in a separate thread, so that the caller does not wait for a slow peer."""
 
 import queue
 import threading
 from typing import final
 
-from evenstep.transport.base import Connection, ConnectionLostError, Header
-from evenstep.transport.codec import encode_header
+from evenstep.protocol.encoding import Record, encode
+from evenstep.transport.base import Connection, ConnectionLostError
+from evenstep.transport.codec import check_sendable
 
 
 @final
 class SendQueue:
-    """What is to be sent over one connection, in its order; its buffers must stay as they are."""
+    """Sends messages over one connection, in order. Their payloads must not change any more."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._waiting: queue.SimpleQueue[tuple[Header, tuple[memoryview, ...]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[bytes, tuple[memoryview, ...]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="evenstep-send-queue", daemon=True).start()
 
-    def send(self, header: Header, *payload: memoryview) -> None:
-        """Send this after all that was given before; nothing happens where the peer is gone.
+    def send(self, message: Record, *payload: memoryview) -> None:
+        """Send a message after all earlier ones. If the peer is gone, nothing happens.
 
         Raises:
-            ValueError: It is no message; nothing is sent.
+            ValueError: The message is too long; nothing is sent.
         """
-        encode_header(header)
+        header = encode(message)
+        check_sendable(header, ())
         self._waiting.put((header, payload))
 
-    def send_last(self, header: Header, *payload: memoryview) -> None:
-        """Send this, and no more."""
-        self.send(header, *payload)
+    def send_last(self, message: Record, *payload: memoryview) -> None:
+        """Send a last message."""
+        self.send(message, *payload)
         self.close()
 
     def close(self) -> None:
-        """Send what was given, and no more."""
+        """End the thread once it has sent all messages."""
         self._waiting.put(None)
 
     def _send_all(self) -> None:
@@ -41,7 +43,7 @@ class SendQueue:
                 header, payload = message
                 self._connection.send(header, *payload)
         except ConnectionLostError:
-            return  # The thread that receives from the peer notices it too and handles it.
+            return  # The thread that receives from the peer handles it.
         except BaseException:
             self._connection.close()
             raise

@@ -1,6 +1,6 @@
-"""One shard of a run: its parameters, the pushes staged on it, and the workers' places. It decides nothing.
+"""One shard of a run: its parameters, staged pushes and worker slots. It decides nothing.
 
-On shard 0 the primary calls it; on the others the same calls come over the connection to shard 0, in the same order.
+On shard 0 the primary calls it. On the other shards the same calls come from shard 0 as commands, in the same order.
 """
 
 import copy
@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, final
 
 from evenstep.core.coordinate import PushKey
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
+from evenstep.core.samples.claims import Claim
+from evenstep.protocol.encoding import encode
+from evenstep.protocol.messages import Answer, SendWeights, Work
 from evenstep.protocol.optimizer import Options
 from evenstep.protocol.run_spec import RunSpec
+from evenstep.protocol.shard_messages import ShardCommit
 from evenstep.server.shard.shard import Shard
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard.updates import UpdateRule
 from evenstep.server.worker_slot import WorkerSlot
 from evenstep.tensors.messages import flat_views
-from evenstep.transport.base import Connection, Header
+from evenstep.transport.base import Connection
 
 if TYPE_CHECKING:
     import torch
@@ -27,16 +31,16 @@ class ShardState:
     """What every shard does, one call at a time.
 
     Args:
-        index: Which shard.
-        count: How many the run has.
-        snapshots: Where its part of a snapshot goes.
-        allow: Optimizers beyond the table that a worker may name.
+        index: The number of this shard.
+        count: Number of shards of the run.
+        snapshots: Where its part of a snapshot is written.
+        allow: Names of further optimizers that a worker may use.
 
     Attributes:
-        spec: The run; None before its first worker has told.
-        seats: The workers that are here, by rank.
-        version: Of the parameters; -1 before they have any.
-        led: On the other shards: whether shard 0 still tells what to do.
+        spec: The run; None before the first worker has described it.
+        slots: The workers that are here, by rank.
+        version: The version of the parameters; -1 before they are initialised.
+        led: On the other shards: whether the connection to shard 0 lives.
     """
 
     def __init__(self, *, index: int, count: int, snapshots: Snapshots, allow: Sequence[str] = ()) -> None:
@@ -56,11 +60,11 @@ class ShardState:
     # The run.
 
     def define(self, encoded: bytes, workers: int) -> RunSpec:
-        """Take in what the run is, the first time; later, check that it is the same.
+        """Learn the run from the first description, and check that later ones are the same.
 
         Raises:
-            ConfigError: It cannot be run.
-            DisagreementError: It is another run than this one.
+            ConfigError: The servers cannot run this.
+            DisagreementError: The description is of another run.
         """
         if self.spec is not None:
             if encoded != self._encoded:
@@ -76,49 +80,44 @@ class ShardState:
 
     @property
     def shard(self) -> Shard:
-        """The parameters.
-
-        Raises:
-            ProtocolError: Nobody has said yet what they are.
-        """
+        """The parameters; ProtocolError before the first worker has described the run."""
         if self._shard is None:
-            raise ProtocolError("a worker asked for parameters before it said what the run is")
+            raise ProtocolError("a worker asked for parameters before it described the run")
         return self._shard
 
     @property
     def nbytes(self) -> int:
-        """The length of a message."""
+        """The length of a message in bytes."""
         return self.shard.layout.nbytes
 
     def initialise(self, worker: int, version: int) -> None:
-        """The parameters begin as the weights that this worker has put where its gradients go."""
+        """Start from the weights that this worker has put into its buffer of gradients."""
         self.shard.initialise(self.slots[worker].gradients)
         self.version = version
         self._discard_all(worker, self.slots[worker].incarnation)
 
     def restore(self, version: int, workers: int) -> dict[str, object]:
-        """Go back to a snapshot; what shard 0 wrote beside the parameters is returned."""
+        """Go back to a snapshot; returns its content, which includes shard 0's further values."""
         state = self._snapshots.read(version, self.index)
         if self.spec is None:
-            # Shard 0's word may come before the first worker: the run is the one that the snapshot is of.
+            # This command may arrive before the first worker: the snapshot describes the run.
             self.define(str(state["run"]).encode(), workers)
         if state["run"] != self._encoded.decode():
             raise ConfigError(
-                "the snapshot is of another run: resume with the script, the scheme and the workers it was made with"
+                "the snapshot is of another run: resume with the same script, scheme and number of workers"
             )
         self.shard.load_state_dict(state["shard"])
         self.version = version
         return state
 
     def snapshot(self, told: Callable[[str | None], None], *, meanwhile: bool, **beside: object) -> None:
-        """Write the parameters as they are now, and what stands beside them.
-
-        Weights from which nobody could go on do not take the place of those before.
+        """Write the present parameters and further values. Weights that are not finite are not written.
 
         Args:
-            told: Called when all is on the disk, with None, or with the reason why it is not; maybe by another thread.
-            meanwhile: The run goes on while a copy is written, of which there is never more than one: one before that
-                is still being written is waited for. Else this returns when all is done, and takes no memory.
+            told: Called once everything is on disk, with None, or with the reason of a failure; perhaps in another
+                thread.
+            meanwhile: Write a copy in the background, after any that is still being written. Otherwise this returns
+                when everything is written, and needs no further memory.
             beside: Plain values.
         """
         if not self.shard.finite():
@@ -136,13 +135,13 @@ class ShardState:
     # Workers.
 
     def slot(self, worker: int, incarnation: int, connection: Connection) -> WorkerSlot:
-        """Give this incarnation of a worker its place."""
+        """Give this incarnation of a worker a slot."""
         slot = WorkerSlot(worker, incarnation, self.nbytes, connection)
         self.slots[worker] = slot
         return slot
 
     def leave(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
-        """The worker is gone. Of what it has staged only what it has announced may still be committed."""
+        """The worker has left. Only its announced pushes may still be committed."""
         self._discard_all(worker, incarnation, announced)
         slot = self.slots.get(worker)
         if slot is not None and slot.incarnation == incarnation:
@@ -152,10 +151,10 @@ class ShardState:
     # Pushes.
 
     def check_options(self, options: Sequence[Options]) -> None:
-        """Whether these can be options that came with a push, one mapping per group of all optimizers.
+        """Check the options of a push, one mapping for each group of all optimizers.
 
         Raises:
-            ConfigError: They are none of this run's optimizers.
+            ConfigError: The optimizers of this run do not take these options.
         """
         begin = 0
         for rule in self._rules:
@@ -166,16 +165,17 @@ class ShardState:
             raise ConfigError(f"options came for {len(options)} groups: send those of all {begin}")
 
     def stage(self, key: PushKey) -> None:
-        """The worker's gradients are whole, in its place."""
+        """The worker's gradients are complete."""
         slot = self.slots[key[0]]
         if slot.flats is None:
             slot.flats = flat_views(self.shard.layout, slot.gradients)
         self._staged[key] = slot.flats
 
     def share(self, gradients: "torch.Tensor", connections: Sequence[Connection]) -> bool:
-        """These gradients, a message or nothing, are in the places of all the workers that are reached over these.
+        """Set one gradient, the mean of several pushes, for all workers on these connections.
 
-        What these push next is one gradient, which is the mean of theirs. False, and nothing, if one has no place.
+        Returns:
+            False if one of the workers has no slot; nothing has changed then.
         """
         slots = {id(slot.connection): slot for slot in self.slots.values()}
         if any(id(each) not in slots for each in connections):
@@ -186,7 +186,7 @@ class ShardState:
         return True
 
     def discard(self, key: PushKey) -> None:
-        """The push is empty, or will not be announced."""
+        """Forget a push that is empty or will not be announced."""
         self._staged.pop(key, None)
 
     def _discard_all(self, worker: int, incarnation: int, announced: Sequence[PushKey] = ()) -> None:
@@ -195,11 +195,11 @@ class ShardState:
                 del self._staged[key]
 
     def squared_norm(self, pushes: Sequence[tuple[PushKey, float]]) -> float:
-        """Of the sum of these pushes, with these weights."""
+        """The squared norm of the weighted sum of these pushes."""
         return self.shard.squared_norm(self._gradients(pushes))
 
     def _gradients(self, pushes: Sequence[tuple[PushKey, float]]) -> list[tuple[list["torch.Tensor"], float]]:
-        """What is staged of these pushes: what stands for several of them once, with the sum of their weights."""
+        """The staged gradients and weights. A gradient that stands for several pushes occurs once."""
         found: dict[int, tuple[list[torch.Tensor], float]] = {}
         for key, weight in pushes:
             flats = self._staged[key]
@@ -207,50 +207,51 @@ class ShardState:
             found[id(flats)] = flats, before + weight
         return list(found.values())
 
-    def commit(
-        self,
-        pushes: Sequence[tuple[PushKey, float]],
-        options: Sequence[Options],
-        factors: Sequence[float] = (),
-        compensation: Sequence[float] = (),
-    ) -> int:
-        """Fold these staged pushes into the parameters, with these options, factors and compensation of each group.
+    def commit(self, command: ShardCommit) -> int:
+        """Apply staged pushes to the parameters.
 
-        Those of several workers are a barrier's, who were all given the same weights.
+        The pushes of several workers are those of a barrier, whose workers all had the same weights.
 
         Returns:
-            How many messages they had come in.
+            The number of messages in which the pushes came.
         """
-        gradients = self._gradients(pushes)
-        self.shard.commit(
-            gradients,
-            options,
-            factors,
-            stale=self._computed_on(pushes[0][0]) if any(compensation) else None,
-            compensation=compensation,
-        )
-        for key, _ in pushes:
+        gradients = self._gradients(command.pushes)
+        stale = self._computed_on(command.pushes[0][0]) if any(command.compensation) else None
+        self.shard.commit(gradients, command.options, command.factors, stale=stale, compensation=command.compensation)
+        for key, _ in command.pushes:
             del self._staged[key]
         self.version += 1
         return len(gradients)
 
     def _computed_on(self, key: PushKey) -> "torch.Tensor | None":
-        """The weights that the worker was given last, or newer ones where exchanges overlap; None if they are not here.
-
-        They are not where its place is new and it had them before.
-        """
+        """The weights that the worker had (or newer ones, if exchanges overlap); None if they are not here."""
         slot = self.slots.get(key[0])
         return slot.weights if slot is not None and slot.incarnation == key[1] and slot.given else None
 
-    def answer(self, worker: int, header: Header, ahead: Sequence[float] = ()) -> bool:
-        """Answer the worker's request, with the weights where it has others; whether a message of them travels.
+    def give(self, worker: int, claims: Sequence[Claim]) -> None:
+        """Answer the worker's request with these claims and without weights."""
+        slot = self.slots.get(worker)
+        if slot is not None:
+            work = Work(claims=tuple((claim.number, claim.ranges) for claim in claims), over=False)
+            slot.answer(
+                encode(Answer(sequence=slot.sequence, weights=False, version=self.version, body=work)), weights=False
+            )
 
-        With `ahead` they are moved on along the momentum, by one number for each group (`core.sync.rate.look_ahead`).
+    def answer(
+        self, worker: int, sequence: int, body: SendWeights | Work | None = None, ahead: Sequence[float] = ()
+    ) -> bool:
+        """Answer the worker's request of this sequence, with the weights if the worker has others.
+
+        `ahead`, one number for each group, moves them along the momentum (`core.sync.rate.look_ahead`).
+
+        Returns:
+            Whether a message of weights travels.
         """
         slot = self.slots.get(worker)
         if slot is None:
             return False
         weights = self.version >= 0 and (slot.version != self.version or slot.ahead != any(ahead))
         travel = weights and slot.give(self.version, ahead, lambda message: self.shard.read_weights(message, ahead))
-        slot.answer({**header, "weights": weights}, weights=weights)
+        answer = Answer(sequence=sequence, weights=weights, version=self.version, body=body)
+        slot.answer(encode(answer), weights=weights)
         return travel

@@ -1,4 +1,4 @@
-"""A worker's place at a server: its two message buffers, and the request it is at. It outlives a connection."""
+"""A worker's place at a server: two message buffers and the current request. It outlives connections."""
 
 import queue
 import threading
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import torch
 
-from evenstep.core.errors import ProtocolError
-from evenstep.protocol.fields import Fields
+from evenstep.protocol.encoding import encode, sequence_of
+from evenstep.protocol.messages import Refusal
 from evenstep.server.group.uplink import VirtualConnection
-from evenstep.tensors.memory import memory_of
-from evenstep.transport.base import Connection, ConnectionLostError, Header
+from evenstep.tensors.messages import memory_of
+from evenstep.transport.base import Connection, ConnectionLostError
 from evenstep.transport.segment import Segment
 
 if TYPE_CHECKING:
@@ -21,16 +21,23 @@ if TYPE_CHECKING:
 
 @final
 class WorkerSlot:
-    """Where one incarnation of a worker puts gradients and finds weights.
+    """The buffers and the current request of one incarnation of a worker.
 
-    On one host both buffers are one shared segment; else they are private, and their bytes travel with the messages. A
-    worker behind a group server has none and uses the group's.
+    On one host both buffers are one shared segment. Otherwise they are private, and their bytes travel with the
+    messages. A worker behind a group server has no buffers here and uses the group's.
 
     Attributes:
         gradients, weights: A message each, uint8.
-        travels: Whether gradients come with the message that says so, and are not in their place before.
-        sequence: That of the last request taken in, so that one that comes again is not taken in twice.
-        connection: Where it is reached; None while it is not.
+        travels: Whether gradients come as the payload of a push, not in shared memory.
+        sequence: The sequence of the latest request.
+        connection: The connection to the worker; None while there is none.
+        version: The version of the worker's weights.
+        ahead: Whether these weights were moved along the momentum.
+        given: Whether they are in the weights buffer. They are not if a worker that joins again brought them.
+        receiving: Whether gradients are arriving now.
+        flats: Views of the gradients by block; None before the first push.
+        options: The latest options of the worker's optimizer, which it sends when they change.
+        sizes: The batch sizes that the worker was last sent.
     """
 
     def __init__(self, worker: int, incarnation: int, nbytes: int, connection: Connection) -> None:
@@ -39,11 +46,10 @@ class WorkerSlot:
         self.connection: Connection | None = connection
         self.sequence = 0
         self.version = -1
-        """The version of the weights that the worker has."""
-        self.ahead = False
-        """Whether they were moved on along the momentum."""
-        self.given = False
-        """Whether they are in the weights buffer: one that starts anew may have had them before."""
+        self.ahead = self.given = self.receiving = False
+        self.flats: list[torch.Tensor] | None = None
+        self.options: Sequence[Options] | None = None
+        self.sizes: Mapping[int, int] | None = None
         self._uplink = connection.uplink if isinstance(connection, VirtualConnection) else None
         self.segment = Segment.create(2 * nbytes) if connection.local and self._uplink is None else None
         self.travels = self.segment is None and self._uplink is None
@@ -52,25 +58,18 @@ class WorkerSlot:
         elif self.segment is None:
             both = torch.zeros(2 * nbytes, dtype=torch.uint8)
         else:
-            # By way of NumPy, whose arrays keep the mapping: what is staged must outlive the place.
+            # Through NumPy, whose arrays keep the mapping alive: staged gradients must outlive the slot.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
-        self.receiving = False
-        """Whether gradients are on their way into their place at this moment."""
-        self.flats: list[torch.Tensor] | None = None
-        """The gradients as the shard cuts a message up, once it has."""
-        self.options: tuple[Options, ...] | None = None
-        """Those of its optimizer, which it sends when they have changed."""
-        self.sizes: Mapping[int, int] | None = None
-        """The plan of batch sizes that the worker was told last."""
-        self._answer: tuple[Mapping[str, object], bool] | None = None
-        self._send_queue: queue.SimpleQueue[tuple[Mapping[str, object], bool] | None] = queue.SimpleQueue()
+        self._answer: tuple[bytes, bool] | None = None
+        self._send_queue: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
     def give(self, version: int, ahead: Sequence[float], read: Callable[[torch.Tensor], None]) -> bool:
-        """The worker gets the weights of this version, so far ahead, which `read` writes into a message.
+        """Prepare weights for the worker; `read` writes them into a message.
 
-        False where its group's server has them already, so that no message of them travels.
+        Returns:
+            Whether a message of weights travels. It does not if the worker's group server has them already.
         """
         self.version, self.ahead, self.given = version, any(ahead), True
         if self._uplink is None:
@@ -80,13 +79,24 @@ class WorkerSlot:
         self.weights = self._uplink.weights((version, *ahead), read)
         return self.weights is not before
 
-    def answer(self, header: Mapping[str, object], *, weights: bool) -> None:
-        """Answer the request that the worker waits on; `weights`: with the message in the weights buffer."""
+    def changed_sizes(self, sizes: Mapping[int, int], workers: int) -> tuple[int, ...] | None:
+        """The batch sizes of all workers; None if the worker was sent the same before."""
+        if self.sizes is sizes:
+            return None
+        self.sizes = sizes
+        return tuple(sizes.get(each, 0) for each in range(workers))
+
+    def answer(self, header: bytes, *, weights: bool) -> None:
+        """Answer the worker's request. `weights`: with the message in the weights buffer."""
         self._answer = (header, weights)
         self.resend()
 
+    def refuse(self, sequence: int, error: Exception) -> None:
+        """Answer with an error."""
+        self.answer(encode(_refusal(sequence, error)), weights=False)
+
     def resend(self) -> bool:
-        """Answer once more, where the request has been answered; False where it has not been."""
+        """Repeat the answer; False if there is none yet."""
         if self._answer is None:
             return False
         if self.connection is None:
@@ -94,29 +104,35 @@ class WorkerSlot:
         if not self.travels:
             self._send(self._answer)
             return True
-        # Over a network another thread sends the weights: the one that executes commands must not wait for a peer.
+        # Over a network another thread sends, since the thread that holds the lock must not wait for a peer.
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name=f"evenstep-sender-{self.worker}", daemon=True)
             self._sender.start()
         self._send_queue.put(self._answer)
         return True
 
+    def is_new(self, sequence: int) -> bool:
+        """Whether this request is new. If it was answered before, the answer is repeated."""
+        if sequence == self.sequence:
+            self.resend()
+        return sequence > self.sequence
+
     def take_in(self, sequence: int, version: int | None = None) -> None:
-        """A new request, by a worker that has these weights; what was answered before is of no use any more."""
+        """Accept a new request. `version`: of the worker's weights. The former answer is not needed any more."""
         self.sequence = sequence
         if version is not None:
             self.version = version
         self._answer = None
 
     def close(self) -> None:
-        """The worker will not use it any more; what is staged in it lives as long as it is viewed."""
+        """Free the slot. Staged gradients live as long as they are viewed."""
         self._send_queue.put(None)
         if self.connection is not None:
             self.connection.close()
         self.connection = None
         if self.segment is not None:
             self.segment.close()
-        # Remaining references to this slot then hold no memory; what is staged has its own view of it.
+        # Remaining references to this slot then hold no memory.
         self.gradients = self.weights = torch.empty(0, dtype=torch.uint8)
         self.flats = None
 
@@ -124,30 +140,34 @@ class WorkerSlot:
         while (answer := self._send_queue.get()) is not None:
             self._send(answer)
 
-    def _send(self, answer: tuple[Mapping[str, object], bool]) -> None:
+    def _send(self, answer: tuple[bytes, bool]) -> None:
         header, weights = answer
         connection = self.connection
         if connection is None:
             return
-        payload = [memory_of(self.weights)] if weights and self.segment is None else []
         try:
-            connection.send(header, *payload, wait=self.travels)
+            connection.send(header, *(self._payload() if weights else []), wait=self.travels)
         except ConnectionLostError:
-            return  # The thread that receives from this connection notices it too and handles it.
+            return  # The thread that receives from this connection handles it.
+
+    def _payload(self) -> list[memoryview]:
+        if self._uplink is not None:
+            return self._uplink.unsent_weights()
+        return [memory_of(self.weights)] if self.segment is None else []
 
 
-def refused(slot: WorkerSlot | None, fields: Fields, error: Exception) -> Header | None:
-    """Refuse a request; the refusal to send where it is not kept in the slot, as other answers are.
+def refused(slot: WorkerSlot | None, header: bytes, error: Exception) -> bytes | None:
+    """Refuse a request. Returns the refusal if the caller has to send it.
 
-    A refusal may get lost on its way as they do, and then the request comes again.
+    If the worker has a slot, the slot sends the refusal and keeps it, since it may have to be repeated.
     """
-    try:
-        sequence = fields.whole("seq", least=1)
-    except ProtocolError:
-        sequence = 0
-    refusal = {"error": str(error) or repr(error), "kind": type(error).__name__, "answer": sequence}
+    sequence = sequence_of(header)
     if slot is None or not sequence or sequence < slot.sequence:
-        return refusal
+        return encode(_refusal(sequence, error))
     slot.take_in(sequence)
-    slot.answer(refusal, weights=False)
+    slot.refuse(sequence, error)
     return None
+
+
+def _refusal(sequence: int, error: Exception) -> Refusal:
+    return Refusal(sequence=sequence, error=str(error) or repr(error), kind=type(error).__name__)

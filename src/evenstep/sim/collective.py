@@ -1,4 +1,4 @@
-"""Schemes without servers in virtual time: what the runtime's collective and local engines do, in their order."""
+"""Schemes without servers in virtual time: what the collective and local engines of the runtime do, in their order."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,16 +7,15 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.load.equal import Equal
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.load.static import Static
 from evenstep.core.samples import Share, ends_period, short_slice_sizes
 from evenstep.core.values import Basis, IntArray, Reports
-from evenstep.sim.log import Log
+from evenstep.sim.log import FACTORS, Log
 from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
-from evenstep.sim.worker import VirtualWorker, batch_of, rests_on_estimates
+from evenstep.sim.worker import VirtualWorker, batch_of
+from evenstep.telemetry.events import IterationDone
 
 _Seconds = npt.NDArray[np.float64]
 _PROGRESS_EVERY = 16
@@ -26,24 +25,22 @@ _PROGRESS_EVERY = 16
 class CollectiveRun:
     """All workers behind a barrier: at every iteration, or at the end of each period under local SGD.
 
-    An iteration takes as long as its slowest worker, and then what summing the gradients takes. Sizes of an iteration
-    rest on the reports of all before it, as on a CPU in the runtime.
+    An iteration takes as long as its slowest worker, plus the sum of the gradients. The sizes of an iteration rest on
+    the reports of all iterations before it, as in the runtime on a CPU.
     """
 
     def __init__(self, scenario: Scenario, log: Log | None) -> None:
         scheme, count = scenario.scheme, len(scenario.cluster)
         self._scenario = scenario
         self._log = log
-        estimates = log is not None or rests_on_estimates(scheme.load)
+        estimates = log is not None or scheme.load.uses_estimates
         self._workers = [
             VirtualWorker(spec, number, scheme, estimates=estimates)
             for number, spec in enumerate(scenario.cluster.workers)
         ]
-        # Where nothing follows from reports, none are made.
+        # Reports are only made if something follows from them.
         self._reports = (
-            estimates
-            or not isinstance(scheme.load, Equal | Static)
-            or any(worker.learns_its_limit for worker in self._workers)
+            estimates or scheme.load.follows_speed or any(worker.memory_model is not None for worker in self._workers)
         )
         self._policy = scheme.policy(count)
         self._problem = scenario.problem
@@ -55,7 +52,7 @@ class CollectiveRun:
         self._epoch = 0
         self._planned: IntArray = np.zeros(0, dtype=np.int64)
         self._basis: Basis = "speed"
-        # Since the workers have met: what each computed on, how long, and in how many iterations.
+        # Since the last meeting: samples with copies, seconds and the largest batch of each worker; iterations.
         self._batches = np.zeros(count, dtype=np.int64)
         self._spent: _Seconds = np.zeros(count)
         self._largest: list[int] = [0] * count
@@ -68,7 +65,7 @@ class CollectiveRun:
         self._meetings = 0
 
     def finish(self, progress: Callable[[float], None]) -> SimulatedRun:
-        """Run to the end; `progress` is told now and then which part is done."""
+        """Run to the end; `progress` is called from time to time with the part that is done."""
         iterations = self._scenario.iterations
         if self._log is not None:
             for worker in range(len(self._workers)):
@@ -86,22 +83,17 @@ class CollectiveRun:
             if cut.length < int(sizes.sum()):
                 sizes = short_slice_sizes(sizes, cut.length, self._minimum)
             self._compute_on(sizes)
-            share = Share(
-                iteration=cut.iteration,
-                positions=(),
-                samples=0,
-                sizes=sizes,
-                ends_epoch=cut.iteration == ledger.iterations - 1,
-            )
+            ends_epoch = cut.iteration == ledger.iterations - 1
+            share = Share(iteration=cut.iteration, positions=(), samples=0, sizes=sizes, ends_epoch=ends_epoch)
             if ends_period(share, period) or self._number == iterations:
                 self._meet()
-            # As the loader does, after the last slice of an epoch too.
+            # After the last slice of an epoch too, as the loader does.
             sizes = self._allocate()
             if self._number % _PROGRESS_EVERY == 0:
                 progress(self._number / iterations)
 
     def _allocate(self) -> IntArray:
-        """Everybody's sizes for the next iteration."""
+        """All workers' sizes for the next iteration."""
         if self._problem.epoch != self._epoch:
             self._problem = replace(self._problem, epoch=self._epoch)
         allocation = self._policy.allocate(self._problem)
@@ -113,7 +105,7 @@ class CollectiveRun:
         return sizes
 
     def _compute_on(self, sizes: IntArray) -> None:
-        """One iteration of everybody's own."""
+        """One iteration of each worker."""
         number, began, minimum = self._number, self._now, self._minimum
         batches = [batch_of(size, minimum) for size in sizes.tolist()]
         seconds = [
@@ -121,7 +113,7 @@ class CollectiveRun:
             for worker, batch, spent in zip(self._workers, batches, self._spent.tolist(), strict=True)
         ]
         if self._log is not None:
-            self._tell_slowness(self._log, began)
+            self._report_slowness(self._log, began)
         self._batches += batches
         self._spent += seconds
         self._largest = list(map(max, self._largest, batches))
@@ -129,17 +121,17 @@ class CollectiveRun:
         self._number += 1
         self._since_meeting += sizes
 
-    def _tell_slowness(self, log: Log, began: float) -> None:
+    def _report_slowness(self, log: Log, began: float) -> None:
         for number, (worker, spent) in enumerate(zip(self._workers, self._spent.tolist(), strict=True)):
             slowness = worker.news.of(self._number)
             if slowness is not None:
                 log.disturbance(number, self._number, began + spent, slowness)
 
     def _meet(self) -> None:
-        """All sum their gradients, or average their models, and tell what they have measured."""
+        """All workers sum their gradients, or average their models, and report what they have measured."""
         slowest = float(self._spent.max())
         waited = slowest - self._spent
-        reports = self._tell() if self._reports else None
+        reports = self._report() if self._reports else None
         if self._log is not None and reports is not None:
             self._write(reports, slowest)
         self._compute += self._spent
@@ -157,7 +149,7 @@ class CollectiveRun:
             if self._limits.report_all(reports.largest_size):
                 self._problem = self._limits.stretched(self._problem)
 
-    def _tell(self) -> Reports:
+    def _report(self) -> Reports:
         passes = self._passes
         table = [
             worker.row(round(batches / passes), spent / passes, largest, learns=self._basis != "comparison")
@@ -175,26 +167,28 @@ class CollectiveRun:
             compute = row[1] * self._passes / 1e6
             synchronised = slowest - spent + self._comm_seconds
             waited = min(longest - compute, synchronised)
-            parts = {
-                "iteration": self._number - 1,
-                "epoch": self._epoch,
-                "at": self._now,
-                "samples": samples,
-                "basis": self._basis,
-                "iteration_seconds": slowest + self._comm_seconds,
-                "input_seconds": 0.0,
-                "compute_seconds": compute,
-                "wait_seconds": waited,
-                "comm_seconds": synchronised - waited,
-                "report": row,
-            }
-            self._log.iteration(worker, parts, {})
+            self._log.workers[worker].record(
+                IterationDone(
+                    worker=worker,
+                    iteration=self._number - 1,
+                    epoch=self._epoch,
+                    at=self._now,
+                    samples=samples,
+                    basis=self._basis,
+                    iteration_seconds=slowest + self._comm_seconds,
+                    input_seconds=0.0,
+                    compute_seconds=compute,
+                    wait_seconds=waited,
+                    comm_seconds=synchronised - waited,
+                    report=row,
+                    factors=FACTORS,
+                )
+            )
 
     def _result(self) -> SimulatedRun:
         if self._log is not None:
             for worker in range(len(self._workers)):
                 self._log.end(worker, self._now)
-        comm = self._meetings * self._comm_seconds
         return SimulatedRun(
             scheme=self._scenario.scheme.name,
             global_batch_size=self._scenario.global_batch_size,
@@ -205,34 +199,22 @@ class CollectiveRun:
             workers=tuple(
                 SimulatedWorker(
                     worker=worker,
-                    samples=samples,
+                    samples=int(self._samples[worker]),
                     iterations=self._number,
-                    last_batch_size=size,
-                    compute_seconds=compute,
-                    wait_seconds=waited,
-                    comm_seconds=comm,
-                    idle_seconds=0.0,
+                    last_batch_size=int(self._planned[worker]),
+                    compute_seconds=float(self._compute[worker]),
+                    wait_seconds=float(self._wait[worker]),
+                    comm_seconds=self._meetings * self._comm_seconds,
                     present_seconds=self._now,
-                    mean_staleness=0.0,
-                    largest_staleness=0,
-                    largest_lead=0,
                 )
-                for worker, (samples, size, compute, waited) in enumerate(
-                    zip(
-                        self._samples.tolist(),
-                        self._planned.tolist(),
-                        self._compute.tolist(),
-                        self._wait.tolist(),
-                        strict=True,
-                    )
-                )
+                for worker in range(len(self._workers))
             ),
         )
 
 
 def _communication(scenario: Scenario) -> float:
-    """What an exchange takes when the last worker is ready."""
+    """The seconds of an exchange after the last worker is ready."""
     network = Network(scenario.cluster, message_bytes=scenario.message_bytes or 0)
     seconds = network.all_reduce_seconds(scenario.all_reduce) + scenario.exchange_seconds
-    # Telling speeds is done meanwhile, or else after it.
+    # Speeds are exchanged meanwhile, or, if blocking, after it.
     return seconds + (network.small_exchange_seconds() if scenario.scheme.exchange == "blocking" else 0.0)

@@ -1,11 +1,11 @@
-"""What communication costs: sums over all workers, and messages to and from servers that share links."""
+"""The times of sums over all workers, and of messages to and from servers that share links."""
 
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from evenstep.cluster import Cluster, ClusterWorker, Host, Link
+from evenstep.cluster import Cluster, ClusterWorker, Link
 
 _BITS: Final = 8
 
@@ -19,26 +19,28 @@ class _Line:
     free_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class _Port:
-    """A host's link in both directions."""
+    """A host's link in both directions; without a link, messages take no time."""
 
-    outward: _Line
-    inward: _Line
+    def __init__(self, link: Link | None) -> None:
+        costs = (0.0, 0.0) if link is None else (_BITS / link.bits_per_second, link.latency_seconds)
+        self.free = link is None
+        self.outward, self.inward = _Line(*costs), _Line(*costs)
 
 
 @final
 class Network:
     """Times of messages over the links of a cluster.
 
-    In each direction a link carries messages one after another, in the order in which they were sent; what a host's
-    workers send waits for each other there. A message goes through the sender's link and the receiver's at once, each
-    at its own pace, and has arrived when the later of the two has carried it; the latencies of both add up. Within a
-    host, and over hosts without a link, messages take no time.
+    In each direction a link carries messages one after another, in the order in which they were sent, whichever of the
+    host's workers sent them. A message goes through the sender's link and the receiver's at once, each at its own pace,
+    and arrives when the later of the two has carried it; the latencies of both add up. Within a host, and over hosts
+    without a link, messages take no time.
 
     Args:
-        cluster: Its workers, servers, hosts and links.
-        message_bytes: What one worker's gradients, or the weights, take altogether.
+        cluster: The workers, servers, hosts and links.
+        message_bytes: The size of one worker's gradients, and of the weights.
         servers: How many servers share them.
 
     Attributes:
@@ -49,30 +51,21 @@ class Network:
     def __init__(self, cluster: Cluster, *, message_bytes: int, servers: int = 1) -> None:
         self._bytes = message_bytes
         self._slots = [_slot(worker, number) for number, worker in enumerate(cluster.workers)]
-        self._links = [_link_of(worker) for worker in cluster.workers]
-        ports: dict[Hashable, _Port | None] = {}
-        own: list[_Port | None] = []
-        for slot, link in zip(self._slots, self._links, strict=True):
-            if slot not in ports:
-                ports[slot] = _port(link)
-            own.append(ports[slot])
-        hosts: list[Host | None] = [
-            cluster.servers[number % len(cluster.servers)] if cluster.servers else None for number in range(servers)
-        ]
-        shards = []
-        for host in hosts:
-            slot = None if host is None else host.name
-            if host is not None and slot not in ports:
-                ports[slot] = _port(host.link)
-            shards.append((slot, None if host is None else ports[slot]))
+        self._links = [worker.link if worker.host is None else worker.host.link for worker in cluster.workers]
+        ports: dict[Hashable, _Port] = {}
+        own = [ports.setdefault(slot, _Port(link)) for slot, link in zip(self._slots, self._links, strict=True)]
+        shards: list[tuple[str | None, _Port]] = [(None, _Port(None))] * servers
+        if cluster.servers:
+            hosts = [cluster.servers[number % len(cluster.servers)] for number in range(servers)]
+            shards = [(host.name, ports.setdefault(host.name, _Port(host.link))) for host in hosts]
         self.shard_bytes = message_bytes / servers
-        # By worker: the links of its messages, one for each server that they must go over a network to.
+        # By worker: the ports of its messages, one pair for each server that they reach over a network.
         routes = [
-            [(port, shard) for at, shard in shards if (port or shard) and (at is None or at != slot)]
+            [(port, shard) for at, shard in shards if not (port.free and shard.free) and (at is None or at != slot)]
             for slot, port in zip(self._slots, own, strict=True)
         ]
-        self._pushes = [[(_outward(port), _inward(shard)) for port, shard in each] for each in routes]
-        self._pulls = [[(_outward(shard), _inward(port)) for port, shard in each] for each in routes]
+        self._pushes = [[(port.outward, shard.inward) for port, shard in each] for each in routes]
+        self._pulls = [[(shard.outward, port.inward) for port, shard in each] for each in routes]
         self.free = not any(routes)
 
     def push_arrives(self, worker: int, now: float) -> float:
@@ -86,10 +79,10 @@ class Network:
         return max([_carry(sender, receiver, size, now) for sender, receiver in self._pulls[worker]], default=now)
 
     def all_reduce_seconds(self, kind: Literal["ring", "tree"]) -> float:
-        """How long it takes all workers to sum their gradients, from when the last of them is ready.
+        """How long it takes all workers to sum their gradients, after the last of them is ready.
 
         A ring passes through each host once: 2 (n - 1) steps with 1/n of the bytes each, at the pace of the slowest
-        link. A tree of the hosts sums on the way up and passes the sum on on the way down: 2 ceil(log2 hosts) steps
+        link. A tree of the hosts sums on the way up and passes the sum down: 2 ceil(log2 hosts) steps
         with all of the bytes.
         """
         hosts = len(set(self._slots))
@@ -103,7 +96,7 @@ class Network:
         return 2 * math.ceil(math.log2(hosts)) * (self._bytes * seconds_per_byte + self._hop_seconds())
 
     def small_exchange_seconds(self) -> float:
-        """How long it takes all workers to tell all others a few bytes."""
+        """How long it takes each worker to send a few bytes to all others."""
         hosts = len(set(self._slots))
         return 2 * math.ceil(math.log2(hosts)) * self._hop_seconds() if hosts > 1 else 0.0
 
@@ -116,41 +109,15 @@ class Network:
 
 
 def _slot(worker: ClusterWorker, number: int) -> Hashable:
-    """What is the same for workers on the same host; who has neither host nor link is together with all such."""
+    """The same for workers on the same host; all workers with neither host nor link share a slot."""
     if worker.link is not None:
         return number
     return None if worker.host is None else worker.host.name
 
 
-def _link_of(worker: ClusterWorker) -> Link | None:
-    return worker.link if worker.host is None else worker.host.link
-
-
-def _port(link: Link | None) -> _Port | None:
-    if link is None:
-        return None
-    pace = _BITS / link.bits_per_second
-    return _Port(outward=_Line(pace, link.latency_seconds), inward=_Line(pace, link.latency_seconds))
-
-
-def _outward(port: _Port | None) -> _Line | None:
-    return None if port is None else port.outward
-
-
-def _inward(port: _Port | None) -> _Line | None:
-    return None if port is None else port.inward
-
-
-def _carry(sender: _Line | None, receiver: _Line | None, size: float, now: float) -> float:
+def _carry(sender: _Line, receiver: _Line, size: float, now: float) -> float:
     """Give a message of that many bytes to both links; when it has arrived."""
-    arrives = now
-    latency = 0.0
-    if sender is not None:
-        arrives = sender.free_at = max(now, sender.free_at) + size * sender.seconds_per_byte
-        latency = sender.latency_seconds
-    if receiver is not None:
-        # From now on and not from when the sender's link comes to it, or one slow host would hold up all others.
-        receiver.free_at = max(now, receiver.free_at) + size * receiver.seconds_per_byte
-        arrives = max(arrives, receiver.free_at)
-        latency += receiver.latency_seconds
-    return arrives + latency
+    sender.free_at = max(now, sender.free_at) + size * sender.seconds_per_byte
+    # From now on and not from when the sender's link comes to it, or one slow host would hold up all others.
+    receiver.free_at = max(now, receiver.free_at) + size * receiver.seconds_per_byte
+    return max(sender.free_at, receiver.free_at) + (sender.latency_seconds + receiver.latency_seconds)

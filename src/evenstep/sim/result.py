@@ -1,4 +1,4 @@
-"""What came out of a simulation, in a few numbers."""
+"""The results of a simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import final
 class SimulatedWorker:
     """One worker over the whole run; seconds are sums.
 
-    `wait_seconds` is what it waited for others, behind a barrier or held by a bound; `idle_seconds` what it waited for
-    samples or for the beginning of an epoch. `present_seconds` is all the time that it was there. `staleness` counts
-    versions, `lead` iterations; both are 0 without servers. Compute and communication that a leave
-    or the end of the run has cut off are in no sum but `present_seconds`.
+    `wait_seconds` is the waiting for other workers, behind a barrier or held by a bound; `idle_seconds` the waiting for
+    samples or for the beginning of an epoch; `present_seconds` all the time that the worker was there. Compute and
+    communication that a leave or the end of the run cut off are only in `present_seconds`. `staleness` counts versions
+    and `lead` iterations; both are 0 without servers.
     """
 
     worker: int
@@ -23,25 +23,24 @@ class SimulatedWorker:
     compute_seconds: float
     wait_seconds: float
     comm_seconds: float
-    idle_seconds: float
+    idle_seconds: float = 0.0
     present_seconds: float
-    mean_staleness: float
-    largest_staleness: int
-    largest_lead: int
+    mean_staleness: float = 0.0
+    largest_staleness: int = 0
+    largest_lead: int = 0
 
     @property
     def speed(self) -> float:
-        """Samples per second of pure compute; 0 for one that has computed nothing."""
+        """Samples per second of pure compute; 0 for a worker that has computed nothing."""
         return self.samples / self.compute_seconds if self.compute_seconds else 0.0
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """A simulated run.
+    """A simulated run: `samples` were committed in `seconds` of virtual time, with `commits` updates of the parameters.
 
-    `samples` were committed in `seconds` of virtual time, in so many `commits`. `complete`: they are all that there
-    were to be; otherwise all workers have left before.
+    `complete`: these are all samples of the run; otherwise all workers left before.
     """
 
     scheme: str
@@ -59,23 +58,23 @@ class SimulatedRun:
 
     @property
     def ideal_samples_per_second(self) -> float:
-        """The sum of the workers' speeds as they were on the sizes that they had, each for as long as it was there."""
+        """The sum of the workers' speeds on the sizes that they had, each weighted by the time that it was there."""
         return sum(each.speed * each.present_seconds for each in self.workers) / self.seconds
 
     @property
     def over_ideal(self) -> float:
-        """Throughput over that ideal, 1 at best but for what is under way at the ends of the run."""
+        """Throughput over that ideal; at most 1, except for what is under way at the end of the run."""
         return self.samples_per_second / self.ideal_samples_per_second
 
     @property
     def waiting_share(self) -> float:
-        """The part of the workers' time in which they waited for each other, or for samples; 0 to 1."""
+        """The part of the workers' time in which they waited for each other or for samples, 0 to 1."""
         waited = sum(each.wait_seconds + each.idle_seconds for each in self.workers)
         return waited / self._present_seconds
 
     @property
     def communication_share(self) -> float:
-        """The part of the workers' time in which they communicated; 0 to 1."""
+        """The part of the workers' time in which they communicated, 0 to 1."""
         return sum(each.comm_seconds for each in self.workers) / self._present_seconds
 
     @property
@@ -104,7 +103,7 @@ class SimulatedRun:
         return sum(each.present_seconds for each in self.workers)
 
     def summary(self) -> dict[str, object]:
-        """Everything but the single workers, for machines."""
+        """All figures but those of single workers, for JSON."""
         return {
             "scheme": self.scheme,
             "workers": len(self.workers),

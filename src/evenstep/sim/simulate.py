@@ -12,7 +12,7 @@ from evenstep.sim.collective import CollectiveRun
 from evenstep.sim.log import Log
 from evenstep.sim.result import SimulatedRun
 from evenstep.sim.scenario import Scenario
-from evenstep.sim.served import ServedRun
+from evenstep.sim.served import run_served
 
 
 def simulate(
@@ -22,28 +22,29 @@ def simulate(
 
     Args:
         scenario: What to run.
-        log: Where to write every event; None: only the summaries are kept, in memory that does not grow with the run.
-        progress: Told now and then which part of the run is done, 0 to 1.
+        log: Where to write every event; None: only the summary is kept, in memory that does not grow with the run.
+        progress: Called from time to time with the part of the run that is done, 0 to 1.
 
     Raises:
-        ConfigError: Something in it cannot work; one sentence that says what to change.
+        ConfigError: The run cannot work; one sentence that says what to change.
     """
-    run = CollectiveRun(scenario, log) if scenario.scheme.served is None else ServedRun(scenario, log)
+    report = progress or (lambda _: None)
     try:
         with _uncollected(), np.errstate(over="ignore", invalid="ignore"):
-            result = run.finish(progress or (lambda _: None))
+            if scenario.scheme.served is None:
+                result = CollectiveRun(scenario, log).finish(report)
+            else:
+                result = run_served(scenario, log, report)
     except OverflowError:
         result = None
     if result is None or not math.isfinite(result.seconds):
-        raise ConfigError(
-            "the run takes longer than numbers can tell: look for a slip in the times, factors and bandwidths"
-        )
+        raise ConfigError("simulated time overflows a float: look for a mistake in the times, factors and bandwidths")
     return result
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A run leaves no cycles behind as it goes on, and looking for them among many workers takes a tenth of it."""
+    """Switch the collector of cycles off: a run makes no cycles, and looking for them takes a tenth of its time."""
     collects = gc.isenabled()
     gc.disable()
     try:

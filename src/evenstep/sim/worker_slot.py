@@ -1,129 +1,108 @@
 """What a simulated run on servers keeps of each worker: where it is in its loop, and what it has done so far."""
 
+import math
 from collections import deque
-from typing import TYPE_CHECKING, final
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
 
-from evenstep.core.coordinate import Answer, Arrival, Update
-from evenstep.sim.log import Log
+from evenstep.cluster import Stay
+from evenstep.core.coordinate import Answer, Apply, Arrival, Bundle
+from evenstep.core.samples.claims import Claim
+from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedWorker
 from evenstep.sim.worker import VirtualWorker
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from evenstep.cluster import Stay
-    from evenstep.core.samples.claims import Claim
+@final
+@dataclass(slots=True, eq=False)
+class GroupServer:
+    """The server of a group, on its workers' host: `bundle` says which of their pushes travel as one.
+
+    `version` are the weights that were sent to it last, and `arrives` when they have reached it.
+    """
+
+    bundle: Bundle = field(default_factory=Bundle)
+    version: int = -1
+    arrives: float = 0.0
 
 
 @final
+@dataclass(slots=True, eq=False, kw_only=True)
 class Pushed:
-    """A push that is under way, or was answered last, as far as it is written down."""
+    """A push that is under way or was answered last, for the log."""
 
-    __slots__ = ("began", "ended", "entered", "number", "row", "samples", "synchronised")
-
-    def __init__(self, *, number: int, samples: int, entered: float, began: float, row: tuple[int, ...]) -> None:
-        self.number = number
-        self.samples = samples
-        self.entered = entered
-        self.began = began
-        self.row = row
-        self.synchronised = 0.0
-        self.ended: float | None = None
+    number: int
+    samples: int
+    entered: float
+    began: float
+    row: tuple[int, ...]
+    ended: float | None = None
 
 
 @final
+@dataclass(slots=True, eq=False)
 class WorkerSlot:
     """One worker of a run on servers.
 
     Attributes:
-        incarnation: Counts its stays; an event for another one is void.
-        claims: What it computes on next, one after another.
-        computing, computed: What it computes on, and what it has computed on and not pushed; None for none.
-        batch, seconds: What it computes on, copies included, and for how long, or has last.
-        asking: Whether a push is under way, or its answer.
+        group: The group server that it pushes to, if that makes a difference; else None.
+        incarnation: Counts its stays; an event for another incarnation is void.
+        claims: What it computes on next, in order.
+        computing, computed: The claim that it computes on, and the one that it has computed and not pushed.
+        batch, seconds: The size, copies included, and the time of its present or last computation.
+        asking: Whether a push or its answer is under way.
         arrived_at: When its last push reached all servers; None while it is under way.
         answer: An answer that is on its way.
-        blocked_since: Since when it waits for an answer, where it does.
-        idle_since: Since when it has nothing to compute on, where it has not.
-        version: Of the weights that it has; `handed_out_on` of those that it computes on.
+        blocked_since: When it began to wait for an answer; None if it does not wait.
+        idle_since: When it ran out of samples; None if it has some.
+        version: The version of its weights; `handed_out_on` of those that it computes on.
+        commit: The commit of its last push, until it is written down.
     """
 
-    __slots__ = (
-        "answer",
-        "arrival",
-        "arrived_at",
-        "asking",
-        "batch",
-        "began",
-        "blocked_since",
-        "claims",
-        "comm_seconds",
-        "commit",
-        "compute_seconds",
-        "computed",
-        "computing",
-        "entered",
-        "epoch",
-        "handed_out_on",
-        "here_since",
-        "idle_seconds",
-        "idle_since",
-        "incarnation",
-        "iterations",
-        "largest_lead",
-        "largest_staleness",
-        "last_batch_size",
-        "leaves_at",
-        "number",
-        "over",
-        "present_seconds",
-        "pushed",
-        "pushes",
-        "samples",
-        "seconds",
-        "staleness",
-        "stays",
-        "version",
-        "wait_seconds",
-        "worker",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.worker: VirtualWorker | None = None
-        self.stays: Iterator[Stay] = iter(())
-        self.incarnation = 0
-        self.here_since: float | None = None
-        self.leaves_at: float | None = None
-        # The loop.
-        self.claims: deque[Claim] = deque()
-        self.computing: Claim | None = None
-        self.computed: Claim | None = None
-        self.asking = False
-        self.answer: Answer | None = None
-        self.arrived_at: float | None = None
-        self.blocked_since: float | None = None
-        self.idle_since: float | None = None
-        self.version = -1
-        self.handed_out_on = -1
-        self.batch = 0
-        self.began = self.entered = self.seconds = 0.0
-        self.commit: Update | None = None
-        self.arrival: Arrival | None = None
-        self.epoch = 0
-        self.over = False
-        self.pushed: Pushed | None = None
-        # Over the whole run.
-        self.iterations = 0
-        self.pushes = 0
-        self.samples = 0
-        self.last_batch_size = 0
-        self.compute_seconds = self.wait_seconds = self.comm_seconds = 0.0
-        self.idle_seconds = self.present_seconds = 0.0
-        self.staleness = self.largest_staleness = self.largest_lead = 0
+    number: int
+    group: GroupServer | None = None
+    worker: VirtualWorker | None = None
+    stays: Iterator[Stay] = field(default_factory=lambda: iter(()))
+    incarnation: int = 0
+    here_since: float | None = None
+    leaves_at: float = math.inf
+    # The loop.
+    claims: deque[Claim] = field(default_factory=deque)
+    computing: Claim | None = None
+    computed: Claim | None = None
+    asking: bool = False
+    answer: Answer | None = None
+    arrived_at: float | None = None
+    blocked_since: float | None = None
+    idle_since: float | None = None
+    version: int = -1
+    handed_out_on: int = -1
+    batch: int = 0
+    began: float = 0.0
+    entered: float = 0.0
+    seconds: float = 0.0
+    commit: Apply | None = None
+    arrival: Arrival | None = None
+    epoch: int = 0
+    over: bool = False
+    pushed: Pushed | None = None
+    # Over the whole run.
+    iterations: int = 0
+    pushes: int = 0
+    samples: int = 0
+    last_batch_size: int = 0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    comm_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    present_seconds: float = 0.0
+    staleness: int = 0
+    largest_staleness: int = 0
+    largest_lead: int = 0
 
     def come(self, now: float, worker: VirtualWorker) -> None:
-        """A new incarnation is here, as a new process that knows nothing of its speed."""
+        """A new incarnation joins, as a new process that knows nothing of its speed."""
         self.incarnation += 1
         self.worker = worker
         self.here_since = self.idle_since = self.entered = now
@@ -131,7 +110,7 @@ class WorkerSlot:
         self.over = False
 
     def go(self, now: float) -> None:
-        """It is gone, and with it whatever it had in hand."""
+        """The worker leaves, and what it had not pushed is lost."""
         self.incarnation += 1
         self.end(now)
         self.claims.clear()
@@ -140,7 +119,7 @@ class WorkerSlot:
         self.asking = False
 
     def end(self, now: float) -> None:
-        """Count what it was in the middle of; nothing, where it is not here."""
+        """Count the waiting and idling that is not over; nothing if the worker is not here."""
         if self.here_since is None:
             return
         self.present_seconds += now - self.here_since
@@ -150,41 +129,39 @@ class WorkerSlot:
             self.wait_seconds += min(self._held(now), now - self.blocked_since)
         self.here_since = self.idle_since = self.blocked_since = None
 
+    def end_exchange(self, answer: Answer, now: float) -> float:
+        """Count the part of an exchange in which the worker waited for it; returns its seconds."""
+        self.asking = False
+        took, release = 0.0, answer.release
+        if self.blocked_since is not None:
+            took = now - self.blocked_since
+            self.blocked_since = None
+        if release is None:
+            self.comm_seconds += took
+        else:
+            waited = min(release.held_seconds, took)
+            self.wait_seconds += waited
+            self.comm_seconds += took - waited
+            self.largest_lead = max(self.largest_lead, release.lead)
+        return took
+
+    def pull_arrives(self, network: Network, version: int, now: float) -> float:
+        """When the weights of this version, sent now, reach the worker; a group server gets them once for all."""
+        group = self.group
+        if group is None:
+            return network.pull_arrives(self.number, now)
+        if group.version != version:
+            group.version, group.arrives = version, network.pull_arrives(self.number, now)
+        return max(now, group.arrives)
+
     def _held(self, now: float) -> float:
-        """How long it has been held in the exchange that it is in the middle of; the rest is communication."""
+        """How long it has been held in the present exchange; the rest is communication."""
         if self.answer is not None:
             return 0.0 if self.answer.release is None else self.answer.release.held_seconds
         return 0.0 if self.arrived_at is None else now - self.arrived_at
 
-    def write(self, log: Log, ended: float, answer: Answer) -> None:
-        """Write down the iteration that this answers."""
-        pushed, commit, release = self.pushed, self.commit, answer.release
-        if pushed is None:
-            return
-        held = 0.0 if release is None else release.held_seconds
-        waited = min(held, pushed.synchronised)
-        parts = {
-            "iteration": pushed.number,
-            "epoch": self.epoch,
-            "at": pushed.entered,
-            "samples": pushed.samples,
-            "iteration_seconds": (ended if pushed.ended is None else pushed.ended) - pushed.entered,
-            "input_seconds": pushed.began - pushed.entered,
-            "compute_seconds": pushed.row[1] / 1e6,
-            "wait_seconds": waited,
-            "comm_seconds": pushed.synchronised - waited,
-            "report": list(pushed.row),
-        }
-        more: dict[str, object] = {}
-        if commit is not None:
-            more |= {"staleness": commit.staleness, "behind": commit.behind, "share": commit.share}
-        if release is not None:
-            more |= {"lead": release.lead, "bound": release.bound}
-        log.iteration(self.number, parts, more)
-        self.pushed = self.commit = None
-
     def result(self) -> SimulatedWorker:
-        """What it has done."""
+        """The sums over the run."""
         return SimulatedWorker(
             worker=self.number,
             samples=self.samples,

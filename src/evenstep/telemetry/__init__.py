@@ -1,12 +1,13 @@
-"""Records what happened. The JSONL files of a run directory are the source of truth for reports and replays."""
+"""Records what happens. The JSONL files of a run directory are the source of truth for reports and replays."""
 
-from evenstep.telemetry.events import SCHEMA
-from evenstep.telemetry.logged import Logged
-from evenstep.telemetry.recorder import JsonlRecorder, Recorder, Role, Silent, event_files, read_events
-from evenstep.telemetry.tail import RunTail, Tail
+from evenstep.telemetry.events import SCHEMA, Event
+from evenstep.telemetry.reading import ROLES, Role, RunTail, Tail, event_files, read_events
+from evenstep.telemetry.recorder import JsonlRecorder, Logged, Recorder, Silent
 
 __all__ = [
+    "ROLES",
     "SCHEMA",
+    "Event",
     "JsonlRecorder",
     "Logged",
     "Recorder",

@@ -1,444 +1,375 @@
-"""What the files of a run directory hold: every kind of event, as a frozen record.
+"""The schema of the event log: every kind of event is a record, which writers fill in and readers get.
 
-`worker-RANK.jsonl` has what a worker saw, `server-INDEX.jsonl` what reached and left the servers, `launcher.jsonl` what
-became of them. A line is one JSON object with `event`, its writer (`worker` or `server`), and the fields of the record
-below that has this `kind`. A reader must pass over kinds and fields that it does not know; a field with a default may
-be missing. What a field that is there means never changes: a change of meaning is a new field, and a new `SCHEMA`.
+`worker-RANK.jsonl` has the events of a worker, `server-INDEX.jsonl` those of a server, `launcher.jsonl` those of the
+launcher. A line is one JSON object: `event`, the kind, and the fields of its record. Readers skip kinds and fields that
+they do not know. A field with a default may be missing. A field never changes its meaning: another meaning is a new
+field and a new `SCHEMA`.
 
-Seconds named `at` are of the writer's monotonic clock, which all processes of a host share; the wall clock of the event
-`run` ties the clocks of several hosts together.
+`at` is in seconds of the writer's monotonic clock, which all processes of a host share. The event `run` also has the
+wall clock, which relates the clocks of several hosts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Final, TypeAlias, final, get_args
+from typing import Annotated, Final, TypeAlias, TypeVar, final
 
-from evenstep.core.errors import ConfigError
+from msgspec import Meta, Struct, field
+
+from evenstep.core.values import Basis
 
 SCHEMA: Final = 2
 """Version 1 had neither `schema` nor the times of iterations."""
 
+# Numbers are bounded, so that a damaged log cannot overflow what is computed from it.
+_END: Final = 2**63
+_Whole: TypeAlias = Annotated[int, Meta(ge=1 - _END, le=_END - 1)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=_END - 1)]
+_Number: TypeAlias = Annotated[float, Meta(gt=-_END, lt=_END)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, lt=_END)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=1_000_000)]
+_Iteration: TypeAlias = Annotated[int, Meta(ge=-1, le=_END - 1)]
+"""Counted from 0; -1: before the first."""
+
+_T = TypeVar("_T")
+
+
+def _added(default: _T) -> _T:
+    """A field that every writer writes now, with what it means that an older log lacks it.
+
+    A plain default is not written: the value is unknown, or does not apply.
+    """
+    return field(default_factory=lambda: default)
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+    """Anything that a log can hold; `at` is None if the time is unknown."""
+
+    at: _Number | None = None
+
+    @property
+    def kind(self) -> str:
+        """The name of the event in the file."""
+        return str(self.__struct_config__.tag)
+
+
+class WorkerEvent(Event, frozen=True, kw_only=True):
+    """An event that the worker of this rank writes."""
+
+    worker: _Rank
+
+
+class ServerEvent(Event, frozen=True, kw_only=True):
+    """An event that a server writes. `version`: of the weights."""
+
+    server: int = _added(0)
+    at: _Number
+    version: _Whole
+
+
+class LauncherEvent(Event, frozen=True, kw_only=True):
+    """An event that the launcher writes."""
+
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A worker begins; each number of samples per worker has one entry for each.
+class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
+    """A worker starts. `minimum` and `maximum` samples have one entry per worker.
 
-    `emulated`: its compute takes as long as on another device, which a cluster file describes.
+    `simulated`: time is virtual. `emulated`: compute takes as long as on a device that a cluster file describes.
     """
 
-    kind: ClassVar[str] = "run"
+    schema: _Whole = 1
+    unix_seconds: _Number | None = None
+    workers: _Whole = 0
     scheme: str
-    global_batch_size: int
-    iterations_per_epoch: int
-    schema: int = 1
-    engine: str = "collective"
-    workers: int = 0
-    minimum: Sequence[int] = ()
-    maximum: Sequence[int] = ()
-    multiple: int = 1
-    seed: int = 0
-    at: float | None = None
-    unix_seconds: float | None = None
-    simulated: bool = False
-    emulated: bool = False
+    engine: str = _added("collective")
+    global_batch_size: _Whole
+    iterations_per_epoch: _Whole
+    minimum: Sequence[_Whole] = ()
+    maximum: Sequence[_Whole] = ()
+    multiple: _Whole = _added(1)
+    seed: _Whole = _added(0)
+    simulated: bool = _added(False)
+    emulated: bool = _added(False)
     version: str = ""
     torch: str = ""
     python: str = ""
     host: str = ""
-    gpu: str | None = None
+    gpu: str | None = _added(None)
     device: str = ""
 
+    @property
+    def wall_offset(self) -> float:
+        """What to add to the worker's clock to get the wall clock; 0 if unknown, as in a simulation."""
+        return 0.0 if self.unix_seconds is None or self.at is None else self.unix_seconds - self.at
+
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterationDone:
-    """A worker's iteration is over: its parts in seconds, in their order, and what was told of it.
+class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
+    """A worker has finished an iteration. `at` is its start; its parts, in seconds, follow in their order.
 
-    `basis` is that of its sizes, `report` the worker's row of the exchange, `factors` what was known of its machine
-    before. On servers a push is
-    *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches) and `share`, and
-    *released* at a `lead` under a `bound` (iterations); None where nothing of it was.
+    `basis`: why it had its size. `report`: the worker's row of the exchange. `factors`: the machine's state before the
+    iteration. On servers a push is *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind`
+    (global batches) and `share`, and *released* at a `lead` under a `bound` (iterations).
     """
 
-    kind: ClassVar[str] = "iteration"
-    iteration: int
-    samples: int
-    iteration_seconds: float
-    input_seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    comm_seconds: float
-    epoch: int = 0
-    basis: str = "speed"
-    at: float | None = None
-    report: Sequence[int] = ()
-    factors: Sequence[float] = ()
-    staleness: int | None = None
-    behind: float | None = None
-    share: float | None = None
-    lead: int | None = None
-    bound: int | None = None
+    iteration: _Iteration
+    epoch: _Count = _added(0)
+    samples: _Count
+    basis: Basis = _added("speed")
+    iteration_seconds: _Seconds
+    input_seconds: _Seconds
+    compute_seconds: _Seconds
+    wait_seconds: _Seconds
+    comm_seconds: _Seconds
+    report: Sequence[_Whole] = ()
+    factors: Sequence[_Number] = ()
+    staleness: _Whole | None = None
+    behind: _Number | None = None
+    share: _Number | None = None
+    lead: _Whole | None = None
+    bound: _Whole | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A worker has heard of other sizes, which hold from its iteration on, or of another `basis` of the same sizes.
+class Planned(WorkerEvent, frozen=True, kw_only=True, tag="plan"):
+    """All workers' batch sizes from this iteration of the writer on.
 
-    `speed`: they were decided; `start`: they are equal because no speeds are known yet; `comparison`: they are equal
-    for a few iterations.
+    `basis`: `speed`: decided from speeds; `start`: equal, because no speeds are known yet; `comparison`: equal for a
+    few iterations, to measure what other sizes gain.
     """
 
-    kind: ClassVar[str] = "plan"
-    batch_sizes: Sequence[int]
-    iteration: int = 0
-    basis: str = "speed"
+    iteration: _Iteration = _added(0)
+    batch_sizes: Sequence[_Whole]
+    basis: Basis = _added("speed")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
-    """The script noted values by name, None for what is no number; `samples` are those of the iteration."""
+class Noted(WorkerEvent, frozen=True, kw_only=True, tag="note"):
+    """The script noted values by name, None for a value that is not finite; `samples` are those of the iteration."""
 
-    kind: ClassVar[str] = "note"
-    iteration: int
-    at: float
-    samples: int
-    values: Mapping[str, float | None]
+    iteration: _Iteration
+    at: _Number
+    samples: _Count
+    values: Mapping[str, _Number | None]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbed:
-    """From this iteration on a worker is made slower on purpose: `factor` times its seconds, and `extra_seconds`.
+class Disturbed(WorkerEvent, frozen=True, kw_only=True, tag="disturbance"):
+    """The worker is slowed on purpose from this iteration on: `factor` times its seconds plus `extra_seconds`.
 
-    It holds until the next one; 1 and 0 end it. Jitter, which is new in every iteration, is not told.
+    It holds until the next such event; factor 1 and 0 extra seconds end it. Jitter, which changes in every iteration,
+    is not recorded.
     """
 
-    kind: ClassVar[str] = "disturbance"
-    iteration: int
-    at: float
-    factor: float
-    extra_seconds: float
+    iteration: _Iteration
+    at: _Number
+    factor: _Number
+    extra_seconds: _Seconds
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """An exception of this `type` ends a worker's script, in or after this iteration (-1: before the first)."""
+class Failed(WorkerEvent, frozen=True, kw_only=True, tag="error"):
+    """An exception of this `type` ended the worker's script, in or after this iteration."""
 
-    kind: ClassVar[str] = "error"
-    iteration: int
-    at: float
+    iteration: _Iteration
+    at: _Number
     type: str
     text: str
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A worker has written its last: it closed its loader, or its process ends; it failed where a `Failed` is before.
+class Ended(WorkerEvent, frozen=True, kw_only=True, tag="end"):
+    """The last event of a worker: its loader was closed, or its process ended. A killed process writes none."""
 
-    A process that is killed writes none.
+    at: _Number
+
+
+@final
+class Profiled(WorkerEvent, frozen=True, kw_only=True, tag="profiled"):
+    """`evenstep profile` has measured a batch of this size: its least compute seconds and its peak memory.
+
+    `spread`: how much longer iterations took on average, as a share of `seconds`.
     """
 
-    kind: ClassVar[str] = "end"
-    at: float
+    samples: _Count
+    seconds: _Seconds
+    peak_bytes: _Whole
+    spread: _Number = _added(0.0)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
-    """`evenstep profile` has measured a batch of this size: seconds of its compute, and the memory that it took.
+class ProfileDone(WorkerEvent, frozen=True, kw_only=True, tag="profile"):
+    """`evenstep profile` has finished. `capacity_bytes`: of the device, None if unknown."""
 
-    `spread` is how much longer iterations took on average, as a part of the seconds, which are the fewest.
-    """
-
-    kind: ClassVar[str] = "profiled"
-    samples: int
-    seconds: float
-    peak_bytes: int
-    spread: float = 0.0
+    capacity_bytes: _Whole | None
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileDone:
-    """`evenstep profile` has measured all; None: how much memory there is was not found out."""
+class RanOutOfMemory(WorkerEvent, frozen=True, kw_only=True, tag="out_of_memory"):
+    """A device could not hold a batch; `largest_run` is the largest that it has run."""
 
-    kind: ClassVar[str] = "profile"
-    capacity_bytes: int | None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanOutOfMemory:
-    """A device could not hold a batch; `largest_run` is the largest that had run on it."""
-
-    kind: ClassVar[str] = "out_of_memory"
-    iteration: int
+    iteration: _Iteration
     device: str
-    samples: int
-    largest_run: int
-    at: float | None = None
+    samples: _Count
+    largest_run: _Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDone:
-    """All workers saved the checkpoint of this name together, or went on from it; written by the first of them."""
+class CheckpointDone(WorkerEvent, frozen=True, kw_only=True, tag="checkpoint"):
+    """All workers have saved the checkpoint of this name, or were restored from it; the first worker records it."""
 
-    kind: ClassVar[str] = "checkpoint"
-    iteration: int
-    at: float
+    iteration: _Iteration
+    at: _Number
     name: str
     restored: bool
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """A worker came to the servers, as this incarnation."""
+class Joined(ServerEvent, frozen=True, kw_only=True, tag="join"):
+    """A worker has joined the servers as this incarnation."""
 
-    kind: ClassVar[str] = "join"
-    worker: int
-    at: float
-    version: int
-    incarnation: int = 0
+    worker: _Rank
+    incarnation: _Whole = _added(0)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """A worker went; `early`: by itself, in the middle of a pass."""
+class Left(ServerEvent, frozen=True, kw_only=True, tag="leave"):
+    """A worker has left; `early`: by itself, in the middle of a pass."""
 
-    kind: ClassVar[str] = "leave"
-    worker: int
-    at: float
-    version: int
+    worker: _Rank
     why: str
-    early: bool = False
+    early: bool = _added(False)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A worker begins a pass over the data, the `number`-th, of this epoch; it holds so many claims `ahead`."""
+class Begun(ServerEvent, frozen=True, kw_only=True, tag="begin"):
+    """A worker has started the `number`-th pass over the data, of this epoch, with `ahead` claims at a time."""
 
-    kind: ClassVar[str] = "begin"
-    worker: int
-    at: float
-    version: int
-    number: int
-    epoch: int
-    ahead: int
+    worker: _Rank
+    number: _Whole
+    epoch: _Count
+    ahead: _Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rested:
-    """A worker has nothing to compute on, and waits for more or for the end of the pass."""
+class Rested(ServerEvent, frozen=True, kw_only=True, tag="rest"):
+    """A worker has no samples to compute, and waits for more or for the end of the pass.
 
-    kind: ClassVar[str] = "rest"
-    worker: int
-    at: float
-    version: int
+    It is done with its claims up to `done`. If its loop has `ended`, it takes no more.
+    """
+
+    worker: _Rank
+    done: _Count | None = None
+    ended: bool = False
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class FetchedAhead(ServerEvent, frozen=True, kw_only=True, tag="more"):
+    """A worker that fetches ahead was given claims, until it held `ahead` in addition to the oldest."""
+
+    worker: _Rank
+    ahead: _Whole
+
+
+@final
+class Stopped(ServerEvent, frozen=True, kw_only=True, tag="stop"):
     """A worker has left its pass before the end."""
 
-    kind: ClassVar[str] = "stop"
-    worker: int
-    at: float
-    version: int
+    worker: _Rank
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
-    """A push was staged whole: samples of a claim, computed on the version that was pulled."""
+class Pushed(ServerEvent, frozen=True, kw_only=True, tag="push"):
+    """All shards have staged a push: samples of a claim, computed on the version that was `pulled`.
 
-    kind: ClassVar[str] = "push"
-    worker: int
-    at: float
-    version: int
-    claim: int
-    pulled: int
-    samples: int
-    units: int
-    report: Sequence[int]
+    The worker is done with its older claims.
+    """
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tallied:
-    """What the servers did in these seconds; `samples` are those committed since the run began."""
-
-    kind: ClassVar[str] = "tally"
-    at: float
-    version: int
-    seconds: float
-    commits: int
-    bytes: int
-    samples: int
+    worker: _Rank
+    claim: _Whole
+    pulled: _Whole
+    samples: _Count
+    units: _Whole
+    report: Sequence[_Whole]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regrouped:
-    """Workers synchronise in other groups from now on."""
+class Tallied(ServerEvent, frozen=True, kw_only=True, tag="tally"):
+    """What the servers did in the last `seconds`; `samples` are all that were committed since the run started."""
 
-    kind: ClassVar[str] = "regroup"
-    at: float
-    version: int
-    groups: Sequence[Sequence[int]]
+    seconds: _Seconds
+    commits: _Whole
+    bytes: _Whole
+    samples: _Count
+
+
+@final
+class Regrouped(ServerEvent, frozen=True, kw_only=True, tag="regroup"):
+    """Workers synchronise in these groups from now on."""
+
+    groups: Sequence[Sequence[_Whole]]
     reason: str
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotWritten:
-    """A checkpoint of the servers is whole."""
-
-    kind: ClassVar[str] = "snapshot"
-    at: float
-    version: int
+class SnapshotWritten(ServerEvent, frozen=True, kw_only=True, tag="snapshot"):
+    """A snapshot of all servers is complete."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFailed:
-    """No checkpoint of the servers can be written; told once, until one is again."""
+class SnapshotFailed(ServerEvent, frozen=True, kw_only=True, tag="snapshot_failed"):
+    """A snapshot could not be written; recorded once, until one succeeds again."""
 
-    kind: ClassVar[str] = "snapshot_failed"
-    at: float
-    version: int
     text: str
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """The servers begin with what the snapshot of this version holds."""
-
-    kind: ClassVar[str] = "restored"
-    at: float
-    version: int
+class Restored(ServerEvent, frozen=True, kw_only=True, tag="restored"):
+    """The servers started from the snapshot of this version."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitsLost:
-    """A worker came with weights that are so many commits newer than the servers'."""
+class CommitsLost(ServerEvent, frozen=True, kw_only=True, tag="lost"):
+    """A worker joined with weights that are `commits` versions newer than the servers'."""
 
-    kind: ClassVar[str] = "lost"
-    worker: int
-    at: float
-    version: int
-    commits: int
+    worker: _Rank
+    commits: _Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServersRestarted:
-    """A server died, and the launcher starts them again, for the `restart`-th time."""
+class ServersRestarted(LauncherEvent, frozen=True, kw_only=True, tag="servers_restarted"):
+    """A server died, and the launcher restarts the servers for the `restart`-th time."""
 
-    kind: ClassVar[str] = "servers_restarted"
-    server: int
-    restart: int
+    server: _Whole
+    restart: _Whole
     text: str
-    at: float | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServersLost:
-    """The servers are gone for good; `server` died last, where that is known."""
+class ServersLost(LauncherEvent, frozen=True, kw_only=True, tag="servers_lost"):
+    """The servers are gone for good; `server` died last, if that is known."""
 
-    kind: ClassVar[str] = "servers_lost"
-    server: int | None
+    server: _Whole | None
     text: str
-    at: float | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFailed:
-    """A server did not end well when the run was over."""
+class ServerFailed(LauncherEvent, frozen=True, kw_only=True, tag="server_failed"):
+    """A server failed while it was being stopped."""
 
-    kind: ClassVar[str] = "server_failed"
-    server: int
+    server: _Whole
     text: str
-    at: float | None = None
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFailed:
-    """A worker of a run on servers ended `how`, such as "was killed by SIGKILL", as its keeper saw."""
+class WorkerFailed(LauncherEvent, frozen=True, kw_only=True, tag="worker_failed"):
+    """A worker of a run on servers failed, and `how`, such as "was killed by SIGKILL", according to its keeper."""
 
-    kind: ClassVar[str] = "worker_failed"
-    worker: int
+    worker: _Rank
     how: str
-    at: float | None = None
 
 
-Event: TypeAlias = (
-    Run
-    | IterationDone
-    | Planned
-    | Noted
-    | Disturbed
-    | RanOutOfMemory
-    | Failed
-    | Ended
-    | Profiled
-    | ProfileDone
-    | CheckpointDone
-    | Joined
-    | Left
-    | Begun
-    | Rested
-    | Stopped
-    | Pushed
-    | Tallied
-    | Regrouped
-    | SnapshotWritten
-    | SnapshotFailed
-    | Restored
-    | CommitsLost
-    | ServersRestarted
-    | ServersLost
-    | ServerFailed
-    | WorkerFailed
-)
-
-RECORDS: Final[Mapping[str, type[Any]]] = {record.kind: record for record in get_args(Event)}
-
-
-def parse_event(line: Mapping[str, Any]) -> Event | None:
-    """The record of a line of the log; None for a kind that has none here.
-
-    Raises:
-        ConfigError: A field that every version has written is missing, or the log is of a later schema.
-    """
-    record = RECORDS.get(line["event"])
-    if record is None:
-        return None
-    known = {each.name: each for each in fields(record)}
-    for name, each in known.items():
-        if name not in line and each.default is MISSING and each.default_factory is MISSING:
-            raise ConfigError(
-                f"an event {line['event']!r} has no {name!r}: it was written by another version of evenstep"
-            )
-    if line["event"] == Run.kind and line.get("schema", 1) > SCHEMA:
-        raise ConfigError(
-            f"the events are of schema {line['schema']}, and this version of evenstep knows those up to {SCHEMA}: use a"
-            " newer one"
-        )
-    event: Event = record(**{name: line[name] for name in known if name in line})
-    return event
+RECORDS: Final[Mapping[str, type[Event]]] = {
+    str(record.__struct_config__.tag): record
+    for writer in (WorkerEvent, ServerEvent, LauncherEvent)
+    for record in writer.__subclasses__()
+}

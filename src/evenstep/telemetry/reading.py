@@ -1,34 +1,73 @@
-"""Reads event files that anybody may have written: bounded in memory, never waiting, and believing no value.
+"""Reads event files, without trusting them: memory is bounded, nothing is waited for, and every value is checked.
 
 Everything that reads a run directory reads it through here.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from operator import itemgetter
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias, get_args, get_origin
+from typing import Any, Final, Literal, TypeAlias, Union, final
+
+import msgspec
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.shown import shown
-from evenstep.telemetry.events import RECORDS
+from evenstep.telemetry.events import RECORDS, SCHEMA, Event, Run
 from evenstep.telemetry.regular import open_regular
 
-_LONGEST: Final = 16 << 20
-"""Bytes of a line; one of a run of 100,000 workers takes a tenth of that."""
-_MOST: Final = 2**63
-"""Numbers in an event are smaller than this, and above its negative."""
-_WORKERS: Final = 1_000_000
-"""More than any run has."""
+_LINE_BYTES: Final = 16 << 20
+"""Longest line; a run of 100,000 workers needs a tenth of that."""
+_PROGRESS_BYTES: Final = 1 << 20
 
-_Fits: TypeAlias = Callable[[Any], bool]
+Role: TypeAlias = Literal["worker", "server", "launcher"]
+ROLES: Final[tuple[Role, ...]] = ("worker", "server", "launcher")
+
+
+class _Kind(msgspec.Struct):
+    event: str
+
+
+_DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Union[tuple(RECORDS.values())])  # noqa: UP007 - made here
+_KIND: Final = msgspec.json.Decoder(_Kind)
+_MISSING: Final = re.compile("Object missing required field `(?!event`)(.*?)`$")
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event of a line; None for a kind that this version does not know.
+
+    Raises:
+        ValueError: The line is damaged, or of another version; what is wrong, as the end of a sentence about the line.
+    """
+    if len(line) >= _LINE_BYTES:
+        raise ValueError(f"is no event (it is longer than {_LINE_BYTES >> 20} MB): delete it")
+    try:
+        event: Event = _DECODER.decode(line)
+    except (ValueError, RecursionError) as error:
+        if _is_unknown(line):
+            return None
+        missing = _MISSING.match(str(error))
+        if missing is not None:
+            raise ValueError(
+                f"has no {missing[1]!r}: it was written by another version of evenstep, use that one"
+            ) from error
+        raise ValueError(f"is no event ({error}): delete it or fix it") from error
+    if isinstance(event, Run) and event.schema > SCHEMA:
+        raise ValueError(
+            f"is of schema {event.schema}, and this version of evenstep knows those up to {SCHEMA}: use a newer one"
+        )
+    return event
+
+
+def _is_unknown(line: bytes) -> bool:
+    try:
+        return _KIND.decode(line).event not in RECORDS
+    except (ValueError, RecursionError):
+        return False
 
 
 def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """The lines of a file from an offset on; a last one without its end, which a kill has torn, is left out.
+    """The complete lines of a file from an offset on; a last line without its end, which a kill has cut, is left out.
 
-    A line of more than 16 MB comes in pieces of that length, of which `event_of` makes nothing.
+    A line of more than 16 MB comes in pieces of that length, which `event_of` refuses.
 
     Raises:
         ConfigError: The file is no regular file, or cannot be read.
@@ -36,128 +75,107 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             file.seek(offset)
-            while line := file.readline(_LONGEST):
-                if not line.endswith(b"\n") and len(line) < _LONGEST:
+            while line := file.readline(_LINE_BYTES):
+                if not line.endswith(b"\n") and len(line) < _LINE_BYTES:
                     return
                 yield line
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): delete it, or let it be read") from error
 
 
-def event_of(line: bytes) -> dict[str, Any]:
-    """The event of a whole line, whose fields have the types of their record.
-
-    All numbers in it are finite; seconds, counts and workers are not negative.
-
-    Raises:
-        ValueError: It is none.
-    """
-    if len(line) >= _LONGEST:
-        raise ValueError(f"it is longer than {_LONGEST >> 20} MB")
-    try:
-        event = _DECODER.decode(line.decode())
-        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise ValueError('an event is a JSON object with a text "event"')
-        if event["event"] == "iteration":
-            _check_iteration(event)
-        else:
-            _check(event, event)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except TypeError as error:
-        raise ValueError("something else stands where a number belongs") from error
-    return event
+def event_files(run_dir: Path, role: Role) -> list[Path]:
+    """The existing event files of a role, by the writers' numbers."""
+    if role == "launcher":
+        return list(run_dir.glob("launcher.jsonl"))
+    numbered = ((path.stem.partition("-")[2], path) for path in run_dir.glob(f"{role}-*.jsonl"))
+    return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
 
 
-# Nearly all events of a run are iterations, and there are millions of them: what can be done in C, is.
+def read_events(
+    run_dir: Path,
+    *,
+    kind: type[Event] | None = None,
+    role: Role = "worker",
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Event]:
+    """All events of a run directory, writer after writer, each writer's in their order.
 
-_ALIKE: Final = frozenset(
-    (
-        *("iteration_seconds", "input_seconds", "compute_seconds", "wait_seconds", "comm_seconds"),
-        *("iteration", "samples", "worker"),
-    )
-)
-_OF_ITERATION: Final = itemgetter(*_ALIKE)
-
-
-def _check_iteration(event: dict[str, Any]) -> None:
-    try:
-        numbers = _OF_ITERATION(event)
-    except KeyError:
-        _check(event, event)
-        return
-    if not (min(numbers) >= 0 and max(numbers) < _MOST and event["worker"] < _WORKERS):
-        raise ValueError("a number is negative, or too large")
-    _check(event, [name for name in event if name not in _ALIKE])
-
-
-def _check(event: dict[str, Any], names: Iterable[str]) -> None:
-    """Check the fields of these names, those of a kind that is not known here for the sizes of their numbers alone.
+    Args:
+        run_dir: The directory.
+        kind: Only events of this kind; much faster if they are rare.
+        role: Whose events. A run without servers or launcher has none of theirs.
+        progress: Called now and then with how many more bytes have been read.
 
     Raises:
-        ValueError: One is not what it must be.
+        ConfigError: The directory has no worker's events, or a line is damaged (a last line that a kill has cut is
+            not).
     """
-    known = _FITS.get(event["event"], _NOTHING)
-    for name in names:
-        if not known.get(name, _is_small)(event[name]):
-            raise ValueError(f"{name!r} cannot be {shown(event[name])}")
+    files = event_files(run_dir, role)
+    if not files and role == "worker":
+        raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
+    tag = b"" if kind is None else b'"event":"%b"' % str(kind.__struct_config__.tag).encode()
+    for path in files:
+        for number, line in enumerate(_counted(whole_lines(path), progress), start=1):
+            if tag in line:
+                try:
+                    event = event_of(line)
+                except ValueError as error:
+                    raise ConfigError(f"{path} line {number} {error}") from error
+                if event is not None:
+                    yield event
 
 
-def _is_small(value: object) -> bool:
-    """Whether all numbers in it are; not of NaN, which the decoder refuses."""
-    if isinstance(value, int | float):
-        return -_MOST < value < _MOST
-    if isinstance(value, list):
-        return all(map(_is_small, value))
-    return all(map(_is_small, value.values())) if isinstance(value, dict) else True
+def _counted(lines: Iterable[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    """The lines; reports about a megabyte of them at a time."""
+    read = 0
+    for line in lines:
+        yield line
+        read += len(line)
+        if progress is not None and read >= _PROGRESS_BYTES:
+            progress(read)
+            read = 0
+    if progress is not None:
+        progress(read)
 
 
-def _fits_of(record: type[Any]) -> dict[str, _Fits]:
-    """Of each field of a record, whether a value fits it."""
-    return {each.name: _named(each.name, each.type) for each in fields(record)} | {"worker": _named("worker", int)}
+@final
+class Tail:
+    """Follows one file: an incomplete last line waits for the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[Event]:
+        """The events since the last call, without damaged lines, which `read_events` reports.
+
+        Raises:
+            ConfigError: The file is no regular file, or cannot be read.
+        """
+        if not self._path.exists():
+            return
+        for line in whole_lines(self._path, self._offset):
+            self._offset += len(line)
+            try:
+                event = event_of(line)
+            except ValueError:
+                continue
+            if event is not None:
+                yield event
 
 
-def _named(name: str, annotation: Any) -> _Fits:  # noqa: ANN401 - whatever stands in a record
-    if name in ("at", "unix_seconds"):
-        return _fits(float)  # In a record None stands for what is missing; in a file it would be a damage.
-    fits = _fits(annotation)
-    if name == "worker":
-        return lambda value: fits(value) and 0 <= value < _WORKERS
-    if name == "iteration":
-        return lambda value: fits(value) and value >= -1  # Before the first one.
-    if name in ("samples", "epoch") or name.endswith("seconds"):
-        return lambda value: fits(value) and value >= 0
-    return fits
+@final
+class RunTail:
+    """Follows all files of a run directory, also those that are created later."""
 
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._tails: dict[Path, Tail] = {}
 
-def _fits(annotation: Any) -> _Fits:  # noqa: ANN401 - whatever stands in a record
-    """Whether a value that JSON can hold is of an annotation of a record."""
-    kind, arguments = get_origin(annotation), get_args(annotation)
-    if kind is Sequence and arguments[0] in (int, float):
-        # Anything but numbers cannot be compared with one.
-        return lambda value: type(value) is list and (not value or (min(value) > -_MOST and max(value) < _MOST))
-    if kind is Sequence:
-        item = _fits(arguments[0])
-        return lambda value: type(value) is list and all(map(item, value))
-    if kind is Mapping:
-        item = _fits(arguments[1])
-        return lambda value: type(value) is dict and all(map(item, value.values()))
-    if arguments:  # Something, or None.
-        something = _fits(arguments[0])
-        return lambda value: value is None or something(value)
-    if annotation is float:
-        return lambda value: (type(value) is float or type(value) is int) and -_MOST < value < _MOST
-    if annotation is int:
-        return lambda value: type(value) is int and -_MOST < value < _MOST
-    return lambda value: type(value) is annotation
-
-
-_NOTHING: Final[Mapping[str, _Fits]] = {}
-_FITS: Final = {kind: _fits_of(record) for kind, record in RECORDS.items()}
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
+    def new(self) -> Iterator[Event]:
+        """The events since the last call, one file after the other."""
+        for role in ROLES:
+            for path in event_files(self._run_dir, role):
+                self._tails.setdefault(path, Tail(path))
+        for tail in self._tails.values():
+            yield from tail.new()

@@ -1,36 +1,38 @@
-"""Where events go: a file of JSON lines per worker, or nowhere."""
+"""Where events go: a file of JSON lines per worker or server, Python's logging, or nowhere."""
 
 import json
+import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TextIO, TypeAlias, final
+from typing import BinaryIO, Final, Literal, Protocol, final
+
+import msgspec
 
 from evenstep.core.errors import ConfigError
-from evenstep.telemetry.reading import event_of, whole_lines
+from evenstep.telemetry.events import Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
 
-_BLOCK: Final = 65536
-_TOLD_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 65536
 
 
 class Recorder(Protocol):
-    """Takes one worker's events; an event is a mapping with the key `event` that JSON can hold."""
+    """Takes the events of one writer."""
 
-    def record(self, event: Mapping[str, object]) -> None:
+    def record(self, event: Event) -> None:
         """Keep one event."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """No more events follow."""
 
 
 @final
 class Silent:
     """Keeps nothing."""
 
-    def record(self, event: Mapping[str, object]) -> None:
+    def record(self, event: Event) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -39,10 +41,10 @@ class Silent:
 
 @final
 class JsonlRecorder:
-    """Appends one line per event, with its writer, to `RUN_DIR/worker-RANK.jsonl` or `RUN_DIR/server-INDEX.jsonl`.
+    """Appends one line per event to `RUN_DIR/worker-RANK.jsonl` or `RUN_DIR/server-INDEX.jsonl`.
 
-    `last` makes an event that is written when this is closed, or its process ends without having been killed.
-    Where the disk is full later on, it warns once and keeps nothing more: training is worth more than its record.
+    `last` makes an event that is written when the recorder is closed, or when its process ends without being killed. If
+    a write fails later, on a full disk for example, it warns once and keeps nothing more: the run goes on.
 
     Raises:
         ConfigError: The run directory cannot be written.
@@ -54,34 +56,31 @@ class JsonlRecorder:
         index: int,
         *,
         role: Literal["worker", "server"] = "worker",
-        last: Callable[[], Mapping[str, object]] | None = None,
+        last: Callable[[], Event] | None = None,
     ) -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             path = run_dir / f"{role}-{index}.jsonl"
-            _cut_torn_line(path)
-            # Line-buffered, so that a killed worker leaves whole lines behind.
-            self._file = path.open("a", buffering=1, encoding="utf-8")
+            _cut_incomplete_line(path)
+            self._file = path.open("ab")
         except OSError as error:
             raise ConfigError(
                 f"the run directory {run_dir} cannot be written ({error.strerror}): give another"
             ) from error
-
-        self._writer: dict[str, object] = {role: index}
         self._lost = False
         # A training script has no place where it would close what `prepare` opened.
-        self._finish = weakref.finalize(self, _finish, self._file, self._writer, last, os.getpid())
+        self._finish = weakref.finalize(self, _finish, self._file, last, os.getpid())
 
-    def record(self, event: Mapping[str, object]) -> None:
+    def record(self, event: Event) -> None:
         """Append the event."""
         if self._lost:
             return
         try:
-            self._file.write(_line({**self._writer, **event}))
+            _write(self._file, event)
         except OSError as error:
             self._lost = True
             self._finish.detach()
-            with suppress(OSError):  # What it still holds cannot be written either.
+            with suppress(OSError):  # The buffered rest cannot be written either.
                 self._file.close()
             warnings.warn(
                 f"{self._file.name} cannot be written any more ({error.strerror}), so the run goes on without a record:"
@@ -94,90 +93,81 @@ class JsonlRecorder:
         self._finish()
 
 
-def _line(event: Mapping[str, object]) -> str:
-    return json.dumps(event, separators=(",", ":")) + "\n"
+_encode: Final = msgspec.json.Encoder().encode
 
 
-def _finish(
-    file: TextIO, writer: Mapping[str, object], last: Callable[[], Mapping[str, object]] | None, process: int
-) -> None:
-    # A fork of the process (a data worker) has all of this too, and its end is not the worker's.
+def line_of(event: Event) -> bytes:
+    """The line of an event in a file."""
+    try:
+        return _encode(event) + b"\n"
+    except UnicodeEncodeError:  # A text that is no Unicode, such as a file name in an error's message.
+        return json.dumps(msgspec.to_builtins(event), ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def _write(file: BinaryIO, event: Event) -> None:
+    file.write(line_of(event))
+    file.flush()  # A killed worker leaves complete lines.
+
+
+def _finish(file: BinaryIO, last: Callable[[], Event] | None, process: int) -> None:
+    # A fork of the process (a data worker) inherits this finalizer, but its end is not the worker's.
     if last is not None and os.getpid() == process:
         with suppress(OSError):
-            file.write(_line({**writer, **last()}))
-    with suppress(OSError):  # A full disk: what is written is whole lines already.
+            _write(file, last())
+    with suppress(OSError):  # A full disk: what is written are complete lines.
         file.close()
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Take away a last line that a kill has torn: a worker that starts again would go on in the middle of it."""
+def _cut_incomplete_line(path: Path) -> None:
+    """Remove a last line that a kill has cut, since a restarted worker would append to it."""
     if not path.exists():
         return
     with path.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
-            begin = max(0, end - _BLOCK)
-            file.seek(begin)
-            newline = file.read(end - begin).rfind(b"\n")
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
             if newline >= 0:
-                file.truncate(begin + newline + 1)
+                file.truncate(start + newline + 1)
                 return
-            end = begin
+            end = start
         file.truncate(0)
 
 
-Role: TypeAlias = Literal["worker", "server", "launcher"]
+@final
+class Logged:
+    """Passes every event on, and logs the few that matter to the logger `evenstep`.
 
-
-def read_events(
-    run_dir: Path,
-    *,
-    kinds: Collection[str] | None = None,
-    role: Role = "worker",
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """All events of a run directory, worker after worker, each worker's in the order in which they happened.
-
-    Args:
-        run_dir: The directory.
-        kinds: Only events of these kinds; much faster where they are rare.
-        role: `server`: those of the servers instead, one server after another; none where the run had no servers.
-            `launcher`: what the launcher wrote down about servers that ended.
-
-        progress: Told now and then how many bytes more have been read.
-
-    Raises:
-        ConfigError: The folder holds no worker's events, or a line is damaged (a last line torn by a kill is not).
+    INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out of memory. ERROR: an
+    exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
     """
-    files = event_files(run_dir, role)
-    if not files and role == "worker":
-        raise ConfigError(f"{run_dir} holds no worker-*.jsonl: give the --run-dir of a run")
-    for path in files:
-        for number, line in enumerate(_told(whole_lines(path), progress), start=1):
-            if kinds is not None and not any(b'"event":"%b"' % kind.encode() in line for kind in kinds):
-                continue
-            try:
-                yield event_of(line)
-            except ValueError as error:
-                raise ConfigError(f"{path} line {number} is no event ({error}): delete or mend it") from error
 
+    def __init__(self, recorder: Recorder, worker: int) -> None:
+        self._recorder = recorder
+        self._logger = logging.getLogger("evenstep")
+        self._worker = worker
 
-def _told(lines: Iterable[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    """The lines; `progress` is told of about a megabyte of them at a time."""
-    read = 0
-    for line in lines:
-        yield line
-        read += len(line)
-        if progress is not None and read >= _TOLD_BYTES:
-            progress(read)
-            read = 0
-    if progress is not None:
-        progress(read)
+    def record(self, event: Event) -> None:
+        """Keep one event."""
+        self._recorder.record(event)
+        match event:
+            case Run():
+                workers = f"{event.workers} workers, global batch {event.global_batch_size}"
+                self._log(logging.INFO, f"{event.scheme} with {workers}")
+            case Planned():
+                self._log(logging.DEBUG, f"sizes from iteration {event.iteration}: {event.batch_sizes}")
+            case RanOutOfMemory():
+                self._log(logging.WARNING, f"out of memory with a batch of {event.samples} samples")
+            case Disturbed():
+                slower = f"{event.factor:g} times its seconds and {event.extra_seconds:g} s more"
+                self._log(logging.INFO, f"emulated slowness from iteration {event.iteration}: {slower}")
+            case Failed():
+                self._log(logging.ERROR, f"failed: {event.type}: {event.text}")
 
+    def _log(self, level: int, text: str) -> None:
+        self._logger.log(level, "worker %d: %s", self._worker, text)
 
-def event_files(run_dir: Path, role: Role) -> list[Path]:
-    """The files with the events of this role that are there, in the order of their writers' numbers."""
-    if role == "launcher":
-        return list(run_dir.glob("launcher.jsonl"))
-    numbered = ((path.stem.partition("-")[2], path) for path in run_dir.glob(f"{role}-*.jsonl"))
-    return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
+    def close(self) -> None:
+        """No more events follow."""
+        self._recorder.close()

@@ -1,4 +1,4 @@
-"""Opens files that a user names."""
+"""Opens files that users name."""
 
 import errno
 import os
@@ -8,10 +8,10 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to be read. A pipe without a writer would be waited for, and a device need not end.
+    """Open a regular file for reading; a pipe could block for ever, and a device have no end.
 
     Raises:
-        OSError: It is none, or cannot be opened; `strerror` says which.
+        OSError: It is no regular file, or cannot be opened; `strerror` says which.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

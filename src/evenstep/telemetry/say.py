@@ -1,15 +1,13 @@
-"""What a run tells the person at its terminal, a line at a time."""
+"""Messages of a run for the terminal, a line at a time."""
 
 import sys
 
-__all__ = ["say"]
-
 
 def say(text: str) -> None:
-    """Write `evenstep: <text>` to standard error.
+    """Write `evenstep: <text>` to standard error, newline included, in one write.
 
-    The launcher, its servers and all workers share that pipe. `print` writes its newline by itself where Python does
-    not buffer (`PYTHONUNBUFFERED`, usual in containers), and another program's line then comes between.
+    The launcher, its servers and all workers share that pipe. With `PYTHONUNBUFFERED`, usual in containers, `print`
+    writes its newline separately, so that another process's line could come between.
     """
     sys.stderr.write(f"evenstep: {text}\n")
     sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""PyTorch tensors as the messages of the protocol carry them; workers and servers use it alike."""
+"""Converts between PyTorch tensors and the messages of the protocol, for workers and servers."""

@@ -1,9 +1,9 @@
-"""Messages of gradients and weights as tensors: views of their blocks and parameters, and what is done with these."""
+"""Views messages of gradients and weights as tensors, and copies between them and parameters."""
 
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -12,15 +12,11 @@ from evenstep.protocol.layout import ParameterSpec, ShardLayout
 DTYPES: Final = MappingProxyType(
     {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 )
-"""PyTorch's dtype for each name that `protocol.layout` knows."""
+"""PyTorch's dtype for each name in `protocol.layout`."""
 
 
 def as_message(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> torch.Tensor:
-    """The buffer itself, seen as a tensor of bytes.
-
-    Raises:
-        ValueError: The buffer is not a message of this shard: `nbytes` writable bytes in a row.
-    """
+    """A view of the buffer as bytes; ValueError unless it has `layout.nbytes` contiguous, writable bytes."""
     message = as_bytes(buffer)
     if message.numel() != layout.nbytes:
         raise ValueError(f"a buffer of {message.numel()} bytes is no message of this shard: use {layout.nbytes}")
@@ -43,11 +39,7 @@ def parameter_views(layout: ShardLayout, buffer: torch.Tensor | memoryview) -> l
 
 
 def as_bytes(buffer: torch.Tensor | memoryview) -> torch.Tensor:
-    """The buffer itself, seen as a tensor of bytes.
-
-    Raises:
-        ValueError: It is not a row of writable bytes.
-    """
+    """A view of the buffer as bytes; ValueError unless its bytes are contiguous and writable."""
     if isinstance(buffer, memoryview):
         if buffer.readonly or not buffer.contiguous:
             raise ValueError("a message must lie in contiguous memory that can be written: give such a memoryview")
@@ -57,28 +49,33 @@ def as_bytes(buffer: torch.Tensor | memoryview) -> torch.Tensor:
     return buffer
 
 
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, without a copy."""
+    return cast("memoryview", memoryview(tensor.numpy()))  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether it holds no NaN and no infinity; `isfinite` would take as much memory again."""
-    # A NaN anywhere is the least and the largest of all.
+    """Whether it holds no NaN and no infinity. Unlike `isfinite`, it needs no further memory."""
+    # A single NaN is both minimum and maximum.
     return not tensor.numel() or all(math.isfinite(float(edge)) for edge in torch.aminmax(tensor))
 
 
 @torch.no_grad()
 def norm_of(part: torch.Tensor) -> float:
-    """The norm of a row of numbers, which is not finite where one of them is not; it overflows only where float64 does.
+    """The norm of a vector, in at least float32. It is not finite if an element is not.
 
-    Taken in float32 where they are narrower.
+    Otherwise it overflows only if float64 does.
     """
     wide = part.to(torch.promote_types(part.dtype, torch.float32))
     squares = float(wide.dot(wide))
-    # Many times slower, and overflows later.
+    # float64 is many times slower, but overflows later.
     return math.sqrt(squares) if math.isfinite(squares) else float(torch.linalg.vector_norm(part, dtype=torch.float64))
 
 
 @torch.no_grad()
 def gather(parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
-    """Copy the gradients of the parameters into the views; where there is none, zeros."""
+    """Copy the gradients of the parameters into the views, zeros if a parameter has none."""
     absent = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is None]
     present = [view for parameter, view in zip(parameters, views, strict=True) if parameter.grad is not None]
     gradients = [_dense(parameter.grad) for parameter in parameters if parameter.grad is not None]
@@ -95,7 +92,7 @@ def scatter(views: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """An embedding's gradient can be sparse; every update allowed here treats the rest as zeros."""
+    """Make an embedding's sparse gradient dense; every update rule here treats absent elements as zeros."""
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 

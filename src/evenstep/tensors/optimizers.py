@@ -1,6 +1,6 @@
 """The element-wise optimizers that a server runs, by name.
 
-No code comes from a peer: a name outside the table must stand on the server's own command line.
+A peer cannot send code: a name outside the table must be allowed on the server's own command line.
 """
 
 import importlib
@@ -21,24 +21,30 @@ OPTIMIZERS: Final = MappingProxyType(
             torch.optim.AdamW,
             torch.optim.Adagrad,
             torch.optim.RMSprop,
+            torch.optim.Adadelta,
+            torch.optim.Adamax,
+            torch.optim.NAdam,
+            torch.optim.RAdam,
         )
     }
 )
-"""What every server can run."""
+"""The optimizers that every server runs."""
+LOOKS_AHEAD: Final = frozenset({"SGD", "Adam", "AdamW", "RMSprop"})
+"""Those whose momentum `core.sync.rate.look_ahead` describes."""
 
 
 def optimizer_named(name: str, allowed: Collection[str]) -> type[torch.optim.Optimizer]:
     """The optimizer of this name; `allowed` are names "module.path:Class" beyond the table.
 
     Raises:
-        ConfigError: The name is in neither, or stands for no optimizer.
+        ConfigError: The name is not allowed, or is not an optimizer's.
     """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     if name not in allowed:
         raise ConfigError(
-            f"this server may not run the optimizer {name[:200]!r}: use {', '.join(OPTIMIZERS)}, or allow it by name on"
-            " the server's command line"
+            f"this server may not run the optimizer {name[:200]!r}: use {', '.join(OPTIMIZERS)}, or name it in"
+            " the scheme that starts the servers (optimizer=module:Class)"
         )
     module, _, qualified = name.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""Optimizer states by parameter as one payload: a list of what is in it, as JSON, and the tensors' bytes behind it."""
+"""Serializes optimizer state by parameter: a list of the entries as JSON, then the bytes of the tensors."""
 
 import json
 import math
@@ -10,14 +10,13 @@ import torch
 
 from evenstep.core.errors import ProtocolError
 from evenstep.protocol.optimizer import State
-from evenstep.tensors.memory import memory_of
-from evenstep.tensors.messages import DTYPES
+from evenstep.tensors.messages import DTYPES, memory_of
 
 _LENGTH: Final = struct.Struct("!Q")
 
 
 def encode_states(states: Iterable[tuple[str, State]]) -> list[memoryview]:
-    """The payload, in pieces that view the tensors; scalar tensors travel as numbers."""
+    """The payload, in pieces that view the tensors. Scalar tensors become numbers."""
     listed: list[list[object]] = []
     pieces: list[memoryview] = []
     for name, state in states:
@@ -34,11 +33,7 @@ def encode_states(states: Iterable[tuple[str, State]]) -> list[memoryview]:
 
 
 def decode_states(payload: bytearray) -> dict[str, dict[str, object]]:
-    """What `encode_states` was given; the tensors are copies.
-
-    Raises:
-        ProtocolError: It is nothing of the kind.
-    """
+    """The inverse of `encode_states`, with copies of the tensors; ProtocolError if the payload is malformed."""
     try:
         (length,) = _LENGTH.unpack_from(payload)
         listed: list[Any] = json.loads(bytes(payload[_LENGTH.size : _LENGTH.size + length]))

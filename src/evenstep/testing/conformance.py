@@ -1,19 +1,22 @@
-"""The promises of each interface as a function: pass it a factory, and it raises AssertionError where one is broken."""
+"""Checks that a predictor, a load policy or a sync policy keeps the promises of its interface.
+
+Each function takes a factory and raises AssertionError if a promise is broken.
+"""
 
 import json
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Final, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.predict.base import Predictor
 from evenstep.core.sync.base import Command, Push, Regroup, SyncPolicy
-from evenstep.core.values import UNLIMITED, Factors, IntArray, Problem, Reports, Sample, State
+from evenstep.core.values import UNLIMITED, Factors, IntArray, Prediction, Problem, Reports, Sample, State
 from evenstep.testing.watched import Watched
 
 _ITERATIONS: Final = 60
@@ -25,12 +28,15 @@ _Event: TypeAlias = Callable[[SyncPolicy], list[Command]]
 
 
 def check_predictor(factory: Callable[[], Predictor]) -> None:
-    """Check what every predictor promises, over predictors made by `factory`.
+    """Check the promises of a predictor.
 
-    It predicts nothing before it has observed; a constant speed is predicted within one per cent, whether or not the
-    factors change; every finite measurement leaves a finite, positive prediction; a prediction lies within a factor of
-    two of what was measured since the last restart; predicting changes nothing; the same measurements lead to the same
-    predictions; a checkpoint goes through JSON and goes on bit for bit; a restart forgets the old speed.
+    * It predicts None before its first observation.
+    * It predicts a constant speed within 1 %, whether or not the factors change.
+    * After any finite measurement its prediction is finite and positive, and lies within a factor of two of the
+      measurements since the last restart.
+    * Predicting does not change its state, and the same measurements lead to the same predictions.
+    * Its state survives JSON: a predictor that loads it continues bit for bit.
+    * A restart forgets the old speed.
     """
     assert factory().predict(Factors()) is None, "a predictor that has observed nothing must predict None"
     _check_constant_speed(factory)
@@ -40,15 +46,17 @@ def check_predictor(factory: Callable[[], Predictor]) -> None:
 
 
 def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4, global_batch_size: int = 128) -> None:
-    """Check what every load policy promises, over policies made by `factory(workers)`.
+    """Check the promises of a load policy.
 
-    Sizes satisfy the problem, or a ConfigError says why they cannot; the same reports lead to the same sizes; a caller
-    that writes into what it got or gave changes nothing; a checkpoint goes through JSON and goes on bit for bit.
+    * Its sizes satisfy the problem, or it raises ConfigError.
+    * The same reports lead to the same sizes.
+    * Writing into an array that it returned does not change it.
+    * Its state survives JSON: a policy that loads it continues bit for bit.
 
     Args:
-        factory: makes a new policy for a number of workers.
-        workers: how many workers; at least 2.
-        global_batch_size: a batch that the policy accepts for them, a multiple of 8 and of at least 16 per worker.
+        factory: Makes a new policy for a number of workers.
+        workers: The number of workers, at least 2.
+        global_batch_size: A batch that the policy accepts for them, a multiple of 8 and at least 16 per worker.
     """
     one, other = factory(workers), factory(workers)
     resumed = factory(workers)
@@ -61,7 +69,7 @@ def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4,
             resumed.load_state_dict(_through_json(one.state_dict()))
             after = _check_sizes(resumed, problem, must_succeed=False)
             assert _same(sizes, after), f"sizes {sizes} became {after} after a checkpoint"
-            if sizes is not None:
+            if sizes is not None and sizes.flags.writeable:
                 sizes[:] = -1
         reports = _reports(generator, workers, known=iteration >= 3)
         one.observe(reports)
@@ -70,19 +78,20 @@ def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4,
 
 
 def check_sync_policy(factory: Callable[[], SyncPolicy], *, workers: int = 5) -> None:
-    """Check what every sync policy promises, over policies made by `factory`.
+    """Check the promises of a sync policy, with workers of different speeds that join, push and leave at random.
 
-    Under random joins, pushes and leaves of workers of different speeds it keeps every promise that `Watched` checks;
-    an impossible event raises ProtocolError and changes nothing; the same events lead to the same commands; a
-    checkpoint goes through JSON, and a new policy decides from it as the old one once all its workers have left; where
-    everyone who may run does, everyone gets on.
+    * It keeps each promise that `Watched` checks.
+    * An impossible event raises ProtocolError and changes nothing.
+    * The same events lead to the same commands.
+    * Its state survives JSON: once all workers have left, a policy that loads it decides as the old one does.
+    * If all running workers keep pushing, no worker starves.
 
     Args:
-        factory: makes a new policy.
-        workers: how many workers there are to join; at least 2.
+        factory: Makes a new policy.
+        workers: The number of workers, at least 2.
     """
     for seed in range(_SEEDS):
-        generator = np.random.default_rng(seed)
+        generator = random.Random(seed)
         one = Watched(factory())
         last = _check_same_commands(generator, one, factory(), workers, after=0)
         for worker in [*one.running, *one.held]:
@@ -90,8 +99,7 @@ def check_sync_policy(factory: Callable[[], SyncPolicy], *, workers: int = 5) ->
         resumed = factory()
         resumed.load_state_dict(_through_json(one.state_dict()))
         _check_same_commands(generator, one, resumed, workers, after=last)
-        one.statistics()
-    _check_everyone_gets_on(Watched(factory()), workers)
+    _check_no_worker_starves(Watched(factory()), workers)
 
 
 def _check_constant_speed(factory: Callable[[], Predictor]) -> None:
@@ -103,13 +111,17 @@ def _check_constant_speed(factory: Callable[[], Predictor]) -> None:
             for size in sizes:
                 factors = Factors(cpu_availability=float(generator.uniform(least_factor, 1.0)))
                 predictor.observe(Sample(samples=size, compute_seconds=multiple * rate * size, factors=factors))
-            _check_near(predictor, multiple * rate)
+            predicted = _predicted(predictor, Factors())
+            error = abs(predicted.seconds_per_sample / (multiple * rate) - 1.0)
+            assert error < _WITHIN, f"a constant {multiple * rate} s became {predicted}"
 
 
-def _check_near(predictor: Predictor, rate: float) -> None:
-    prediction = predictor.predict(Factors())
+def _predicted(predictor: Predictor, factors: Factors) -> Prediction:
+    prediction = predictor.predict(factors)
     assert prediction is not None, "a predictor that has observed must predict"
-    assert abs(prediction.seconds_per_sample / rate - 1.0) < _WITHIN, f"a constant {rate} s became {prediction}"
+    assert 0.0 < prediction.seconds_per_sample < math.inf, f"{prediction} is not positive and finite"
+    assert 0.0 <= prediction.relative_error < math.inf, f"{prediction} has no finite error"
+    return prediction
 
 
 def _check_extremes(factory: Callable[[], Predictor]) -> None:
@@ -120,14 +132,11 @@ def _check_extremes(factory: Callable[[], Predictor]) -> None:
         for candidate in (predictor, fresh := factory()):
             candidate.observe(sample)
         for candidate in (predictor, fresh):
-            prediction = candidate.predict(Factors(memory_availability=0.0))
-            assert prediction is not None, "a predictor that has observed must predict"
-            assert 0.0 < prediction.seconds_per_sample < math.inf, f"{sample} led to {prediction}"
-            assert 0.0 <= prediction.relative_error < math.inf, f"{sample} led to {prediction}"
+            _predicted(candidate, Factors(memory_availability=0.0))
 
 
 def _check_bounds(factory: Callable[[], Predictor]) -> None:
-    """Factors that lead the speed for a while, so that what learns from them has learned; then they tell nothing."""
+    """Use factors that drive the speed at first, so that a predictor can learn from them, and later do not."""
     generator = np.random.default_rng(0)
     predictor = factory()
     for span in (0.5, 6.0):
@@ -140,15 +149,13 @@ def _check_bounds(factory: Callable[[], Predictor]) -> None:
             predictor.observe(Sample(samples=1, compute_seconds=measured[-1], factors=factors))
             least, largest = min(measured), max(measured)
             for share in (0.0, 0.5, 1.0):
-                prediction = predictor.predict(Factors(cpu_availability=share, memory_availability=1.0 - share))
-                assert prediction is not None, "a predictor that has observed must predict"
-                within = least / _FACTOR_BEYOND <= prediction.seconds_per_sample <= largest * _FACTOR_BEYOND
-                assert within, f"{prediction} after measurements from {least} to {largest}"
-                assert 0.0 <= prediction.relative_error < math.inf, f"{prediction} is not a finite error"
+                predicted = _predicted(predictor, Factors(cpu_availability=share, memory_availability=1.0 - share))
+                within = least / _FACTOR_BEYOND <= predicted.seconds_per_sample <= largest * _FACTOR_BEYOND
+                assert within, f"{predicted} after measurements from {least} to {largest}"
 
 
 def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
-    """Long enough, and with factors that lead the speed, for what has to learn first to be in use."""
+    """Use enough measurements, with factors that drive the speed, for a predictor that has to learn first."""
     generator = np.random.default_rng(0)
     rates = np.exp(generator.normal(0.0, 0.1, 2 * _ITERATIONS)) * np.repeat([1.0, 3.0, 1.0, 2.0], _ITERATIONS // 2)
     rates[10] *= 10.0
@@ -158,7 +165,7 @@ def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
             before = one.state_dict()
             one.predict(Factors(cpu_availability=0.5))
             assert one.state_dict() == before, "predicting changed what the predictor knows"
-            assert _through_json(before) == _through_json(resumed.state_dict()), "a checkpoint goes on to another state"
+            assert _through_json(before) == _through_json(resumed.state_dict()), "a checkpoint led to another state"
             resumed = factory()
             resumed.load_state_dict(_through_json(before))
         if iteration == _ITERATIONS + _ITERATIONS // 2:
@@ -173,11 +180,11 @@ def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
             predictor.observe(sample)
             predictions.append(predictor.predict(factors))
         assert predictions[0] == predictions[1], "the same measurements led to different predictions"
-        assert predictions[0] == predictions[2], "a predictor went on differently after a checkpoint"
+        assert predictions[0] == predictions[2], "a predictor continued differently after a checkpoint"
 
 
 def _problems(workers: int, batch: int) -> list[Problem]:
-    """The usual problem, an epoch's last slice, multiples, and limits that bind."""
+    """An ordinary problem, the last slice of an epoch, tight limits, and multiples."""
     ones = np.ones(workers, dtype=np.int64)
     share = batch // workers
     return [
@@ -217,78 +224,72 @@ def _reports(generator: np.random.Generator, workers: int, *, known: bool) -> Re
     )
 
 
-def _check_same_commands(
-    generator: np.random.Generator, one: Watched, other: SyncPolicy, workers: int, *, after: int
-) -> int:
-    """Give both the same random events, and the first impossible ones beside; returns the time of the last."""
-    speeds = np.exp(generator.normal(0.0, 1.0, workers))
+def _check_same_commands(generator: random.Random, one: Watched, other: SyncPolicy, workers: int, *, after: int) -> int:
+    """Send the same random events to both, and impossible ones to `one` first; return the time of the last."""
+    speeds = [generator.lognormvariate(0.0, 1.0) for _ in range(workers)]
     now = after
     for number in range(after, after + _EVENTS):
-        now += int(generator.integers(0, 10))
+        now += generator.randrange(10)
         for impossible in _impossible_events(one, workers, float(now)):
             try:
                 impossible(one)
             except ProtocolError:
                 continue
-            raise AssertionError("a policy must raise ProtocolError where a worker's event is impossible in its state")
+            raise AssertionError("a policy must raise ProtocolError if a worker's event is impossible in its state")
         event = _random_event(generator, one, speeds, number, float(now))
-        # A new policy tells its groups at its first event.
-        commands = [command for command in event(one) if not isinstance(command, Regroup)]
-        again = [command for command in event(other) if not isinstance(command, Regroup)]
+        # A new policy announces its groups at its first event.
+        commands, again = (
+            [command for command in event(policy) if not isinstance(command, Regroup)] for policy in (one, other)
+        )
         assert commands == again, f"the same events led to {commands} and {again}"
     return now
 
 
 def _random_event(
-    generator: np.random.Generator, watched: Watched, speeds: npt.NDArray[np.float64], number: int, now: float
+    generator: random.Random, watched: Watched, speeds: Sequence[float], number: int, now: float
 ) -> _Event:
-    """Mostly a push of a running worker, the fast ones more often; sometimes a leave or a join."""
+    """Usually a push of a running worker, more often of a fast one; sometimes a leave or a join."""
     joined = sorted({*watched.running, *watched.held})
     absent = [worker for worker in range(len(speeds)) if worker not in joined]
     if absent and (not joined or generator.random() < 0.1):
-        return _joining(int(generator.choice(absent)), now)
+        return _join(generator.choice(absent), now)
     if generator.random() < 0.03:
-        return _leaving(int(generator.choice(joined)), now)
-    chances = speeds[watched.running]
-    worker = int(generator.choice(watched.running, p=chances / chances.sum()))
-    return _pushing(_push(worker, number, int(generator.integers(4))), now)
+        return _leave(generator.choice(joined), now)
+    (worker,) = generator.choices(watched.running, [speeds[each] for each in watched.running])
+    return _push(worker, number, generator.randrange(4), now)
 
 
 def _impossible_events(watched: Watched, workers: int, now: float) -> list[_Event]:
-    """A join of one that has joined, pushes of one that is held and one that has not joined, and a leave of that."""
+    """A join of a joined worker, pushes of a held and of an absent worker, and a leave of an absent worker."""
     joined = {*watched.running, *watched.held}
     absent = [worker for worker in range(workers) if worker not in joined][:1]
     return [
-        *(_joining(worker, now) for worker in sorted(joined)[:1]),
-        *(_pushing(_push(worker, -1, 1), now) for worker in [*watched.held[:1], *absent]),
-        *(_leaving(worker, now) for worker in absent),
+        *(_join(worker, now) for worker in sorted(joined)[:1]),
+        *(_push(worker, -1, 1, now) for worker in [*watched.held[:1], *absent]),
+        *(_leave(worker, now) for worker in absent),
     ]
 
 
-def _joining(worker: int, now: float) -> _Event:
+def _join(worker: int, now: float) -> _Event:
     return lambda policy: policy.on_join(worker, now)
 
 
-def _pushing(push: Push, now: float) -> _Event:
+def _push(worker: int, iteration: int, samples: int, now: float) -> _Event:
+    push = Push(worker=worker, iteration=iteration, samples=samples, units=samples, share=samples / 16, version=0)
     return lambda policy: policy.on_push(push, now)
 
 
-def _leaving(worker: int, now: float) -> _Event:
+def _leave(worker: int, now: float) -> _Event:
     return lambda policy: policy.on_leave(worker, now)
 
 
-def _check_everyone_gets_on(policy: Watched, workers: int) -> None:
+def _check_no_worker_starves(policy: Watched, workers: int) -> None:
     for worker in range(workers):
         policy.on_join(worker, 0.0)
     for number in range(_ITERATIONS * workers):
         for worker in policy.running:
-            policy.on_push(_push(worker, number, 1), float(number))
-    pushes = policy.statistics().pushes
-    assert min(pushes.values()) >= _ITERATIONS, f"somebody hardly gets on: pushes by worker are {pushes}"
-
-
-def _push(worker: int, iteration: int, samples: int) -> Push:
-    return Push(worker=worker, iteration=iteration, samples=samples, units=samples, share=samples / 16, version=0)
+            _push(worker, number, 1, float(number))(policy)
+    assert min(policy.pushes.values()) >= _ITERATIONS, f"a worker starves: pushes by worker are {policy.pushes}"
 
 
 def _same(one: IntArray | None, other: IntArray | None) -> bool:

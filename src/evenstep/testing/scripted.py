@@ -1,31 +1,31 @@
-"""A load policy that follows a script, for tests of everything that must not depend on the sizes."""
+"""A load policy with random batch sizes, to test code whose results must not depend on the sizes."""
 
-from dataclasses import dataclass
-from typing import cast, final
+from dataclasses import dataclass, field
+from typing import ClassVar, final
 
 import numpy as np
 
-from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.predict import PREDICTORS
-from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
+from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
 
 @final
-class ScriptedPolicy:
-    """Other sizes after every iteration: any that satisfy the problem, drawn from (seed, number of the decision)."""
+@dataclass(slots=True)
+class ScriptedPolicy(LoadPolicy):
+    """Draws new sizes that satisfy the problem for each iteration, from the seed and the number of the iteration."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._decisions = 0
+    seed: int
+    _decisions: int = field(init=False, default=0)
 
     def observe(self, reports: Reports) -> None:
         """Count the iteration."""
         self._decisions += 1
 
     def allocate(self, problem: Problem) -> Allocation:
-        """The sizes of this decision; asked twice, the same."""
-        generator = np.random.Generator(np.random.Philox(key=self._seed, counter=self._decisions))
+        """The sizes of this iteration: the same for the same problem."""
+        generator = np.random.Generator(np.random.Philox(key=self.seed, counter=self._decisions))
         sizes: IntArray = problem.minimum.copy()
         spare = problem.global_batch_size - int(sizes.sum())
         for worker in generator.permutation(problem.workers):
@@ -39,29 +39,20 @@ class ScriptedPolicy:
             spare -= taken
         return Allocation(sizes=sizes)
 
-    def state_dict(self) -> State:
-        """How far the script is."""
-        return {"decisions": self._decisions}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from there."""
-        self._decisions = cast("int", state["decisions"])
-
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scripted:
-    """The part of a scheme that makes `ScriptedPolicy`."""
+@dataclass(frozen=True, kw_only=True)
+class Scripted(Load):
+    """The load part of a scheme, for `ScriptedPolicy`."""
+
+    uses_estimates: ClassVar[bool] = False
 
     seed: int = 0
-    minimum: int | None = None
-    maximum: int | None = None
-    multiple: int = 1
 
     def policy(self, workers: int) -> LoadPolicy:
-        """A new policy at the beginning of the script."""
+        """A new policy."""
         return ScriptedPolicy(self.seed)
 
     def estimator(self) -> Estimator:
-        """A new estimator, whose speeds are only shown."""
+        """A new estimator. Its speeds are recorded but do not affect the sizes."""
         return Estimator(PREDICTORS["last"])

@@ -1,21 +1,26 @@
-"""What is done before an exception ends this process: one hook, for all that is alive by then."""
+"""What happens before an exception ends this process: it is recorded, named, and told to the other workers."""
 
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from os import environ
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar, final
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from evenstep.core.errors import EvenstepError
-from evenstep.telemetry import Recorder
-from evenstep.torch.out_of_memory import named_out_of_memory
+from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.launch.c10d import of_communication
+from evenstep.telemetry import Recorder, read_events
+from evenstep.telemetry.events import Failed, RanOutOfMemory
 from evenstep.torch.processes.liveness import Liveness
-from evenstep.worker.balancer import Balancer
+from evenstep.worker.hold import EmulatedOutOfMemoryError
+from evenstep.worker.tracker import Tracker
 
 _MAX_LETTERS: Final = 300
 
@@ -26,25 +31,30 @@ _alive: WeakKeyDictionary[Any, Callable[[Any, BaseException], BaseException]] = 
 
 
 def when_failing(owner: Owner, act: Callable[[Owner, BaseException], BaseException]) -> None:
-    """From now on, call `act(owner, error)` before an exception ends this process, as long as the owner is alive.
+    """Call `act(owner, error)` before an exception ends this process, if the owner is alive by then.
 
-    What it returns is shown in place of the error. `act` must not refer to the owner.
+    The error that it returns is shown instead. `act` must not refer to the owner.
     """
     install_hook()
     _alive[owner] = act
 
 
+def forget_failing(owner: Any) -> None:
+    """Take back what `when_failing` registered for this owner."""
+    _alive.pop(owner, None)
+
+
 def install_hook() -> None:
-    """From now on, pass exceptions that end this process through here. Calling it twice does no harm."""
+    """From now on, exceptions that end this process pass through here. May be called repeatedly."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
 @final
 class _Hook:
-    """Passes an error on to the hook before, after all that is alive has been told.
+    """Calls what `when_failing` registered, then the hook before.
 
-    Where another library has put its own hook on top, there may be one of these below that, too: it only passes on.
+    If another library has put its hook on top, there may be a second _Hook below that one: it only passes on.
     """
 
     _telling = False
@@ -68,56 +78,106 @@ class _Hook:
 
 
 def report_to_launcher(error: BaseException, environment: Mapping[str, str] = environ) -> None:
-    """Write an error of evenstep's into the error file that torchrun gives each of its workers, where there is one.
-
-    The launcher then repeats it.
-    """
+    """Write an evenstep error into the error file that torchrun gives each worker, so that the launcher repeats it."""
     if "TORCHELASTIC_ERROR_FILE" in environment and isinstance(error, EvenstepError):
         get_error_handler().record_exception(error)
 
 
-def end_of_run(
-    balancer: Balancer,
-    error: BaseException,
-    *,
-    recorder: Recorder,
-    device: str,
-    advice: str,
-    liveness: Liveness | None,
-) -> BaseException:
-    """Record an error that ends this process before the run is over, name it, and tell the other workers.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """Called with an error that ends this process before the run is over: records it, names it, tells the others.
 
-    Args:
-        balancer: Of the run.
-        error: What was raised.
-        recorder: Of the run.
-        device: Identifies the device of this worker.
-        advice: What to do after it ran out of memory.
-        liveness: Tells the others, where there are any.
+    `device` identifies this worker's device, and `advice` says what to do if its memory was too small. `liveness` tells
+    the other workers, if there are any.
     """
-    if balancer.closed:
+
+    recorder: Recorder
+    device: str
+    advice: str
+    liveness: Liveness | None
+
+    def __call__(self, balancer: Tracker, error: BaseException) -> BaseException:
+        if balancer.closed:
+            return error
+        error = self._named(balancer, error)
+        now, kind, text = balancer.iteration, type(error).__name__, first_line(error)
+        with suppress(OSError):  # A full disk must not hide the error.
+            self.recorder.record(
+                Failed(
+                    worker=balancer.workers.rank,
+                    iteration=-1 if now is None else now.number,
+                    at=time.perf_counter(),
+                    type=kind,
+                    text=text,
+                )
+            )
+        if self.liveness is not None:
+            said = ": ".join(filter(None, (kind, text)))
+            self.liveness.tell(
+                f"worker {balancer.workers.rank} ended with {said}: look at its output, then start again"
+            )
         return error
-    error = named_out_of_memory(balancer, error, recorder, device, advice)
-    now = balancer.iteration
-    with suppress(OSError):  # A full disk must not hide what has happened.
-        recorder.record(
-            {
-                "event": "error",
-                "iteration": -1 if now is None else now.number,
-                "at": time.perf_counter(),
-                "type": type(error).__name__,
-                "text": first_line(error),
-            }
+
+    def _named(self, balancer: Tracker, error: BaseException) -> BaseException:
+        """An error of communication, or of memory while this worker computed, named; any other as it is."""
+        if self.liveness is not None and isinstance(error, RuntimeError) and of_communication(error):
+            return _caused(self.liveness.lost(error, time.sleep), error)
+        now = balancer.iteration
+        memory = isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError)
+        if now is None or now.paused is not None or not memory:
+            return error
+        size = len(now.piece.positions)
+        self.recorder.record(
+            RanOutOfMemory(
+                worker=balancer.workers.rank,
+                iteration=now.number,
+                at=time.perf_counter(),
+                device=self.device,
+                samples=size,
+                largest_run=balancer.largest_run,
+            )
         )
-    if liveness is not None:
-        worker, told = balancer.workers.rank, (type(error).__name__, first_line(error))
-        liveness.tell(
-            f"worker {worker} ended with {': '.join(filter(None, told))}: look at its output, then start again"
+        named = OutOfMemoryError(
+            f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples: {self.advice}"
         )
+        return _caused(named, error)
+
+
+def _caused(error: EvenstepError, cause: BaseException) -> EvenstepError:
+    error.__cause__ = cause
     return error
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what the error says, or as much of it as fits."""
+    """The first line of the error's text, shortened if it is long."""
     line = str(error).strip().partition("\n")[0]
     return line if len(line) <= _MAX_LETTERS else line[: _MAX_LETTERS - 3] + "..."
+
+
+@final
+class OutOfMemoryError(EvenstepError, MemoryError):
+    """A worker's device could not hold its batch; the message names the worker, the batch and what to do."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The smallest batch that a device could not hold, and the largest smaller one that had run; 0 if none had."""
+
+    samples: int
+    largest_run: int
+
+
+def read_failure(run_dir: Path, device: str) -> Failure | None:
+    """What this device could not hold in earlier runs into this folder; None if it held everything."""
+    try:
+        events = list(read_events(run_dir, kind=RanOutOfMemory))
+    except ConfigError:
+        return None  # A new folder, or a damaged one, which others report.
+    mine = [event for event in events if isinstance(event, RanOutOfMemory) and event.device == device]
+    if not mine:
+        return None
+    failed = min(event.samples for event in mine)
+    ran = (event.largest_run for event in mine if event.largest_run < failed)
+    return Failure(samples=failed, largest_run=max(ran, default=0))

@@ -1,98 +1,180 @@
 """The model that comes back from `prepare`: one wrapper, whatever the scheme and the number of workers."""
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self, final
+from functools import partial
+from typing import Any, Final, Self, final
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from evenstep.core.errors import ConfigError
-from evenstep.launch.c10d import GradBucket
-from evenstep.torch.compiled import is_compiled, mark_dynamic
-from evenstep.torch.engines.collective import CollectiveEngine, CommHook
+from evenstep.launch.c10d import GradBucket, of_communication
+from evenstep.torch.engines.collective import CollectiveEngine, CommHook, Reduced
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.processes.workers import Workers
+from evenstep.worker.hand_outs import HandedOut
 
 _PREPARED = "_evenstep_prepared"
-_FOREIGN = ("FullyShardedDataParallel", "ReplicateModule", "DeepSpeedEngine")
+_IGNORED: Final = "_ddp_params_and_buffers_to_ignore"
 
 
 @final
-class PreparedModel(torch.nn.Module):
-    """Calls the user's model so that its gradients are synchronised; `module` is the user's own.
+class PreparedModel(DistributedDataParallel):
+    """Calls the user's model, `module`, so that its gradients are synchronised.
 
-    Its `state_dict` has DistributedDataParallel's keys (`module.` before each), with one worker too.
+    Its `state_dict` has DistributedDataParallel's keys (`module.` before each), with one worker too. A forward pass
+    without gradients involves no other worker, so a single worker may evaluate. A copy of it, or one that was pickled,
+    is the user's model alone and synchronises nothing.
+
+    It is a DistributedDataParallel to other people's code, which then does not wrap it again.
+
+    Attributes:
+        strayed: Whether it has had a forward pass for training before the session started.
     """
 
     module: torch.nn.Module
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        replica: DistributedDataParallel | None,
-        engine: Engine,
-        index: int,
-        accumulating: Callable[[], bool],
-    ) -> None:
-        super().__init__()
-        self.module = module
-        # Kept out of the registry of submodules: the state dict must hold the parameters once.
-        object.__setattr__(self, "_replica", replica)
-        object.__setattr__(self, "_engine", engine)
-        object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_accumulating", accumulating)
-        object.__setattr__(self, "_compiled", is_compiled(module))
-        self.training = module.training
-
     _replica: DistributedDataParallel | None
     _engine: Engine | None
     _index: int
     _accumulating: Callable[[], bool] | None
     _compiled: bool
+    _batch: HandedOut | None
+    _leave: list[Callable[[], object]]
+    _released: bool
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        torch.nn.Module.__init__(self)
+        self.module = module
+        self._replica = None
+        self._engine = None
+        self._index = 0
+        self._accumulating = None
+        self._compiled = False
+        self.strayed = False
+        self._batch = None
+        self._leave = []
+        self._released = False
+        self.training = module.training
+
+    def bind(
+        self, replica: DistributedDataParallel | None, engine: Engine, index: int, accumulating: Callable[[], bool]
+    ) -> None:
+        """From now on synchronise gradients through this engine."""
+        # Not registered as a submodule: the state dict must hold the parameters once.
+        object.__setattr__(self, "_replica", replica)
+        self._engine = engine
+        self._index = index
+        self._accumulating = accumulating
+        self._compiled = is_compiled(self.module)
+        if replica is not None and not self._leave:
+            replica.train(self.training)  # type: ignore[no-untyped-call]
+
+    def follow(self, replica: DistributedDataParallel) -> None:
+        """The script calls the DistributedDataParallel of its own, which stays what it is."""
+        replica.__dict__[_IGNORED] = _RefusesWrapping()
+        self._leave = [
+            replica.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove,
+            replica.register_forward_hook(self._after_forward).remove,
+            lambda: replica.__dict__.pop(_IGNORED, None),
+        ]
+
+    def release(self) -> None:
+        """From now on only call the user's model, with a warning at the first forward pass for training."""
+        self._released = True
+        for leave in self._leave:
+            leave()
+        self._leave = []
+        object.__setattr__(self, "_replica", None)
+        self._engine = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy (an average of the weights, a saved model) is the user's model alone: it synchronises nothing."""
-        return {**self.__dict__, "_replica": None, "_engine": None, "_accumulating": None}
+        unbound: dict[str, Any] = {
+            "_replica": None,
+            "_engine": None,
+            "_accumulating": None,
+            "_batch": None,
+            "_leave": [],
+            "_released": False,
+        }
+        return {**self.__dict__, **unbound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        return list(_RefusesWrapping())
 
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's model's output."""
         if self._engine is None or not torch.is_grad_enabled():
-            # Nothing that the other workers would have to take part in: one of them may evaluate alone.
+            self.strayed |= torch.is_grad_enabled()
+            self._warn_if_released()
             return self.module(*args, **kwargs)
-        waits = self._begins(args, kwargs)
-        outputs = self._computed(waits, args, kwargs)
-        self._ends(outputs)
+        batch, waits = self._begins(self._engine, args, kwargs)
+        try:
+            if not waits:
+                outputs = (self._replica or self.module)(*args, **kwargs)
+            else:
+                with self.no_sync():
+                    outputs = (self._replica or self.module)(*args, **kwargs)
+        except RuntimeError as error:
+            # DistributedDataParallel communicates here, too: it orders its buckets again, and may broadcast buffers.
+            if self._replica is None or not of_communication(error):
+                raise
+            raise self._engine.explained(error) from error
+        self._engine.forward_ends(self._index, batch, outputs)
         return outputs
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether backward waits for further micro-batches."""
-        assert self._engine is not None
-        now = self._engine.balancer.iteration
-        if self._compiled and now is not None:
-            mark_dynamic((args, kwargs), length=len(now.piece.positions))
-        waits = not self._engine.synchronises
-        self._engine.forward_begins(self._index, synchronises=self.require_backward_grad_sync and not waits)
-        return waits
+    def _warn_if_released(self) -> None:
+        """Warn once if a forward pass for training would be synchronised by a run that has been closed."""
+        if self._released and self.training and torch.is_grad_enabled():
+            self._released = False
+            warnings.warn(
+                "this model is of a run that was closed, so evenstep no longer synchronises its gradients: call prepare"
+                " again, or train your own model",
+                stacklevel=6,  # Beyond frames of torch, whose number varies.
+            )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _ends(self, outputs: object) -> None:
-        assert self._engine is not None
-        self._engine.forward_ends(outputs)
+    def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._batch = None
+        if self._engine is None:
+            self.strayed |= torch.is_grad_enabled()
+        elif torch.is_grad_enabled():
+            self._batch, _waits = self._begins(self._engine, args, kwargs)
 
-    def _computed(self, waits: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._replica is None:
-            return self.module(*args, **kwargs)
-        with self._replica.no_sync() if waits else nullcontext():
-            return self._replica(*args, **kwargs)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_forward(self, _: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
+        if self._engine is not None:
+            self._engine.forward_ends(self._index, self._batch, outputs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _begins(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[HandedOut | None, bool]:
+        """The batch of this forward pass, and whether its backward waits for further micro-batches."""
+        batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
+        if self._compiled and batch is not None:
+            _mark_dynamic((args, kwargs), length=len(batch.piece.positions))
+        waits = not engine.synchronises
+        engine.reduction_begins(self._index, synchronises=self.require_backward_grad_sync and not waits)
+        return batch, waits
+
+    def backward_begins(self, called: torch.nn.Module) -> None:
+        """As `Session.backward_begins`; `called` is what the script calls, this or its DistributedDataParallel."""
+        if self._engine is not None:
+            self._engine.reduction_begins(self._index, synchronises=bool(called.require_backward_grad_sync))
 
     def train(self, mode: bool = True) -> Self:
         """As `torch.nn.Module.train`."""
-        super().train(mode)
+        torch.nn.Module.train(self, mode)
         if self._replica is not None:
             self._replica.train(mode)  # type: ignore[no-untyped-call]
         return self
@@ -100,7 +182,7 @@ class PreparedModel(torch.nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `torch.nn.Module.zero_grad`; does nothing while gradients wait for more micro-batches and a step."""
         if self._accumulating is None or not self._accumulating():
-            super().zero_grad(set_to_none=set_to_none)
+            torch.nn.Module.zero_grad(self, set_to_none=set_to_none)
 
     @property
     def require_backward_grad_sync(self) -> bool:
@@ -114,7 +196,7 @@ class PreparedModel(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return super().__getattr__(name)
+            return torch.nn.Module.__getattr__(self, name)
         except AttributeError:
             if name != "module" and hasattr(self.module, name):
                 raise AttributeError(
@@ -123,7 +205,7 @@ class PreparedModel(torch.nn.Module):
                 ) from None
             raise
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Inside, backward accumulates local gradients only; as `DistributedDataParallel.no_sync`."""
         return nullcontext() if self._replica is None else self._replica.no_sync()
 
@@ -138,91 +220,37 @@ class PreparedModel(torch.nn.Module):
         )
 
 
-def require_preparable(model: torch.nn.Module, workers: Workers) -> None:
-    """Check that the model can be prepared.
+@final
+class _RefusesWrapping:
+    """Stands where DistributedDataParallel looks up the parameters that it leaves out of a model given to it."""
 
-    Raises:
-        ConfigError: It was prepared before, is wrapped in a way that cannot work, or has nothing to train.
-    """
-    if isinstance(model, PreparedModel):
-        raise ConfigError("this model was prepared already: call prepare once and use what it returned")
-    _require_known_wrapper(model, workers)
-    if isinstance(model, DistributedDataParallel):
-        if workers.count == 1 and workers.host_group is None and not torch.distributed.is_initialized():
-            raise ConfigError("the model is wrapped in DistributedDataParallel but no process group is initialised")
-        if isinstance(model.module, PreparedModel):
-            raise ConfigError(
-                "the model was prepared and then wrapped: pass what prepare returned to the loop as it is"
-            )
-    _require_ready_layers(model)
-    module = model.module if isinstance(model, DistributedDataParallel) else model
-    # The mark is the module's own identity, so that a deep copy of a prepared model is a new one.
-    if module.__dict__.get(_PREPARED) == id(module):
-        raise ConfigError("this model was prepared already: call prepare once and use what it returned")
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
-
-
-def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
-    if isinstance(model, torch.nn.DataParallel):
-        raise ConfigError("the model is wrapped in DataParallel: pass the plain model, one process per device")
-    foreign = next((name for each in model.modules() if (name := type(each).__name__) in _FOREIGN), None)
-    if foreign is not None:
+    def __iter__(self) -> Iterator[str]:
         raise ConfigError(
-            f"the model is wrapped by {foreign}, whose gradients evenstep cannot weigh: pass the plain model, or shard"
-            " it with torch.distributed.fsdp.fully_shard"
-        )
-    if is_sharded(model):
-        from evenstep.torch.engines.sharded import require_shardable
-
-        require_shardable(model, workers)
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether FSDP2's `fully_shard` was applied to it, or to anything in it."""
-    # Whoever has sharded a model has imported this, which takes a second that nobody else need wait.
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
-
-
-def _require_ready_layers(model: torch.nn.Module) -> None:
-    if device_of(model).type == "cpu" and any(isinstance(each, torch.nn.SyncBatchNorm) for each in model.modules()):
-        raise ConfigError(
-            "the model has SyncBatchNorm, which works on GPUs alone: on the CPU leave BatchNorm as it is, or use"
-            " GroupNorm"
-        )
-    if any(isinstance(parameter, torch.nn.UninitializedParameter) for parameter in model.parameters()):
-        raise ConfigError(
-            "the model has lazy parameters, which have no shape yet: run a batch through it before prepare"
+            "what prepare returned was wrapped in DistributedDataParallel, which would sum its gradients a second time:"
+            " pass the model to the loop as it is (docs/training-scripts.md)"
         )
 
-
-def device_of(model: torch.nn.Module) -> torch.device:
-    """Where the model's parameters are."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tuple, ()  # A copy synchronises nothing, so it may be wrapped.
 
 
-def smallest_batch(model: torch.nn.Module) -> int:
-    """The fewest samples in training: BatchNorm refuses one, and a compiled model takes one for a shape of its own."""
-    return 2 if is_compiled(model) or any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
-
-
-def replicate(
+def bind(
+    prepared: PreparedModel,
     model: torch.nn.Module,
     engine: Engine,
     index: int,
     *,
     comm_hook: CommHook | None,
     accumulating: Callable[[], bool],
-) -> PreparedModel:
-    """Wrap the model, over DistributedDataParallel where several workers sum gradients.
+) -> None:
+    """Bind the wrapper of a model to an engine, over DistributedDataParallel if several workers sum gradients.
 
     `accumulating` says whether gradients wait for more micro-batches.
 
     Raises:
-        ConfigError: The model carries a communication hook of somebody else's.
+        ConfigError: The model already has a communication hook.
     """
-    module = model.module if isinstance(model, DistributedDataParallel) else model
+    module = unwrapped(model)
     replica = None
     if is_sharded(module):
         from evenstep.torch.engines.sharded import weigh_shards
@@ -232,17 +260,43 @@ def replicate(
     elif isinstance(engine, CollectiveEngine) and engine.workers.count > 1:
         replica = model if isinstance(model, DistributedDataParallel) else _replica(module, engine.workers)
         _register_hook(replica, engine, index, comm_hook)
+        if comm_hook is None and replica.gradient_as_bucket_view:
+            engine.weigh_on_the_way(index, replica)
     module.__dict__[_PREPARED] = id(module)
-    return PreparedModel(module, replica, engine, index, accumulating)
+    prepared.bind(replica, engine, index, accumulating)
+
+
+def forget(model: torch.nn.Module) -> None:
+    """The model may be prepared again."""
+    unwrapped(model).__dict__.pop(_PREPARED, None)
+    if isinstance(model, DistributedDataParallel) and (reduction := _REDUCTIONS.get(model)) is not None:
+        reduction.by = None
+
+
+@final
+class _Reduction:
+    """What the communication hook of a DistributedDataParallel does, which cannot be removed; None: as without it."""
+
+    def __init__(self) -> None:
+        self.by: Callable[[GradBucket], Reduced] | None = None
+
+
+_REDUCTIONS: Final[WeakKeyDictionary[DistributedDataParallel, _Reduction]] = WeakKeyDictionary()
 
 
 def _register_hook(
     replica: DistributedDataParallel, engine: CollectiveEngine, index: int, comm_hook: CommHook | None
 ) -> None:
+    reduction = _REDUCTIONS.get(replica) or _Reduction()
+    reduction.by = partial(engine.communicate, index, comm_hook)
+    if replica in _REDUCTIONS:
+        return
+
     # DDP insists on these names and annotations.
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return engine.communicate(index, comm_hook, bucket)
+        return allreduce_hook(group, bucket) if reduction.by is None else reduction.by(bucket)
 
+    group = replica.process_group
     try:
         replica.register_comm_hook(None, hook)
     except RuntimeError as error:
@@ -250,15 +304,64 @@ def _register_hook(
             "the model has a communication hook already, which would undo evenstep's weights: do not register it, give"
             " it as prepare(..., comm_hook=(state, hook))"
         ) from error
+    _REDUCTIONS[replica] = reduction
 
 
 def _replica(module: torch.nn.Module, workers: Workers) -> DistributedDataParallel:
     device = device_of(module)
     replica = DistributedDataParallel(
-        module, device_ids=[device] if device.type == "cuda" else None, process_group=workers.device_group
+        module,
+        device_ids=[device] if device.type == "cuda" else None,
+        process_group=workers.device_group,
     )
     norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
     if set(module.buffers()) <= {buffer for norm in norms for buffer in norm.buffers(recurse=False)}:
-        # These are averages over all workers anyway, which worker 0's need not replace in every forward pass.
+        # They are averaged over all workers, so worker 0's need not replace them in every forward pass.
         replica.broadcast_buffers = False
     return replica
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model without DistributedDataParallel around it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def was_prepared(model: torch.nn.Module) -> bool:
+    """Whether `prepare` has wrapped it; a deep copy of a prepared model has not been wrapped itself."""
+    module = unwrapped(model)
+    return bool(module.__dict__.get(_PREPARED) == id(module))
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether FSDP2's `fully_shard` was applied to it, or to anything in it."""
+    # Importing this takes a second; a script with a sharded model has imported it.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the model's parameters are."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def needed_batch(model: torch.nn.Module) -> int:
+    """The smallest batch that training needs: BatchNorm refuses 1, and a compiled model makes another graph for 1."""
+    return 2 if is_compiled(model) or any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model, or a part of it, is compiled: by `torch.compile(model)` or by `model.compile()`."""
+    return any(
+        isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def _mark_dynamic(inputs: Any, *, length: int) -> None:
+    """Tell the compiler that the first axis of the tensors of a batch of this length will change.
+
+    The compiler only finds out after it has compiled for the first size, and not at all with `dynamic=False`.
+    """
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == length:
+            torch._dynamo.maybe_mark_dynamic(leaf, 0)

@@ -1,4 +1,4 @@
-"""How an address is written: `unix:@name`, `tcp://host:port` or, encrypted, `tls://host:port`."""
+"""Addresses: `unix:@name`, `tcp://host:port` or, encrypted, `tls://host:port`."""
 
 import ipaddress
 import socket
@@ -14,7 +14,7 @@ UrlScheme: TypeAlias = Literal["unix", "tcp", "tls"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a listener can be reached: the `name` of an abstract Unix socket, or a host's name or number and a port."""
+    """The address of a listener. `name`: an abstract Unix socket, or a host name or IP address."""
 
     scheme: UrlScheme
     name: str
@@ -22,7 +22,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an address; ConfigError if it is none."""
+        """Read an address; ConfigError if it is invalid."""
         if text.startswith("unix:@") and len(text) > len("unix:@"):
             return cls(scheme="unix", name=text.removeprefix("unix:@"))
         try:
@@ -31,7 +31,7 @@ class Address:
         except ValueError:
             host, port = None, None
         if not host or not port or text not in (f"{scheme}://{parts.netloc}" for scheme in ("tcp", "tls")):
-            raise ConfigError(f"there is no address {text!r}: use unix:@NAME, tcp://HOST:PORT or tls://HOST:PORT")
+            raise ConfigError(f"invalid address {text!r}: use unix:@NAME, tcp://HOST:PORT or tls://HOST:PORT")
         return cls(scheme=cast("UrlScheme", parts.scheme), name=host, port=port)
 
     def __str__(self) -> str:
@@ -42,10 +42,10 @@ class Address:
 
     @property
     def abstract(self) -> str:
-        """What a Unix socket is bound to: the zero in front keeps the name out of the file system."""
+        """The name to which a Unix socket is bound. The leading zero keeps it out of the file system."""
         return f"\0{self.name}"
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether what a TCP socket is bound to stays on this host."""
+    """Whether a TCP socket is bound to the loopback interface."""
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback

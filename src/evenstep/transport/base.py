@@ -1,89 +1,88 @@
-"""The interface of what moves bytes between workers and servers; nothing else."""
+"""The interface for moving bytes between workers and servers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from evenstep.core.errors import EvenstepError
 
-Header: TypeAlias = Mapping[str, object]
-"""What a message says, as msgpack carries it: None, bool, int, float, str, bytes, and lists and maps of these."""
-
 
 class ConnectionLostError(EvenstepError, ConnectionError):
-    """The peer is gone, or what it sent was no message: nothing more can be sent or received."""
+    """The peer is gone or sent an invalid message; nothing more can be sent or received."""
 
 
 class SilentError(EvenstepError, TimeoutError):
-    """Nothing arrived within the time given; the connection is as it was."""
+    """Nothing arrived in time; the connection is unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message whose payload, if any, still waits: `payload_bytes` of it.
+    """A received message.
 
-    `files` are open file descriptors, which now belong to whoever received the message.
+    Attributes:
+        header: A record encoded by `protocol.encoding`.
+        payload_bytes: The length of the payload, which is still to be received.
+        files: Open file descriptors, which the receiver has to close.
     """
 
-    header: Header
+    header: bytes
     payload_bytes: int = 0
     files: tuple[int, ...] = ()
 
 
 class Connection(Protocol):
-    """One line between two peers. Any thread may send; one at a time may receive.
+    """A connection between two peers. Any thread may send; one thread at a time may receive.
 
-    Attributes:
-        local: Both ends are on one host and files can be passed.
+    `local`: both ends are on one host, so files can be passed.
     """
 
     local: bool
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
-        """Send a message, whole: its header, and the bytes of these contiguous buffers behind it.
+    def send(self, header: bytes, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
+        """Send a whole message: its header, followed by the bytes of these contiguous buffers.
 
-        The peer gets descriptors of its own of the files; the sender's stay open. Sending waits for a peer that is slow
-        to take the message in: of two peers, at least one must be receiving. With `wait` False it does not wait: a peer
-        that has no room for the whole message counts as gone.
+        The peer gets its own descriptors of the files; the sender's stay open. Sending waits while the peer is slow to
+        receive, so at least one of two peers must be receiving. With `wait` False it does not wait for the peer, and
+        a peer without room for the whole message counts as gone.
 
         Raises:
-            ValueError: The header holds other than plain values or is too long, a buffer is not contiguous, or files
-                cannot go over this line, or not so many; nothing was sent.
-            ConnectionLostError: The peer is gone, or took nothing in for too long. What it had sent before can still be
-                received; then `receive` raises this too.
+            ValueError: The header is empty or too long, a buffer is not contiguous, or these files cannot be sent here;
+                nothing was sent.
+            ConnectionLostError: The peer is gone, or received nothing for too long. `receive` still returns its earlier
+                messages, and then raises this too.
         """
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message, within so many seconds; what was not read of the payload before is thrown away.
+        """The next message, within `timeout` seconds. The rest of the payload of the last message is discarded.
 
         Raises:
-            SilentError: None began within the time.
-            ConnectionLostError: The peer is gone, fell silent in the middle of a message, or sent what is none.
+            SilentError: No message began in time.
+            ConnectionLostError: The peer is gone, fell silent in the middle of a message, or sent an invalid one.
         """
 
     def receive_payload(self, *buffers: memoryview) -> None:
-        """Read the payload of the message received last into these writable buffers, which hold it exactly.
+        """Read the payload of the last message into writable buffers of exactly its total length.
 
         Raises:
-            ValueError: They do not; nothing was read.
+            ValueError: The buffers have another total length; nothing was read.
             ConnectionLostError: As for `receive`.
         """
 
     def close(self) -> None:
-        """End the connection, here and for the peer; a thread that waits in it is woken. Closing twice is fine."""
+        """End the connection for both peers, and wake threads that wait in it. Closing twice does no harm."""
 
 
 class Listener(Protocol):
-    """Where peers connect. `addresses` says how to reach it, the best first."""
+    """Accepts connections. `addresses`: where it can be reached, best first."""
 
     addresses: tuple[str, ...]
 
     def accept(self) -> Connection:
-        """The next peer that has shown that it knows the secret.
+        """The next peer that has proved that it knows the secret.
 
         Raises:
             ConnectionLostError: The listener was closed.
         """
 
     def close(self) -> None:
-        """Accept no more; a thread that waits in `accept` is woken."""
+        """Accept no more peers, and wake threads that wait in `accept`."""

@@ -1,4 +1,4 @@
-"""The certificate of one listener: made when it starts, kept in memory, gone with it."""
+"""The TLS certificate of a listener, which is made when it starts and kept in memory only."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ _LIFETIME: Final = timedelta(days=3650)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A self-signed certificate, `der` as it goes over the line, and the TLS context that serves it.
+    """A self-signed certificate in DER form, and the TLS context that uses it.
 
-    Nobody vouches for it: a client knows it for its server's by the proof of the secret, which covers it.
+    It is not signed by a CA. The handshake's HMAC covers the certificate, so a client can trust it.
     """
 
     der: bytes
@@ -27,18 +27,14 @@ class Certificate:
 
     @classmethod
     def create(cls) -> Self:
-        """A new one, with a new key.
-
-        Raises:
-            ConfigError: The package that makes certificates is missing.
-        """
+        """A new certificate with a new key; ConfigError if the package `cryptography` is missing."""
         try:
             from cryptography import x509
             from cryptography.hazmat.primitives import hashes, serialization
             from cryptography.hazmat.primitives.asymmetric import ec
         except ImportError as error:
             raise ConfigError(
-                "listening beyond this host encrypts, which needs a package more: pip install 'evenstep[hosts]'"
+                "connections between hosts are encrypted, which needs another package: pip install 'evenstep[hosts]'"
             ) from error
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "evenstep")])
@@ -56,14 +52,14 @@ class Certificate:
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.num_tickets = 0  # Nobody resumes, and a ticket would look like a message that has begun.
+        context.num_tickets = 0  # Sessions are never resumed, and a ticket would look like the start of a message.
         with _as_file(certificate.public_bytes(serialization.Encoding.PEM) + private) as path:
             context.load_cert_chain(path)
         return cls(der=certificate.public_bytes(serialization.Encoding.DER), context=context)
 
 
 def client_context() -> ssl.SSLContext:
-    """The TLS context of a client, which takes any certificate: the proof of the secret shows whose it is."""
+    """The TLS context of a client. It accepts any certificate, which the proof of the secret then verifies."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -73,7 +69,7 @@ def client_context() -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A path from which OpenSSL, which takes nothing else, can read the key; on no disk, where the system allows."""
+    """A path from which OpenSSL can read the key; in memory only, if the system allows that."""
     try:
         descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC)
     except (AttributeError, OSError):

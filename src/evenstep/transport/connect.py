@@ -1,4 +1,4 @@
-"""The way to a listener: its addresses are tried in turn, the best first."""
+"""Connects to a listener by the first of its addresses that works."""
 
 import socket
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _CONNECT_SECONDS: Final = 10.0
 def connect(
     addresses: Sequence[str], *, secret: bytes, timeout: float = _CONNECT_SECONDS, limits: Limits = DEFAULT_LIMITS
 ) -> Connection:
-    """Connect to the listener that has these addresses, by the first that works, within `timeout` seconds.
+    """Connect to the listener with these addresses, within `timeout` seconds. The first address that works is used.
 
-    The address of a Unix socket works on the listener's own host only, and not from another network namespace.
+    The address of a Unix socket works only on the listener's host and in its network namespace.
 
     Raises:
-        ConfigError: An address or the secret is none.
-        ConnectionLostError: No address works; the message says why for each.
+        ConfigError: An address is invalid, or the secret is too short.
+        ConnectionLostError: No address works; the message names the reason for each.
     """
     require_secret(secret)
     parsed = [Address.parse(address) for address in addresses]
@@ -42,7 +42,7 @@ def connect(
 
 
 def _introduced(address: Address, secret: bytes, deadline: Deadline) -> socket.socket:
-    """A socket whose other end has shown that it knows the secret."""
+    """A socket whose peer has proved that it knows the secret."""
     sock = _reach(address, deadline)
     try:
         certificate = b""
@@ -50,7 +50,7 @@ def _introduced(address: Address, secret: bytes, deadline: Deadline) -> socket.s
             sock = client_context().wrap_socket(sock)
             certificate = sock.getpeercert(binary_form=True) or b""
         elif address.scheme == "tcp" and not is_loopback(sock):
-            raise ConfigError(f"{address} would go over a network in the plain: use the server's tls:// address")
+            raise ConfigError(f"{address} would not be encrypted on the network: use the server's tls:// address")
         introduce(sock, secret=secret, certificate=certificate, deadline=deadline)
     except BaseException:
         sock.close()
@@ -59,7 +59,7 @@ def _introduced(address: Address, secret: bytes, deadline: Deadline) -> socket.s
 
 
 def _reach(address: Address, deadline: Deadline) -> socket.socket:
-    """A connected socket that keeps to the deadline."""
+    """A connected socket."""
     if address.scheme != "unix":
         sock = socket.create_connection((address.name, address.port), deadline.left())
     else:

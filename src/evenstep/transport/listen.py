@@ -1,7 +1,7 @@
-"""Where peers connect: on this host by a Unix socket, from anywhere by TCP, which is encrypted beyond this host.
+"""Accepts connections: on this host by a Unix socket, from other hosts by encrypted TCP.
 
-Each peer shows that it knows the secret in a thread of its own, so that none can hold up another. There are only so
-many of these threads: where more peers come at once, the one that has taken longest is dropped.
+Each peer proves in a separate thread that it knows the secret, so no peer can delay another. The number of these
+threads is limited. If more peers connect at once, the one that has taken longest is dropped.
 """
 
 import hmac
@@ -37,19 +37,19 @@ def listen(
     limits: Limits = DEFAULT_LIMITS,
     admit_seconds: float = _ADMIT_SECONDS,
 ) -> "StreamListener":
-    """Listen on this host's address, for peers that know the secret, at least 16 random bytes.
+    """Listen for peers that know the secret.
 
     Args:
-        host: A name or number of this host, by which the peers can reach it; beyond loopback everything is encrypted.
-        port: 0 lets the system choose one.
-        secret: What both sides know.
-        local: Listen on a Unix socket too, where the system has such without a name in the file system.
+        host: The host name or IP address by which the peers reach this host. Beyond loopback everything is encrypted.
+        port: 0 lets the system choose a port.
+        secret: At least 16 random bytes.
+        local: Listen on an abstract Unix socket, too, if the system has them.
         limits: What connections accept.
-        admit_seconds: How long a peer may take to show that it knows the secret.
+        admit_seconds: How long a peer may take to prove that it knows the secret.
 
     Raises:
-        ConfigError: The secret is too short, no peer could connect to such a host, or encryption is not installed.
-        OSError: This host has no such address, or the port is taken.
+        ConfigError: The secret is too short, no peer could connect to this host, or `cryptography` is not installed.
+        OSError: This host has no such address, or the port is in use.
     """
     require_secret(secret)
     door, address = _tcp_door(host, port)
@@ -68,7 +68,7 @@ def listen(
 
 @final
 class StreamListener:
-    """A `Listener` on stream sockets; `listen` makes it."""
+    """A `Listener` on stream sockets, made by `listen`."""
 
     def __init__(
         self,
@@ -124,24 +124,24 @@ class StreamListener:
         self.close()
 
     def _keep(self, door: socket.socket, address: Address) -> None:
-        """Let peers in through one door, until the listener is closed."""
+        """Accept peers on one socket, until the listener is closed."""
         while not self._closed:
             try:
                 sock, _ = door.accept()
             except OSError:
-                # Closed; or the peer has given up, or this process has no more descriptors and may have some later.
+                # Closed; or the peer has given up; or this process has no descriptors left, which may change.
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
                 continue
             self._begin(sock, address)
 
     def _begin(self, sock: socket.socket, address: Address) -> None:
-        """Let one peer show in a thread of its own that it knows the secret."""
+        """Start a thread in which the peer proves that it knows the secret."""
         try:
             if address.scheme == "tls":
                 assert self._certificate is not None
                 sock = self._certificate.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        except OSError:  # It is gone already.
+        except OSError:  # The peer is gone already.
             sock.close()
             return
         thread = threading.Thread(target=self._admit, args=(sock,), name="evenstep admits", daemon=True)
@@ -155,14 +155,14 @@ class StreamListener:
             self._pending[sock] = thread
             try:
                 thread.start()
-            except RuntimeError:  # The system has no thread left: this peer may try again.
+            except RuntimeError:  # The system has no thread left; the peer may try again.
                 del self._pending[sock]
                 sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
         try:
             connection = self._proven(sock)
-        except (OSError, ValueError):  # Whatever it sent instead, it is not let in, and nobody has asked for it.
+        except (OSError, ValueError):  # The peer is not accepted, whatever it sent.
             connection = None
         with self._changed:
             del self._pending[sock]
@@ -188,7 +188,7 @@ def _tcp_door(host: str, port: int) -> tuple[socket.socket, Address]:
     family, _, _, _, (number, *_) = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM)[0]
     if ipaddress.ip_address(number).is_unspecified:
         raise ConfigError(
-            f"peers cannot connect to {host!r}: listen on the name or number by which they reach this host"
+            f"peers cannot connect to {host!r}: listen on the host name or address by which they reach this host"
         )
     door = socket.create_server((str(number), port), family=family, backlog=_BACKLOG)
     scheme: Literal["tcp", "tls"] = "tcp" if is_loopback(door) else "tls"
@@ -196,12 +196,12 @@ def _tcp_door(host: str, port: int) -> tuple[socket.socket, Address]:
 
 
 def _name(secret: bytes, port: int) -> str:
-    """What peers know a Unix socket by: nobody else can tell it, and who listens again on the port has it again."""
+    """The name of a Unix socket: other users cannot guess it, and a later listener on the port has the same."""
     return f"evenstep-{hmac.digest(secret, f'unix socket beside port {port}'.encode(), 'sha256')[:8].hex()}"
 
 
 def _unix_door(name: str) -> tuple[socket.socket, Address]:
-    """A Unix socket that is known by this name and has no file."""
+    """An abstract Unix socket of this name."""
     address = Address(scheme="unix", name=name)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

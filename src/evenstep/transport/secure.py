@@ -1,9 +1,9 @@
-"""Two peers show each other that they know the secret, before anything else is said; the secret itself stays home.
+"""The handshake: before any message, both peers prove that they know the secret, without sending it.
 
-The server begins: (1) server: magic, version, nonce. (2) client: nonce, proof. (3) server: proof. A proof is an
-HMAC-SHA256 under the secret of who gives it, the version, both nonces, and the server's certificate where the line is
-encrypted: whoever sits in between has another certificate, or could not have decrypted. The client proves first, so a
-stranger learns nothing from a server; everything has a fixed size, so a stranger can make a server reserve nothing.
+(1) server: magic, version, nonce. (2) client: nonce, proof. (3) server: proof. A proof is an HMAC-SHA256, keyed with
+the secret, of the peer's role, the version, both nonces and, if the connection is encrypted, the server's certificate.
+So a man in the middle, who has another certificate, fails. The client proves first, so a stranger learns nothing from a
+server. All sizes are fixed, so a stranger cannot make a server reserve memory.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ _GREETING: Final = struct.Struct(f"!8sH{_NONCE_BYTES}s")
 
 @final
 class Deadline:
-    """A point in time, `seconds` from when it was made."""
+    """A point in time, `seconds` from its creation."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then; TimeoutError when it has passed."""
+        """The seconds until then; TimeoutError if it has passed."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
@@ -43,7 +43,7 @@ class Deadline:
 
 
 def require_secret(secret: bytes) -> None:
-    """Raise ConfigError for a secret that could be guessed."""
+    """Raise ConfigError if the secret is too short."""
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"a secret of {len(secret)} bytes could be guessed: use at least {MIN_SECRET_BYTES} random ones, such as"
@@ -52,11 +52,11 @@ def require_secret(secret: bytes) -> None:
 
 
 def admit(sock: socket.socket, *, secret: bytes, certificate: bytes, deadline: Deadline) -> None:
-    """Greet a client, let it prove that it knows the secret, and prove it in turn.
+    """The server's side of the handshake.
 
     Raises:
-        ConnectionLostError: It does not know the secret.
-        OSError: It is gone, or has not shown it by the deadline.
+        ConnectionLostError: The client does not know the secret.
+        OSError: The client is gone, or did not answer by the deadline.
     """
     ours = secrets.token_bytes(_NONCE_BYTES)
     _send(sock, _GREETING.pack(_MAGIC, VERSION, ours), deadline)
@@ -68,15 +68,15 @@ def admit(sock: socket.socket, *, secret: bytes, certificate: bytes, deadline: D
 
 
 def introduce(sock: socket.socket, *, secret: bytes, certificate: bytes, deadline: Deadline) -> None:
-    """Prove to a server that this side knows the secret, and let it prove the same.
+    """The client's side of the handshake.
 
     Raises:
-        ConnectionLostError: It is no server of this version, or refuses, or does not know the secret.
-        OSError: It is gone, or has not shown it by the deadline.
+        ConnectionLostError: The peer is not a server of this version, refuses, or does not know the secret.
+        OSError: The server is gone, or did not answer by the deadline.
     """
     magic, version, theirs = _GREETING.unpack(_receive(sock, _GREETING.size, deadline))
     if magic != _MAGIC:
-        raise ConnectionLostError("what listens there is not evenstep")
+        raise ConnectionLostError("the peer is not an evenstep server")
     if version != VERSION:
         raise ConnectionLostError(
             f"the server speaks version {version} of the protocol, this side {VERSION}: install the same evenstep"
@@ -95,7 +95,7 @@ def introduce(sock: socket.socket, *, secret: bytes, certificate: bytes, deadlin
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """What both proofs cover: the server's and the client's nonce, and the server's certificate (empty: none)."""
+    """What both proofs cover: the nonces of server and client, and the server's certificate (empty if none)."""
 
     secret: bytes
     server: bytes
@@ -125,6 +125,6 @@ def _receive(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
         sock.settimeout(deadline.left())
         part = sock.recv(count - len(content))
         if not part:
-            raise ConnectionResetError("the peer was gone before it had shown that it knows the secret")
+            raise ConnectionResetError("the peer was gone before it proved that it knows the secret")
         content += part
     return content

@@ -1,4 +1,4 @@
-"""Memory that two processes of one host share, by an open file that has no name: nothing can be left behind."""
+"""Memory that two processes on one host share, through an open file without a name."""
 
 import contextlib
 import errno
@@ -17,12 +17,14 @@ _FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 @final
 class Segment:
-    """So many bytes of shared memory: `view` is their content, `descriptor` the open file to pass to the other process.
+    """Shared memory. Its size is sealed, so that no peer can remove pages that another process reads.
 
-    Where the segment came from another process, which has no use for it any more, `descriptor` is -1.
+    The system frees it when no process has it open or mapped any more, however the processes end.
 
-    Its size is sealed, so that no peer can take pages away from under whoever reads them. It is gone with the last
-    process that has it open or mapped, however that one ends.
+    Attributes:
+        view: The content.
+        descriptor: The open file to pass to the other process; -1 if the segment came from another process.
+        nbytes: The size.
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
@@ -39,11 +41,11 @@ class Segment:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """A new segment, full of zeros.
+        """A new segment, filled with zeros.
 
         Raises:
-            ConfigError: It would have no byte.
-            OSError: There is not so much memory.
+            ConfigError: `nbytes` is less than 1.
+            OSError: There is not enough memory.
         """
         if nbytes < 1:
             raise ConfigError(f"a segment of {nbytes} bytes is not possible: use at least 1")
@@ -51,10 +53,10 @@ class Segment:
 
     @classmethod
     def open(cls, descriptor: int, nbytes: int) -> Self:
-        """The segment of `nbytes` bytes whose descriptor the peer has passed; takes the descriptor over, or closes it.
+        """The segment whose descriptor a peer has passed. The descriptor is closed.
 
         Raises:
-            ProtocolError: It is not a file of this size without a name, or could still shrink.
+            ProtocolError: The file has another size or a name, or could still shrink.
         """
         try:
             _check(descriptor, nbytes)
@@ -66,13 +68,13 @@ class Segment:
         return segment
 
     def close_descriptor(self) -> None:
-        """The segment will be passed to nobody any more; its memory stays. Twice is fine."""
+        """Close the file; the memory stays. Calling this twice does no harm."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
 
     def close(self) -> None:
-        """Give the memory back: at once, or with the last array or tensor that still views it. Twice is fine."""
+        """Free the memory, now or with the last array that views it. Calling this twice does no harm."""
         if self._closed:
             return
         self._closed = True
@@ -80,7 +82,7 @@ class Segment:
         with contextlib.suppress(BufferError):
             self.view.release()
             self._mapping.close()
-        # Whoever still views the memory keeps the mapping; nothing else may.
+        # Only remaining views may keep the mapping alive.
         self.view = memoryview(b"")
         del self._mapping
 
@@ -92,14 +94,10 @@ class Segment:
 
 
 def _create(nbytes: int) -> int:
-    """An open file of this size that has no name, its memory reserved: to find none left later would end the process.
-
-    Raises:
-        OSError: There is not so much.
-    """
+    """An open file without a name. Its memory is reserved, since running out of it later would end the process."""
     try:
         descriptor = os.memfd_create("evenstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (AttributeError, OSError):  # Another system than Linux, or a sandbox that does not allow it.
+    except (AttributeError, OSError):  # Not Linux, or a sandbox that does not allow it.
         return _create_unlinked(nbytes)
     try:
         _reserve(descriptor, nbytes)
@@ -133,7 +131,7 @@ def _check(descriptor: int, nbytes: int) -> None:
         )
     if status.st_nlink:
         raise ProtocolError("the peer passed a file that has a name as a segment")
-    # An unsealed file is taken only where this system can make no other either.
+    # An unsealed file is accepted only if this system cannot seal either.
     if _can_seal() and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
         raise ProtocolError("the peer passed a segment that can still shrink")
 

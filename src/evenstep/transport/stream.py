@@ -1,62 +1,60 @@
-"""Messages over a stream of bytes: one frame each, payloads straight from and into the caller's memory."""
+"""Messages over a stream of bytes. Payloads are sent from, and received into, the caller's memory."""
 
 import threading
 from collections.abc import Sequence
 from typing import Final, NoReturn, Self, final
 
-from evenstep.transport.base import ConnectionLostError, Header, Message, SilentError
+from evenstep.transport.base import ConnectionLostError, Message, SilentError
 from evenstep.transport.codec import (
     DEFAULT_LIMITS,
     PREFIX_BYTES,
     Limits,
     Prefix,
     as_bytes,
-    decode_header,
-    encode_header,
-    require_few,
+    check_sendable,
+    close_files,
     writable,
     wrong_room,
 )
-from evenstep.transport.files import close_files
 from evenstep.transport.wire import Wire
 
 _MAX_BUFFERS: Final = 1024
 _SCRATCH_BYTES: Final = 2**16
+_TURN_SECONDS: Final = 1.0
+"""How long a send that must not wait for the peer waits for another thread's message, which may wait for the peer."""
 
 
 @final
 class StreamConnection:
     """A `Connection` over a stream socket.
 
-    Whatever goes wrong in the middle of a message ends it, since nobody could tell where the next one begins. A send
-    waits until the peer's system has taken the message in: of two peers, at least one must receive. A send that fails
-    leaves the descriptor open until the receiver has seen the end, as it may be waiting on it in a selector.
+    An error in the middle of a message ends the connection, since the start of the next message is unknown. After a
+    failed send the descriptor stays open until the receiver has seen the end, since it may be waiting in a selector.
     """
 
     def __init__(self, wire: Wire, *, limits: Limits = DEFAULT_LIMITS) -> None:
         self.local = wire.local
         self._wire = wire
         self._limits = limits
-        # Reentrant, so that a signal handler may close what the interrupted thread is in.
+        # Reentrant, so that a signal handler may close a connection that the interrupted thread uses.
         self._sending = threading.RLock()
         self._receiving = threading.RLock()
         self._closed = False
         self._broken = False
-        """Whether a send has failed: nothing more is sent, and what had come before is still received."""
+        """Whether a send has failed. Nothing more is sent, but earlier messages are still received."""
         self._unread = 0
         self._prefix = memoryview(bytearray(PREFIX_BYTES))
         self._header = memoryview(bytearray(min(limits.header_bytes, _SCRATCH_BYTES)))
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
+    def send(self, header: bytes, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         if files and not self.local:
-            raise ValueError("files can be sent on one host only: look at `local` first")
-        require_few(files)
+            raise ValueError("files can be sent on one host only: check `local` first")
+        check_sendable(header, files, self._limits)
         body = [as_bytes(buffer) for buffer in payload]
-        encoded = encode_header(header, self._limits)
-        prefix = Prefix(header_bytes=len(encoded), payload_bytes=sum(map(len, body)), files=len(files))
-        buffers = [memoryview(prefix.encode() + encoded), *(buffer for buffer in body if buffer)]
+        prefix = Prefix(header_bytes=len(header), payload_bytes=sum(map(len, body)), files=len(files))
+        buffers = [memoryview(prefix.encode() + header), *(buffer for buffer in body if buffer)]
         try:
-            if not self._sending.acquire(blocking=wait):
+            if not self._sending.acquire(timeout=-1 if wait else _TURN_SECONDS):
                 raise BlockingIOError("another message is on its way")
             try:
                 self._require_open(sending=True)
@@ -65,7 +63,7 @@ class StreamConnection:
                 self._sending.release()
         except BaseException as error:
             ended = self._closed or self._broken
-            # The receiver closes the descriptor: it may be waiting on it, and must see the end.
+            # The receiver closes the descriptor once it has seen the end.
             self._broken = True
             self._wire.shut()
             self._raise(error, "took in nothing more of a message", ended=ended)
@@ -99,17 +97,17 @@ class StreamConnection:
         raise wrong_room(room, unread)
 
     def set_reading_patience(self, seconds: float) -> None:
-        """How long the peer may stand still in the middle of a message of its own, instead of what the limits said."""
+        """Set how long the peer may pause in the middle of a message, in place of the limits' value."""
         self._wire.set_reading_patience(seconds)
 
     def fileno(self) -> int:
-        """The socket's descriptor: on one host, readable when `receive` will not wait for a message to begin."""
+        """The socket's descriptor. On one host, it is readable if a message has begun."""
         return self._wire.fileno()
 
     def close(self) -> None:
         self._closed = True
         self._wire.shut()
-        # Those that are woken leave first: the descriptor must not be given to another file while they use it.
+        # Woken threads leave first: the descriptor must not be reused while they use it.
         with self._receiving, self._sending:
             self._wire.close()
 
@@ -124,14 +122,14 @@ class StreamConnection:
             raise ConnectionLostError("the connection was closed")
 
     def _end(self, error: BaseException, when_silent: str) -> NoReturn:
-        """Close, and say why nothing more can be received."""
+        """Close, and raise the reason."""
         ended = self._closed
         self.close()
         self._raise(error, when_silent, ended=ended)
 
     @staticmethod
     def _raise(error: BaseException, when_silent: str, *, ended: bool) -> NoReturn:
-        """Say why; `ended` tells that the connection had ended before."""
+        """Raise the reason. `ended`: the connection had ended before."""
         if not isinstance(error, OSError):
             raise error
         if ended:
@@ -155,7 +153,7 @@ class StreamConnection:
                 buffers[0] = buffers[0][written:]
 
     def _await_message(self, timeout: float | None) -> tuple[int, list[int]] | None:
-        """How much of the next prefix has been read, and the files that came along; None where nothing came in time."""
+        """The bytes of the next prefix that were read, and the files; None if nothing arrived in time."""
         if timeout is not None and not self._wire.wait(timeout):
             return None
         while True:
@@ -164,7 +162,7 @@ class StreamConnection:
             except BlockingIOError:
                 if timeout is not None:
                     raise
-                # Between messages a peer may be silent for longer than in one.
+                # Between messages a peer may be silent for longer.
 
     def _read_message(self, count: int, files: list[int]) -> Message:
         try:
@@ -173,7 +171,7 @@ class StreamConnection:
             self._fill(self._prefix[count:])
             prefix = Prefix.decode(self._prefix, self._limits)
             if prefix.files != len(files):
-                raise ConnectionLostError(f"a message that announces {prefix.files} files came with {len(files)}")
+                raise ConnectionLostError(f"a message announced {prefix.files} files but came with {len(files)}")
             header = self._read_header(prefix.header_bytes)
         except BaseException:
             close_files(files)
@@ -181,12 +179,12 @@ class StreamConnection:
         self._unread = prefix.payload_bytes
         return Message(header=header, payload_bytes=prefix.payload_bytes, files=tuple(files))
 
-    def _read_header(self, header_bytes: int) -> Header:
+    def _read_header(self, header_bytes: int) -> bytes:
         if header_bytes > len(self._header):
             self._header = memoryview(bytearray(header_bytes))
-        encoded = self._header[:header_bytes]
-        self._fill(encoded)
-        return decode_header(encoded)
+        header = self._header[:header_bytes]
+        self._fill(header)
+        return bytes(header)
 
     def _fill(self, buffer: memoryview) -> None:
         while buffer:

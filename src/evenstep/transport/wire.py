@@ -1,4 +1,4 @@
-"""Bytes over a stream socket, plain or encrypted; knows nothing of messages."""
+"""Reads and writes bytes on a stream socket, plain or encrypted."""
 
 import array
 import math
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, final
 
 from evenstep.transport.address import is_loopback
-from evenstep.transport.codec import MAX_FILES
-from evenstep.transport.files import close_files
+from evenstep.transport.codec import MAX_FILES, close_files
 
 _FILES_BYTES: Final = socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize)
 _SOCKET_BUFFER_BYTES: Final = 2**22
@@ -22,54 +21,54 @@ _AHEAD_BYTES: Final = 2**12
 
 
 class Wire(Protocol):
-    """A stream of bytes. One thread at a time may read, one may write.
+    """A stream of bytes. One thread at a time may read, and one may write.
 
-    Reading and writing raise BlockingIOError where the peer has moved nothing for as long as the wire is patient, and
-    another OSError where it is gone.
+    Reading and writing raise BlockingIOError if no byte moved for as long as the patience lasts, and another OSError if
+    the peer is gone.
     """
 
     local: bool
 
     def wait(self, timeout: float | None) -> bool:
-        """Whether within so many seconds something has come that can be read, be it the end."""
+        """Wait until bytes, or the end, can be read; False if there are none after `timeout` seconds."""
 
     def read(self, buffer: memoryview) -> int:
-        """Read at least one byte into the buffer, as many as there are; 0 at the end of the stream."""
+        """Read at least one byte into the buffer, and return the number; 0 at the end of the stream."""
 
     def read_with_files(self, buffer: memoryview) -> tuple[int, list[int]]:
-        """As `read`, and take over the open files that come along."""
+        """As `read`; returns also the open files that came with the bytes."""
 
     def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
-        """Write at least one byte of the buffers, one after another, and how many; files go with the first byte.
+        """Write at least one byte of the buffers, in order, and return the number. Files go with the first byte.
 
-        With `wait` False the wire has no patience at all.
+        With `wait` False, the patience is zero.
         """
 
     def set_reading_patience(self, seconds: float) -> None:
-        """From the next read on, be patient for so long; writes are waited for as before."""
+        """Set the patience of reads. That of writes stays."""
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait on several of them at once."""
+        """The socket's descriptor, for a selector."""
 
     def shut(self) -> None:
-        """End the stream for both sides and wake whoever reads or writes; the descriptor stays."""
+        """End the stream for both peers and wake threads that read or write. The descriptor stays open."""
 
     def close(self) -> None:
-        """Give the descriptor back; nobody may be reading or writing."""
+        """Close the descriptor; no thread may be reading or writing."""
 
 
 @final
 class SocketWire:
-    """A plain socket: TCP, or a Unix socket, over which files can go.
+    """A plain socket: TCP, or a Unix socket, which can carry files.
 
-    Over TCP small reads take what has come, so that the beginning of a message is one call. Not so on a Unix socket:
-    files come with a byte, and whoever waits on the descriptor must not miss what has been read already.
+    Over TCP a small read takes all bytes that have arrived, so that the beginning of a message is one call. On a Unix
+    socket it does not: files come with a byte, and a selector would miss bytes that have been read already.
     """
 
     def __init__(self, sock: socket.socket, *, patience_seconds: float) -> None:
         self.local = sock.family == socket.AF_UNIX
         self._socket = sock
-        # The kernel keeps the time: a large read or write is then one call, with no poll before each part of it.
+        # The kernel measures the time, so a large read or write is one call, without polls in between.
         sock.setblocking(True)
         self.set_reading_patience(patience_seconds)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience_seconds))
@@ -103,9 +102,9 @@ class SocketWire:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 files.frombytes(content[: len(content) - len(content) % files.itemsize])
         if flags & socket.MSG_CTRUNC:
-            # The kernel has closed those that had no room; the message cannot be whole.
+            # The kernel has closed the files that had no room, so the message is incomplete.
             close_files(files)
-            raise OSError("it carried more files than a message can have")
+            raise OSError("the peer sent more files than a message can have")
         return count, files.tolist()
 
     def write(self, buffers: Sequence[memoryview], files: Sequence[int], *, wait: bool = True) -> int:
@@ -128,7 +127,7 @@ class SocketWire:
 
 @final
 class TlsWire:
-    """An encrypted socket. Its one TLS state is read and written under a lock, but waited for outside of it."""
+    """An encrypted socket. Its TLS state is used under a lock; waiting is done outside of the lock."""
 
     local = False
 
@@ -168,7 +167,7 @@ class TlsWire:
                 with self._state:
                     return self._socket.send(chunk)
             except ssl.SSLWantWriteError:
-                # What was begun must be repeated with the same bytes.
+                # TLS requires that a write is repeated with the same bytes.
                 _await(self._writable, self._writing_patience if wait else 0)
 
     def set_reading_patience(self, seconds: float) -> None:
@@ -185,29 +184,29 @@ class TlsWire:
 
 
 def wire_of(sock: socket.socket, patience_seconds: float) -> Wire:
-    """The wire over a connected socket, which it takes over."""
+    """The wire over a connected socket, which the wire then owns."""
     if isinstance(sock, ssl.SSLSocket):
         return TlsWire(sock, patience_seconds=patience_seconds)
     return SocketWire(sock, patience_seconds=patience_seconds)
 
 
 def shut(sock: socket.socket) -> None:
-    """End a socket's stream for both sides and wake whoever waits in it, also where it has ended already."""
+    """End a socket's stream for both peers and wake threads that wait in it. Calling this twice does no harm."""
     try:
-        # Not `SSLSocket.shutdown`, which takes the encryption away under the reader, who would read on in the plain.
+        # Not `SSLSocket.shutdown`, which removes the encryption while another thread still reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
         return
 
 
 def _tune(sock: socket.socket) -> None:
-    """Send small messages at once; between hosts TCP sizes its own buffers, better than any fixed size."""
+    """Send small messages at once. Between hosts TCP sizes its buffers better than any fixed size."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if is_loopback(sock):
-        # Within a host no bytes are on their way: larger buffers, which TCP would make, only fall out of the cache.
+        # Within a host there is no latency, so the larger buffers that TCP would use only exceed the cache.
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _LOOPBACK_BUFFER_BYTES)
 
@@ -222,6 +221,6 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def _timeval(seconds: float) -> bytes:
-    """`struct timeval`; of at least a microsecond, since zero stands for ever."""
+    """A `struct timeval` of at least a microsecond, since zero means for ever."""
     microseconds = max(1, round(seconds * 1_000_000))
     return struct.pack("@ll", microseconds // 1_000_000, microseconds % 1_000_000)

@@ -1,8 +1,8 @@
-"""Keeps what this worker's main thread does, so that its pulse can tell the others."""
+"""What this worker's main thread does, for the pulse that the other workers see."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import final
 
 from evenstep.core.activity import Doing, Seen
@@ -10,44 +10,49 @@ from evenstep.core.activity import Doing, Seen
 
 @final
 class Activity:
-    """What the main thread does now and since when. The main thread marks; any thread reads.
+    """What the main thread does and since when. The main thread writes it; any thread may read it.
+
+    Attributes:
+        now: What it does, in or after which iteration, and since when.
 
     Args:
-        clock: Seconds that do not go back.
+        clock: Returns seconds that do not go back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._now = (Doing.PREPARING, -1, clock())
+        self.now = (Doing.PREPARING, -1, clock())
 
     def mark(self, doing: Doing, iteration: int) -> None:
         """The main thread does this from now on, in or after this iteration."""
-        self._now = (doing, iteration, self._clock())
+        self.now = (doing, iteration, self._clock())
 
-    @contextmanager
-    def doing(self, doing: Doing) -> Iterator[None]:
-        """The main thread does this meanwhile, and then goes on with what it did before."""
-        before, iteration, _ = self._now
-        self.mark(doing, iteration)
-        try:
-            yield
-        finally:
-            self.mark(before, iteration)
+    def doing(self, doing: Doing, iteration: int | None = None) -> AbstractContextManager[None]:
+        """The main thread does this while the context is open, in the given iteration or else the present one."""
+        return _While(self, doing, iteration)
 
-    @contextmanager
-    def waiting(self, iteration: int | None = None) -> Iterator[None]:
-        """The main thread waits for the others meanwhile, and then goes on with what it did before.
-
-        It waits in the given iteration, or else in the one that it has not completed yet.
-        """
-        before = self._now
-        self.mark(Doing.WAITING, self.read().next_iteration if iteration is None else iteration)
-        try:
-            yield
-        finally:
-            self.mark(before[0], before[1])
+    def waiting(self, iteration: int | None = None) -> AbstractContextManager[None]:
+        """The main thread waits for the others, in the given iteration or else the first that it has not completed."""
+        return self.doing(Doing.WAITING, self.read().next_iteration if iteration is None else iteration)
 
     def read(self) -> Seen:
-        """What it does at this moment."""
-        doing, iteration, since = self._now
+        """What the main thread does at this moment."""
+        doing, iteration, since = self.now
         return Seen(doing=doing, iteration=iteration, seconds=self._clock() - since)
+
+
+@final
+class _While(AbstractContextManager[None]):
+    """Marks what the main thread does while it is open, and afterwards what it did before."""
+
+    def __init__(self, activity: Activity, doing: Doing, iteration: int | None) -> None:
+        self._activity = activity
+        self._doing = doing
+        self._iteration = iteration
+
+    def __enter__(self) -> None:
+        self._before = self._activity.now
+        self._activity.mark(self._doing, self._before[1] if self._iteration is None else self._iteration)
+
+    def __exit__(self, *exception: object) -> None:
+        self._activity.mark(*self._before[:2])

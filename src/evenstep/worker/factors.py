@@ -1,4 +1,4 @@
-"""The driving factors of a worker's speed: the parts of its processors and of its memory that it can have."""
+"""The driving factors of a worker's speed: the shares of its processors and of its memory that it can have."""
 
 import math
 import os
@@ -12,22 +12,22 @@ import psutil
 from evenstep.core.values import Factors
 
 _CPU_SECONDS: Final = 0.1
-"""The times of the cores come in ticks of 10 ms."""
+"""Between two readings of the cores, whose times come in ticks of 10 ms."""
 _MEMORY_SECONDS: Final = 4.0
 
 
 @final
 class FactorSampler:
-    """Reads the factors of one worker on a CPU, for predictors that use them.
+    """Reads the driving factors of a worker on a CPU, for predictors that use them.
 
-    Source: LB-BSP (arXiv 1806.02508; SoCC'20) takes `100 - cpu_percent` of the whole machine since the last reading.
-    That counts the worker's own work as taken, and falls to 0 while a competitor has the cores of a worker that waits.
-    Here the share is of the cores that the worker may use, less what others took of them, but at least its fair share
-    against as many busy threads as there are cores: a thread with one competitor on its core reads a half, whether it
-    computes or waits. A quota of the worker's control group bounds it.
+    LB-BSP (arXiv 1806.02508; SoCC'20) takes `100 - cpu_percent` of the whole machine since the last reading. That
+    counts the worker's own work as taken, and it falls to 0 while a competitor uses the cores of a waiting worker.
+    Here the share is of the cores that the worker may use, minus what other processes took of them, but at least the
+    worker's fair share: a thread with one competitor on its core reads 0.5, whether it computes or waits. The quota of
+    the worker's control group is an upper bound.
 
     Args:
-        threads: How many threads of this worker compute at once.
+        threads: The number of threads of this worker that compute at once.
         clock: Returns seconds that only rise.
         root: The folder that holds `proc` and `sys`.
     """
@@ -37,13 +37,12 @@ class FactorSampler:
         self._clock = clock
         self._quota_files = _quota_files(root)
         self._cores = usable_cores()
-        self._taken = (-math.inf, 0.0, 0.0)
-        """When the cores were read last, how many seconds they were busy by then, and how many of these were ours."""
+        self._taken = (-math.inf, 0.0, 0.0)  # Time of the last reading, and busy seconds then: all, and our own.
         self._share = 1.0
         self._memory = (-math.inf, 1.0)
 
     def sample(self) -> Factors:
-        """The factors now. The cores are read every 0.1 s at most, the memory every 4 s. It never raises."""
+        """The factors now. Reads the cores at most every 0.1 s and the memory at most every 4 s. Never raises."""
         return Factors(cpu_availability=self._cpu(), memory_availability=self._memory_availability())
 
     def _cpu(self) -> float:
@@ -67,7 +66,7 @@ class FactorSampler:
 
 
 def usable_cores() -> frozenset[int]:
-    """The cores that this thread may run on: `taskset`, cpusets and containers are respected."""
+    """The cores that this thread may run on, given `taskset`, cpusets and containers."""
     try:
         return frozenset(os.sched_getaffinity(0))
     except AttributeError:  # Not every system has it.
@@ -75,13 +74,10 @@ def usable_cores() -> frozenset[int]:
 
 
 def share_left(*, cores: int, threads: int, others: float) -> float:
-    """The part of the processors that `threads` busy threads want, 0 to 1, that they could have.
+    """The share, 0 to 1, of the processors that `threads` busy threads on `cores` cores could have.
 
-    Args:
-        cores: How many cores they may use.
-        threads: How many of them there are.
-        others: How many of these cores others took on average, while the threads ran or waited. While they wait,
-            others may take all cores and would still have to share them afterwards.
+    `others` is the number of these cores that other processes took on average. While the threads wait, others may take
+    all cores, but would have to share them afterwards.
     """
     wanted = min(threads, cores)
     fair = cores * wanted / (cores + wanted)
@@ -89,7 +85,7 @@ def share_left(*, cores: int, threads: int, others: float) -> float:
 
 
 def _busy_seconds(cores: frozenset[int]) -> float:
-    """What these cores have spent on anything but idling, since the machine started."""
+    """The seconds that these cores were busy since the machine started."""
     times = psutil.cpu_times(percpu=True)
     return math.fsum(
         sum(times[core][:8]) - times[core].idle - getattr(times[core], "iowait", 0.0)
@@ -99,7 +95,7 @@ def _busy_seconds(cores: frozenset[int]) -> float:
 
 
 def _quota_files(root: Path) -> list[tuple[Path, ...]]:
-    """The files with the CPU quotas of this process's control group and of those above it, version 2's or 1's."""
+    """The CPU quota files of this process's control group and its parents, in version 2 or 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -120,9 +116,9 @@ def _quota_files(root: Path) -> list[tuple[Path, ...]]:
 
 
 def _quota(files: tuple[Path, ...]) -> float:
-    """How many cores' time the group may use: its quota over its period; infinite without one."""
+    """The number of cores whose time the group may use; infinite without a quota."""
     try:
         quota, period = " ".join(file.read_text() for file in files).split()
         return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (OSError, ValueError):  # `max`, or a group that is gone.
+    except (OSError, ValueError):  # `max`, or a removed group.
         return math.inf

@@ -1,18 +1,16 @@
-"""Applies a disturbance to this worker: holds it until its emulated compute has taken as long as it should."""
+"""Emulates a slow device: holds this worker until its emulated compute is over."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
-from evenstep.cluster.slowness.base import Disturbance
-from evenstep.cluster.slowness.device_memory import DeviceMemory
-from evenstep.cluster.slowness.news import SlownessNews
+from evenstep.cluster.slowness import DeviceMemory, Disturbance, SlownessNews
 from evenstep.core.errors import EvenstepError
 
 
 @final
 class EmulatedOutOfMemoryError(EvenstepError, MemoryError):
-    """The batch is larger than what the emulated device holds."""
+    """The batch does not fit the emulated device."""
 
 
 @final
@@ -20,11 +18,13 @@ class EmulatedOutOfMemoryError(EvenstepError, MemoryError):
 class Hold:
     """Holds one worker in the hook of its last gradient bucket.
 
-    The earlier buckets have left by then, earlier than they would on the slow device: what is emulated is when a
-    worker's gradient is complete, over the real communication stack.
+    The earlier buckets have left by then, earlier than they would on the slow device. So it emulates when the whole
+    gradient is complete, over the real communication stack.
 
-    `overruns` counts the iterations whose real work took longer than the emulated time: they could not be emulated.
-    `news` knows when there is something to tell of its slowness.
+    Attributes:
+        largest_batch: The known limit of the device. `memory` sets a limit that evenstep has to learn.
+        overruns: The number of iterations whose real work took longer than the emulated time.
+        news: Reports the changes of its slowness.
     """
 
     disturbance: Disturbance
@@ -35,23 +35,19 @@ class Hold:
     wait: Callable[[float], None]
     overruns: int = 0
     news: SlownessNews = field(init=False)
-    _held_seconds: float = 0.0
-    _began: float = field(init=False)
+    _held_seconds: float = field(init=False, default=0.0)
+    _started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._started = self.clock()
         self.news = SlownessNews(self.disturbance, self.worker)
 
     def begin_iteration(self) -> None:
-        """A new iteration: nothing of it has been held yet."""
+        """A new iteration starts, which has not been held yet."""
         self._held_seconds = 0.0
 
     def require_memory(self, batch_size: int) -> None:
-        """Raise where the emulated device could not hold the batch.
-
-        Raises:
-            EmulatedOutOfMemoryError: It could not.
-        """
+        """Raise EmulatedOutOfMemoryError if the emulated device could not hold the batch."""
         fits = self.largest_batch if self.memory is None else min(self.largest_batch, self.memory.largest_batch)
         if batch_size > fits:
             raise EmulatedOutOfMemoryError(
@@ -60,12 +56,12 @@ class Hold:
             )
 
     def until_due(self, *, iteration: int, batch_sizes: list[int], elapsed_seconds: float) -> None:
-        """Wait until the emulated compute of these batches is over, `elapsed_seconds` after it began.
+        """Wait until the emulated compute of these batches is over, `elapsed_seconds` after it started.
 
-        `batch_sizes` has several members where gradients were accumulated; each counts as a pass of its own.
+        If gradients were accumulated there are several batches; each counts as a pass.
         """
         natural = (elapsed_seconds - self._held_seconds) / len(batch_sizes)
-        now = self.clock() - self._began
+        now = self.clock() - self._started
         due = sum(
             self.disturbance.seconds(
                 worker=self.worker, iteration=iteration, batch_size=size, natural_seconds=natural, now=now

@@ -1,58 +1,67 @@
-"""One iteration as one worker sees it: what it computes on, when, and what is written down of it."""
+"""One iteration as one worker sees it: its samples, its times, and its event for the log."""
 
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.shown import shown
 from evenstep.core.values import Basis, Factors, Reports, State
+from evenstep.telemetry.events import IterationDone
 
+_UNKNOWN: Final = Factors()
 _MAX_UNITS: Final = 2**53
-"""Of a batch; a float holds each whole number up to it."""
+"""Units in a batch; a float holds each whole number up to this one."""
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class Iteration:
-    """The iteration under way, as this worker sees it."""
+    """The current iteration: what this worker has computed since the workers last synchronised.
+
+    Attributes:
+        number: Counts the worker's iterations, from 0.
+        loader: Which of the session's loaders handed out the batch.
+        piece: The current micro-batch of `share`.
+        batch_sizes: The size of each batch, copies of samples included; `samples` counts the real ones of all.
+        passes: The number of shares; more than 1 if gradients accumulate.
+        entered: When the script asked for the first batch. Times are seconds of the balancer's clock.
+        script_seconds: The script's own work between the synchronisation before and the first batch.
+        paused: When this worker finished its part of the latest synchronisation; None before.
+        synchronised_seconds: The duration of the synchronisation by the host's clock.
+        device_synchronised_seconds: The same by the device's clock, of the iteration that is reported with this one;
+            None if the host's clock measures it.
+        ended: When the script asked for the next batch.
+        observed: Whether the estimator has learned from it.
+        factors: The driving factors before the measured compute.
+        estimator_before: The estimator's state without it, if it may be measured again.
+    """
 
     number: int
     epoch: int
+    loader: int = 0
     share: Share
     piece: MicroBatch
-    """What is in hand of the share."""
     batch_sizes: list[int]
-    """What was computed on since the workers last synchronised, this batch included."""
     samples: int
-    """The real samples among them."""
     passes: int
-    """The shares among them."""
     entered: float
-    """When the script asked for the first of them."""
     input_seconds: float
     script_seconds: float = 0.0
-    """What the script did for itself since the workers last synchronised."""
     basis: Basis = "speed"
-    """Why it has its sizes."""
     paused: float | None = None
-    """When this worker had done its part of the (latest) synchronisation; None as long as there was none."""
     synchronised_seconds: float = 0.0
-    """What the synchronisation took by the host's clock."""
     device_synchronised_seconds: float | None = None
-    """What it took by the device's, of the iteration whose compute is reported with this one; None: by the host's."""
     ended: float | None = None
-    """When the script asked for the next batch."""
     observed: bool = False
-    factors: Factors = field(default_factory=Factors)
-    """Those known before what was measured of it."""
+    factors: Factors = _UNKNOWN
     estimator_before: State | None = None
 
-    def go_on_from(self, before: "Iteration") -> None:
-        """Count in what was computed on before, since the workers have not synchronised in between."""
+    def continue_from(self, before: "Iteration") -> None:
+        """Add what was computed in `before`, which did not synchronise."""
         self.batch_sizes = before.batch_sizes + self.batch_sizes
         self.samples += before.samples
         self.passes += before.passes
@@ -62,80 +71,101 @@ class Iteration:
 
     @property
     def outside(self) -> list[int]:
-        """Microseconds of waiting for input, and of the script's own, before its compute."""
+        """`input_seconds` and `script_seconds`, in microseconds."""
         return [round(self.input_seconds * 1e6), round(self.script_seconds * 1e6)]
 
     def script_seconds_after(self) -> float:
-        """What the script did for itself between the synchronisation and asking for the next batch."""
+        """The script's own work between the synchronisation and asking for the next batch."""
         if self.paused is None or self.ended is None:
             return 0.0
         return max(self.ended - self.paused - self.synchronised_seconds, 0.0)
 
-    def fingerprint(self, *, weighed: bool, rates: Sequence[float] = ()) -> int:
-        """63 bits of everything that must be the same on all workers in this iteration, learning rates too."""
-        plan = f"{self.epoch} {self.number} {self.share.iteration} {weighed} {rates}".encode()
+    def fingerprint(self, *, weighed: bool, rates: Sequence[float] = (), steps: int = 0) -> int:
+        """63 bits of what must be the same on all workers: this iteration, the learning rates, the steps so far."""
+        plan = f"{self.loader} {self.epoch} {self.number} {self.share.iteration} {weighed} {rates} {steps}".encode()
         digest = hashlib.blake2b(plan + self.share.sizes.tobytes(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
 
-    def plan(self, *, weighed: bool, rates: Sequence[float] = ()) -> dict[str, Any]:
-        """What the fingerprint is of, as JSON holds it."""
+    def plan(self, *, weighed: bool, rates: Sequence[float] = (), steps: int = 0) -> dict[str, Any]:
+        """What `fingerprint` covers, as plain values."""
         return {
+            "loader": self.loader,
             "epoch": self.epoch,
             "iteration": self.number,
             "slice": self.share.iteration,
             "weighed": "units" if weighed else "samples",
             "sizes": self.share.sizes.tolist(),
+            "steps": steps,
             "rates": [float(rate) for rate in rates],
         }
 
-    def event(self, reports: Reports, worker: int, ended: float) -> dict[str, object]:
-        """What is recorded of an iteration that synchronised: its parts in seconds, and this worker's report."""
+    def event(self, reports: Reports, worker: int, ended: float) -> IterationDone:
+        """The log event of a synchronised iteration: its parts in seconds, and this worker's report."""
         compute = int(reports.compute_microseconds[worker]) * self.passes / 1e6
         slowest = int(reports.compute_microseconds.max()) * self.passes / 1e6
-        # Never more than it really stood: the slowest one's compute may have begun before this worker's.
+        # The slowest worker may have started earlier, so waiting is at most the measured synchronisation.
         by_device = self.device_synchronised_seconds
         synchronised = self.synchronised_seconds if by_device is None else by_device
-        return self._parts(compute, min(slowest - compute, synchronised), synchronised, reports.row(worker), ended)
+        outcome = PushOutcome(held_seconds=slowest - compute)
+        return self._event(worker, reports.row(worker), ended, compute, synchronised, outcome)
 
-    def served_event(self, row: list[int], held_seconds: float) -> dict[str, object]:
-        """As `event`, of an iteration whose push was held for so long; `row` is what this worker told of it."""
+    def served_event(self, worker: int, row: list[int], outcome: "PushOutcome") -> IterationDone:
+        """As `event`, for an iteration whose push had this outcome; `row` is this worker's report."""
         assert self.ended is not None
-        compute = row[1] * self.passes / 1e6
-        synchronised = self.synchronised_seconds
-        return self._parts(compute, min(held_seconds, synchronised), synchronised, row, self.ended)
+        return self._event(worker, row, self.ended, row[1] * self.passes / 1e6, self.synchronised_seconds, outcome)
 
-    def _parts(
-        self, compute: float, waited: float, synchronised: float, row: list[int], ended: float
-    ) -> dict[str, object]:
-        return {
-            "event": "iteration",
-            "iteration": self.number,
-            "epoch": self.epoch,
-            "at": self.entered,
-            "samples": self.samples,
-            "basis": self.basis,
-            "iteration_seconds": ended - self.entered,
-            "input_seconds": self.input_seconds,
-            "compute_seconds": compute,
-            "wait_seconds": waited,
-            "comm_seconds": synchronised - waited,
-            "report": row,
-            "factors": list(astuple(self.factors)),
-        }
+    def _event(
+        self, worker: int, row: list[int], ended: float, compute: float, synchronised: float, outcome: "PushOutcome"
+    ) -> IterationDone:
+        waited = min(outcome.held_seconds, synchronised)
+        return IterationDone(
+            worker=worker,
+            iteration=self.number,
+            epoch=self.epoch,
+            at=self.entered,
+            samples=self.samples,
+            basis=self.basis,
+            iteration_seconds=ended - self.entered,
+            input_seconds=self.input_seconds,
+            compute_seconds=compute,
+            wait_seconds=waited,
+            comm_seconds=synchronised - waited,
+            report=row,
+            factors=(self.factors.cpu_availability, self.factors.memory_availability),
+            staleness=outcome.staleness,
+            behind=outcome.behind,
+            share=outcome.share,
+            lead=outcome.lead,
+            bound=outcome.bound,
+        )
 
 
-def units_of(now: Iteration | None, count: Any) -> int:
-    """The units that a script counted in this worker's batch, 0 where the batch is a copy of somebody else's sample.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOutcome:
+    """What servers reported about a push: how long they held it, and how they committed and released it."""
+
+    held_seconds: float
+    staleness: int | None = None
+    behind: float | None = None
+    share: float | None = None
+    lead: int | None = None
+    bound: int | None = None
+
+
+def units_of(share: Share | None, count: Any) -> int:
+    """The units that a script counted in this worker's batch; 0 if the worker has no samples of its own.
 
     Raises:
-        ConfigError: The count is negative or not whole, or no batch is in hand.
+        ConfigError: The count is negative or not whole, or there is no batch yet.
     """
-    if now is None:
+    if share is None:
         raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
     try:
         units = math.nan if isinstance(count, str) else float(count)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last by a tensor of several elements.
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements.
         units = math.nan
     if not (0 <= units <= _MAX_UNITS and units == int(units)):
         raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {shown(count)}")
-    return int(count) if now.share.samples else 0
+    # A batch below the minimum repeats its samples, and a unit counts once.
+    return -(-int(count) * share.samples // len(share.positions)) if share.samples else 0

@@ -1,7 +1,7 @@
-"""Measures a worker's pure compute: from the hand-out of a batch to the last gradient bucket, less all waiting.
+"""Measures a worker's own compute: from the hand-out of a batch to its last gradient bucket, without any waiting.
 
-`backward()` as a whole takes equally long on every rank, because it ends with the all-reduce; the moment when the last
-bucket is ready, before anything is sent, is the worker's own.
+`backward()` takes equally long on every rank, because it ends with the all-reduce. Only the time until the last bucket
+is ready, before anything is sent, belongs to the worker itself.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,7 @@ from evenstep.core.values import Sample
 
 
 class Stopwatch(Protocol):
-    """Runs while a batch is being computed on.
-
-    `late` is by how many iterations its laps come late.
-    """
+    """Runs while a batch is computed. `lag`: by how many iterations `lap` comes late."""
 
     lag: int
 
@@ -23,39 +20,40 @@ class Stopwatch(Protocol):
         """Whether it runs."""
 
     def restart(self) -> None:
-        """From zero."""
+        """Reset to zero, not running."""
 
     def run(self) -> None:
-        """Compute begins or goes on; does nothing where it is running already."""
+        """Start or continue; does nothing if it runs."""
 
     def pause(self) -> None:
-        """Compute ends or is interrupted; does nothing where it is not running."""
+        """Stop; does nothing if it does not run."""
 
     def drop(self) -> None:
-        """Stop, and forget the stretch since it was last run."""
+        """Stop, and forget the time since it was last started."""
 
     def read(self) -> float:
-        """Seconds since `restart`, of a paused stopwatch; waits for the device where it must."""
+        """Seconds since `restart`, of a paused stopwatch. May wait for the device."""
 
     def synchronised(self) -> None:
-        """What all workers have computed is here: the synchronisation that began with the last pause is over.
-
-        Does nothing where it was over already, or has not begun.
-        """
+        """The synchronisation that started with the last pause is over. Does nothing if there is none."""
 
     def synchronised_seconds(self) -> float | None:
-        """What the synchronisation took in the iteration that `lap` gave last; None where the host's clock tells it."""
+        """How long the synchronisation of the last lap's iteration took; None if the host's clock measures it."""
 
     def lap(self, samples: int, passes: int) -> Sample | None:
-        """Close an iteration of `samples` in so many passes; the mean pass of the newest iteration whose time is known.
+        """Close an iteration; return the mean pass of the newest iteration whose time is known without waiting.
 
-        "Known" means known without waiting for the device. Closing the same iteration again replaces what was closed.
+        Closing the same iteration again replaces it.
+
+        Args:
+            samples: The samples of all passes.
+            passes: The number of passes.
         """
 
 
 @final
 class HostStopwatch:
-    """For models on the CPU: its time is the host's, so a lap returns the iteration that it closes."""
+    """For models on the CPU. The host's clock measures the compute, so a lap returns the iteration that it closes."""
 
     lag = 0
 
@@ -66,38 +64,35 @@ class HostStopwatch:
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
         return self._since is not None
 
     def restart(self) -> None:
-        """From zero."""
         self._seconds, self._since = 0.0, None
 
     def run(self) -> None:
-        """Go on."""
         if self._since is None:
             self._since = self._clock()
 
     def pause(self) -> None:
-        """Stop."""
         if self._since is not None:
             self._seconds += self._clock() - self._since
             self._since = None
 
     def drop(self) -> None:
-        """Stop, and forget the stretch since it was last run."""
         self._since = None
 
+    def add(self, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self._seconds += seconds
+
     def read(self) -> float:
-        """Seconds since `restart`."""
         return self._seconds
 
     def synchronised(self) -> None:
-        """Nothing: the host has waited for it."""
+        pass
 
     def synchronised_seconds(self) -> None:
-        """None: the host has waited for it."""
+        return None
 
     def lap(self, samples: int, passes: int) -> Sample | None:
-        """This iteration."""
         return Sample(samples=samples / passes, compute_seconds=self._seconds / passes)

@@ -1,81 +1,79 @@
-"""Says at the end of a run how it went, without a run directory too."""
+"""Prints at the end of a run how it went, with or without a run directory."""
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, final
+from collections.abc import Callable
+from typing import Final, NamedTuple, final
 
 import numpy as np
 
-from evenstep.core.account import Account, Meetings, summary_lines
 from evenstep.core.values import IntArray, Reports
-from evenstep.telemetry import Recorder
+from evenstep.report.account import Account, Meetings, summary_lines
 from evenstep.worker.iteration import Iteration
 
-_AT_ONCE: Final = 64
-"""Iterations that are summed up together, so that an iteration costs next to nothing."""
+_BATCH: Final = 64
+"""Iterations that are added up together, so that each one costs next to nothing."""
+
+
+class _Meeting(NamedTuple):
+    """An iteration of worker 0 in which all workers synchronised."""
+
+    done: Iteration
+    reports: Reports
+    outside: IntArray
+    ended: float
 
 
 @final
 class Summary:
-    """A `Recorder` that passes everything on, and says a few lines when it is no longer used or its process ends.
+    """Sums up a run on worker 0, and prints a few lines when it is no longer used or its process ends.
 
-    Nothing is said after an exception has ended the script, also where the run was closed before. Totals are kept in
-    memory that does not grow with the run.
+    It keeps totals only, in memory that does not grow with the run.
 
     Args:
-        recorder: Gets all events.
-        workers: How many workers the run has.
-        global_batch_size: The samples of one iteration over all of them.
-        scheme: The name of its scheme.
-        say: Takes a line.
+        workers: The number of workers.
+        global_batch_size: The samples of one iteration over all workers.
+        scheme: The name of the scheme.
+        say: Prints a line.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        workers: int,
-        global_batch_size: int,
-        scheme: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self._recorder = recorder
+    def __init__(self, *, workers: int, global_batch_size: int, scheme: str, say: Callable[[str], None]) -> None:
         self._sums = _Sums(workers, global_batch_size)
         # A training script has no place where it would close what `prepare` opened.
         self._finish = weakref.finalize(self, _say_lines, self._sums, scheme, say, os.getpid())
 
-    def record(self, event: Mapping[str, object]) -> None:
-        """Pass on an event."""
-        self._recorder.record(event)
-
     def take(self, done: Iteration, reports: Reports, outside: IntArray, ended: float) -> None:
-        """All workers have met in this iteration of the first worker, which ended then.
+        """Add an iteration in which all workers synchronised.
 
-        `outside` has the shape [workers, 2]: everybody's microseconds of waiting for input, and of the script's own.
+        Args:
+            done: The iteration as worker 0 saw it.
+            reports: The reports of all workers.
+            outside: `Iteration.outside` of each worker, in microseconds, shape [workers, 2].
+            ended: When the iteration ended, on worker 0's clock.
         """
-        self._sums.take(done, reports, outside, ended)
+        self._sums.take(_Meeting(done, reports, outside, ended))
 
-    def close(self) -> None:
-        """Nothing more will come; how the script ends decides whether the lines are said."""
-        self._recorder.close()
+    @property
+    def account(self) -> Account:
+        """The totals so far."""
+        return self._sums.finish()
 
     def drop(self) -> None:
-        """The script has failed: say nothing."""
+        """Print nothing, because the script has failed."""
         self._finish.detach()
 
 
 @final
 class _Sums:
-    """Iterations as one worker sees them, on their way into an account."""
+    """The totals, apart from the `Summary`, whose end is awaited."""
 
     def __init__(self, workers: int, global_batch_size: int) -> None:
         self._account = Account(workers, global_batch_size)
-        self._waiting: list[tuple[Iteration, Reports, IntArray, float]] = []
+        self._waiting: list[_Meeting] = []
 
-    def take(self, done: Iteration, reports: Reports, outside: IntArray, ended: float) -> None:
-        self._waiting.append((done, reports, outside, ended))
-        if len(self._waiting) == _AT_ONCE:
+    def take(self, meeting: _Meeting) -> None:
+        self._waiting.append(meeting)
+        if len(self._waiting) == _BATCH:
             self.finish()
 
     def finish(self) -> Account:
@@ -85,31 +83,30 @@ class _Sums:
         return self._account
 
 
-def _meetings(taken: Sequence[tuple[Iteration, Reports, IntArray, float]]) -> Meetings:
-    """What all workers did, from their reports and the first worker's clock.
+def _meetings(taken: list[_Meeting]) -> Meetings:
+    """What all workers did, from their reports and worker 0's clock.
 
-    All workers leave a meeting together, so each has spent as long as the first one since the meeting before.
+    All workers leave a synchronisation together, so each has spent as long as worker 0 since the one before.
     """
-    passes = np.array([done.passes for done, *_ in taken])
-    compute = np.stack([reports.compute_microseconds for _, reports, *_ in taken], axis=1) * passes / 1e6
-    inputs, script = np.stack([outside for *_, outside, _ in taken], axis=2).transpose(1, 0, 2) / 1e6
+    passes = np.array([each.done.passes for each in taken])
+    compute = np.stack([each.reports.compute_microseconds for each in taken], axis=1) * passes / 1e6
+    inputs, script = np.stack([each.outside for each in taken], axis=2).transpose(1, 0, 2) / 1e6
     own = np.stack([compute, inputs, script])
     spent = own.sum(axis=0)
-    met = np.array([done.synchronised_seconds for done, *_ in taken]) + spent[0] - spent
+    met = np.array([each.done.synchronised_seconds for each in taken]) + spent[0] - spent
     met = np.maximum(met, 0.0)
     wait = np.minimum(spent.max(axis=0) - spent, met)
     return Meetings(
-        samples=(np.stack([done.share.sizes for done, *_ in taken], axis=1) * passes).astype(np.float64),
+        samples=(np.stack([each.done.share.sizes for each in taken], axis=1) * passes).astype(np.float64),
         own=own,
         wait=wait,
         comm=met - wait,
-        seconds=np.array([ended - done.entered for done, *_, ended in taken]),
-        bases=tuple(done.basis for done, *_ in taken),
+        seconds=np.array([each.ended - each.done.entered for each in taken]),
+        bases=tuple(each.done.basis for each in taken),
     )
 
 
 def _say_lines(sums: _Sums, scheme: str, say: Callable[[str], None], process: int) -> None:
-    # A fork of the process (a data worker) has all of this too, and its end is not the run's.
-    if os.getpid() == process:
+    if os.getpid() == process:  # A fork, such as a data worker, inherits this, but its end is not the run's.
         for line in summary_lines(sums.finish(), scheme):
             say(line)

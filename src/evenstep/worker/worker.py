@@ -5,14 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """This process among the workers of a run.
-
-    Attributes:
-        rank: Its number, 0 to `count` - 1.
-        count: How many workers the run has.
-        host: The name of its host.
-        timeout_seconds: How long it waits for the others.
-    """
+    """This process among the workers of a run: `rank` is 0 to `count` - 1, `timeout_seconds` its longest wait."""
 
     rank: int
     count: int

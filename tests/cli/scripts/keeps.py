@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
+from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

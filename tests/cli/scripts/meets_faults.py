@@ -8,6 +8,7 @@ import signal
 import sys
 
 import torch
+from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

@@ -4,6 +4,7 @@ import itertools
 import time
 
 import torch
+from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

@@ -9,6 +9,7 @@ import sys
 import time
 
 import torch
+from support import lean_torch  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.watched_sync import WatchedSync
 
-from evenstep.core.coordinate import Answer, Arrival, Coordinator, Discard
+from evenstep.core.coordinate import Answer, Arrival, Coordinator, Discard, Given
 from evenstep.core.load import Equal
 from evenstep.core.values import UNLIMITED, Problem
 
@@ -12,8 +12,8 @@ from evenstep.core.values import UNLIMITED, Problem
 class Run:
     """A coordinator with workers that push what they were given, first come first.
 
-    Commands are told as `0: 0-4 5-8` (worker 0 is given two claims of these positions), `0: nothing`, `0: over`,
-    `commit 0+1` (their pushes as one) and `discard 0`.
+    Commands are told as `0: 0-4 5-8` (worker 0 is given two claims of these positions), `0 also: 8-12` (one more, while
+    it computes), `0: nothing`, `0: over`, `commit 0+1` (their pushes as one) and `discard 0`.
     """
 
     def __init__(self, sync, *, workers=2, batch=8, length=16, minimum=1, maximum=UNLIMITED, load=None, **more):
@@ -45,10 +45,10 @@ class Run:
             told += self.told(self.coordinator.begin(worker, number, epoch, self.now, ahead=ahead))
         return told
 
-    def push(self, *workers, samples=None, version=None, row=(1, 1, 0, 0, 0, 0, UNLIMITED)):
+    def push(self, *workers, skips=0, samples=None, version=None, row=(1, 1, 0, 0, 0, 0, UNLIMITED)):
         told = []
         for worker in workers:
-            claim = self.held[worker][0]
+            claim = self.held[worker][skips]
             self._sequence += 1
             arrival = Arrival(
                 key=(worker, 0, self._sequence),
@@ -60,12 +60,21 @@ class Run:
             )
             commands = self.coordinator.push(arrival, self.now)
             self.positions += claim.positions
-            del self.held[worker][0]
+            del self.held[worker][: skips + 1]
             told += self.told(commands)
         return told
 
-    def rest(self, *workers):
-        return [each for worker in workers for each in self.told(self.coordinator.rest(worker, self.now))]
+    def more(self, worker, ahead=1):
+        return self.told(self.coordinator.more(worker, ahead))
+
+    def rest(self, *workers, done=None, **more):
+        """With `done` claims that it holds computed or skipped."""
+        told = []
+        for worker in workers:
+            number = self.held[worker][done - 1].number if done else None
+            self.held[worker] = []
+            told += self.told(self.coordinator.rest(worker, self.now, done=number, **more))
+        return told
 
     def stop(self, worker):
         self.held[worker] = []
@@ -81,14 +90,16 @@ class Run:
     def _line(self, command):
         if isinstance(command, Discard):
             return f"discard {command.key[0]}"
-        if not isinstance(command, Answer):
+        if not isinstance(command, Answer | Given):
             self.updates.append(command)
             return "commit " + "+".join(str(key[0]) for key, _ in command.pushes)
         self.held[command.worker] += command.claims
+        pieces = " ".join(f"{start}-{stop}" for claim in command.claims for start, stop in claim.ranges) or "nothing"
+        if isinstance(command, Given):
+            return f"{command.worker} also: {pieces}"
         self._versions[command.worker] = command.version
         self.releases.append(command.release)
-        pieces = [f"{start}-{stop}" for claim in command.claims for start, stop in claim.ranges]
-        return f"{command.worker}: " + ("over" if command.over else " ".join(pieces) or "nothing")
+        return f"{command.worker}: " + ("over" if command.over else pieces)
 
 
 @pytest.fixture(name="Run")

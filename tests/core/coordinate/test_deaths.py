@@ -128,8 +128,8 @@ def test_a_run_goes_on_from_a_snapshot_with_what_was_not_committed_done_again(Ru
     run.push(0, 0, 1)
     again = Run(Bounded(bound=2), length=40)
     again.coordinator.load_state_dict(json.loads(json.dumps(run.coordinator.state_dict())))
-    assert (again.coordinator.version, again.coordinator.samples, again.coordinator.finished) == (3, 12, 12)
-    assert (again.coordinator.number, again.coordinator.epoch) == (3, 5)
+    assert (again.coordinator.version, again.coordinator.samples, again.coordinator.claims.finished) == (3, 12, 12)
+    assert (again.coordinator.passes.number, again.coordinator.passes.epoch) == (3, 5)
     assert again.begin(0, number=3, epoch=5) == ["0: 12-20"]
     assert again.push(0, 0, 0, 0)[-1] == "0: over"
     assert sorted(run.positions + again.positions) == list(range(40))

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from evenstep.core.coordinate import Coordinator
-from evenstep.core.coordinate.group_sizes import GroupSizes
+from evenstep.core.coordinate import Coordinator, Sizes
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByRank
-from evenstep.core.load import Equal, PerEpoch, Static
+from evenstep.core.load import Equal, PerEpoch, Predicted, Static
 from evenstep.core.sync import Grouped
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.schemes import grouped, placed
@@ -25,7 +24,11 @@ def problem(workers, batch, minimum=1, maximum=UNLIMITED, multiple=1):
 
 
 def sizes(workers, batch, groups, load=None, **limits):
-    return GroupSizes(load or Equal(), problem(workers, batch, **limits), groups, range(workers), 0)
+    sizes = Sizes(load or Equal(), problem(workers, batch, **limits))
+    sizes.regroup(groups)
+    for worker in range(workers):
+        sizes.join(worker)
+    return sizes
 
 
 def row(samples, nanoseconds=1000, largest=UNLIMITED):
@@ -63,6 +66,44 @@ def test_towards_the_end_of_an_epoch_slices_shrink_and_leave_no_scrap():
     assert taken[16] == 8
     assert all(unclaimed - each == 0 or unclaimed - each >= 2 for unclaimed, each in taken.items() if unclaimed >= 4)
     assert of.slice_of((2, 0, 3, 1), 64) == {0: 8, 1: 8, 2: 8, 3: 8}
+
+
+def test_a_group_of_one_worker_leaves_no_scrap_that_it_can_hold_itself():
+    of = sizes(2, 4, ((0,), (1,)), minimum=2)
+    assert [of.slice_of((0,), unclaimed) for unclaimed in (5, 4, 3)] == [{0: 2}, {0: 2}, {0: 3}]
+    assert sizes(2, 4, ((0,), (1,)), minimum=2, maximum=2).slice_of((0,), 3) == {0: 2}
+
+
+def test_the_last_group_that_is_here_leaves_no_scrap():
+    of = sizes(4, 8, ((0, 1), (2, 3)), minimum=2)
+    for worker in (2, 3):
+        of.leave(worker)
+    assert of.slice_of((0, 1), 9) == {0: 4, 1: 3}
+    assert of.slice_of((0, 1), 10) == {0: 4, 1: 4}
+
+
+def test_slices_shrink_only_when_less_is_left_than_the_workers_hold_together():
+    of = sizes(4, 32, ((0, 1), (2, 3)))
+    for worker in range(4):
+        of.observe(worker, row(4, largest=4))
+    assert [sum(of.slice_of((0, 1), unclaimed).values()) for unclaimed in (31, 16, 15, 8)] == [8, 8, 8, 4]
+
+
+def test_a_group_keeps_what_it_has_learned_when_workers_of_another_come_and_go():
+    of = sizes(4, 32, ((0, 1), (2, 3)), Predicted(predictor="ema", times="proportional"))
+    for worker, nanoseconds in enumerate((3000, 1000, 1000, 1000)):
+        of.observe(worker, row(8, nanoseconds))
+    assert of.all() == {0: 4, 1: 12, 2: 8, 3: 8}
+    of.leave(3)
+    of.join(3)
+    assert of.all() == {0: 4, 1: 12, 2: 8, 3: 8}
+    of.leave(3)
+    assert of.all()[0] < of.all()[1]
+
+
+def test_one_group_of_all_takes_the_slices_of_a_barrier():
+    of = sizes(4, 8, ((0, 1, 2, 3),), minimum=2)
+    assert of.slice_of((0, 1, 2, 3), 9) == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
 def test_a_checkpoint_keeps_the_sizes_of_an_epoch_and_begins_the_next_with_new_ones():

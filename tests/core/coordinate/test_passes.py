@@ -113,7 +113,7 @@ def test_an_empty_push_is_discarded_and_its_samples_are_done_with(Run):
     run = Run(Unbounded(), workers=1, length=16)
     assert run.begin(0) == ["0: 0-8"]
     assert run.push(0, samples=0) == ["discard 0", "0: 8-16"]
-    assert run.coordinator.finished == 8
+    assert run.coordinator.claims.finished == 8
     assert (run.coordinator.version, run.coordinator.samples) == (0, 0)
 
 
@@ -131,7 +131,7 @@ def test_the_next_pass_begins_with_whoever_comes_first(Run):
     assert run.begin(0) == ["0: 0-8"]
     assert run.push(0) == ["commit 0", "0: over"]
     assert run.begin(0, number=1) == ["0: 0-8"]
-    assert (run.coordinator.number, run.coordinator.epoch) == (1, 1)
+    assert (run.coordinator.passes.number, run.coordinator.passes.epoch) == (1, 1)
 
 
 def test_a_pass_in_step_begins_only_when_all_have_come(Run):
@@ -162,7 +162,7 @@ def test_a_late_comer_takes_part_in_the_pass_under_way_and_finds_earlier_ones_ov
     assert run.begin(0, number=1) == ["0: 0-8"]
     assert run.begin(1, number=0) == ["1: over"]
     assert run.begin(1, number=1) == ["1: 8-12"]
-    assert run.coordinator.number == 1
+    assert run.coordinator.passes.number == 1
 
 
 def test_a_late_comer_for_whom_nothing_is_left_waits_for_the_end(Run):
@@ -201,7 +201,7 @@ def test_a_break_by_all_ends_a_pass_unfinished(Run):
     run.stop(0)
     assert run.begin(0, number=1) == []
     assert run.stop(1) == ["0: 0-4"]
-    assert run.coordinator.number == 1
+    assert run.coordinator.passes.number == 1
 
 
 def test_the_next_pass_waits_for_a_worker_that_is_about_to_rest_in_this_one(Run):
@@ -231,7 +231,7 @@ def test_beginning_anew_gives_up_what_was_begun(Run):
     run.begin(0, number=2)
     assert run.begin(0, number=1) == []
     assert run.stop(1) == ["0: 0-4"]
-    assert run.coordinator.number == 1
+    assert run.coordinator.passes.number == 1
 
 
 def test_workers_that_run_a_pass_as_different_epochs_are_told_so(Run):
@@ -243,9 +243,9 @@ def test_workers_that_run_a_pass_as_different_epochs_are_told_so(Run):
     run.begin(1, number=1, epoch=9)
     run.stop(1)
     run.begin(1, number=1, epoch=5)  # nobody else waits for it any more
-    with pytest.raises(DisagreementError, match="set_epoch"):
+    with pytest.raises(DisagreementError, match="loop over the same epochs"):
         run.begin(0, number=1, epoch=9)
-    assert run.coordinator.epoch == 4
+    assert run.coordinator.passes.epoch == 4
 
 
 def test_what_cannot_be_is_refused(Run):
@@ -262,12 +262,15 @@ def test_what_cannot_be_is_refused(Run):
     with pytest.raises(ProtocolError, match="is not in the pass"):
         run.rest(0)
     run.begin(0, 1)
-    with pytest.raises(ProtocolError, match="asked for more samples while it runs"):
-        run.rest(0)
+    with pytest.raises(ProtocolError, match="is done with the claim 9, but holds"):
+        run.coordinator.rest(0, 0.0, done=9)
+    run.join(2)
+    with pytest.raises(ProtocolError, match="asked for more samples than those"):
+        run.more(2)
     with pytest.raises(ProtocolError, match="pushed on version 3, but was given"):
         run.push(0, version=3)
     run.held[0], run.held[1] = run.held[1], run.held[0]
-    with pytest.raises(ProtocolError, match="pushed the claim 1, but holds"):
+    with pytest.raises(ProtocolError, match="is done with the claim 1, but holds"):
         run.push(0)
 
 
@@ -275,10 +278,10 @@ def test_a_held_worker_with_a_claim_in_hand_may_not_push_it(Run):
     run = Run(Bounded(bound=0), length=64)
     run.begin(0, 1, ahead=1)
     run.push(0)
-    finished = run.coordinator.finished
+    finished = run.coordinator.claims.finished
     with pytest.raises(ProtocolError, match="while it is held"):
         run.push(0)
-    assert run.coordinator.finished == finished
+    assert run.coordinator.claims.finished == finished
     run.push(1)
     assert run.push(0) == ["commit 0"]
 
@@ -292,3 +295,66 @@ def test_a_worker_computes_on_the_weights_that_it_was_given_last_or_with_ahead_b
             run.push(0, version=2 - ahead)
         run.push(0, version=3 - ahead)
         assert run.updates[-1].staleness == ahead
+
+
+def test_a_worker_that_fetches_ahead_has_as_many_claims_after_each_push(Run):
+    run = Run(Unbounded(), length=32)
+    run.join(0, 1)
+    assert run.begin(0, 1) == ["0: 0-4", "1: 4-8"]
+    assert run.more(0) == ["0 also: 8-12"]
+    assert run.more(0) == ["0 also: nothing"]
+    assert run.push(0) == ["commit 0", "0: 12-16"]
+    assert run.more(0, 3) == ["0 also: 16-20 20-24"]
+    assert run.push(0) == ["commit 0", "0: 24-28"]
+    assert [update.staleness for update in run.updates] == [0, 0]
+
+
+def test_a_worker_that_fetches_ahead_is_told_at_once_if_nothing_is_left(Run):
+    run = Run(Bounded(bound=0), length=8)
+    run.join(0, 1)
+    assert run.begin(0, 1) == ["0: 0-4", "1: 4-6"]
+    assert run.more(0, 2) == ["0 also: 6-7 7-8"]
+    assert run.more(1) == ["1 also: nothing"]
+    assert run.push(0) == ["commit 0"]  # held, as without claims ahead
+    assert run.push(1) == ["commit 1", "1: nothing", "0: nothing"]
+    assert run.push(0, 0) == ["commit 0", "0: nothing", "commit 0", "0: over"]
+
+
+def test_a_push_is_the_last_word_on_the_older_claims(Run):
+    run = Run(Unbounded(), workers=1, length=32)
+    assert run.begin(0) == ["0: 0-8"]
+    run.more(0, 2)
+    assert run.push(0, skips=1) == ["commit 0", "0: 24-32"]
+    assert run.coordinator.claims.finished == 16
+    assert run.push(0, skips=1, samples=0) == ["discard 0", "0: over"]
+
+
+def test_a_worker_may_be_done_with_what_it_holds_without_a_push_and_the_rest_goes_back(Run):
+    run = Run(Unbounded(), length=16)
+    run.join(0, 1)
+    run.begin(0, 1)
+    assert run.more(0) == ["0 also: 8-12"]
+    assert run.rest(0, done=1) == ["0: 8-12 12-14"]
+    assert run.coordinator.claims.finished == 4
+
+
+def test_a_worker_whose_loop_has_ended_waits_for_the_end_and_takes_nothing(Run):
+    run = Run(Unbounded(), length=8)
+    run.join(0, 1)
+    assert run.begin(0, 1) == ["0: 0-4", "1: 4-6"]
+    assert run.more(0) == ["0 also: 6-7"]
+    assert run.push(1) == ["commit 1", "1: 7-8"]
+    run.push(0, 0)
+    assert run.rest(0, ended=True) == []
+    assert run.coordinator.waited_for() == [1]
+    assert run.push(1) == ["commit 1", "1: over", "0: over"]
+
+
+def test_what_is_given_back_after_all_loops_have_ended_is_left_out(Run):
+    run = Run(Unbounded(), length=8)
+    run.join(0, 1)
+    run.begin(0, 1)
+    run.push(0, 0)
+    assert run.rest(0, ended=True) == []
+    assert run.leave(1) == ["0: over"]
+    assert run.begin(0, number=1) == ["0: 0-8"]

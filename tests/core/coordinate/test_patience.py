@@ -40,9 +40,9 @@ def test_a_worker_that_evaluates_is_waited_for_behind_a_barrier_only(Run):
         while any(run.held.values()):
             run.push(*(worker for worker, claims in run.held.items() if claims))
         for worker in (0, 1):
-            if run.coordinator._workers[worker].begun is not None:
+            if worker in run.coordinator.passes:
                 run.rest(worker)
-        assert run.coordinator.over
+        assert run.coordinator.claims.over
         run.begin(0, number=1)
         assert run.coordinator.waited_for() == waited
 

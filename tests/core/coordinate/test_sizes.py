@@ -31,14 +31,14 @@ LB_BSP = Predicted(predictor="ema", times="proportional")
 
 def test_those_that_are_there_share_the_batch():
     sizes = sizes_of(Equal(), present=(), workers=4, batch=12)
-    assert (sizes.members, sizes.all()) == ((), {})
+    assert sizes.all() == {}
     sizes.join(3)
     assert sizes.all() == {3: 12}
     sizes.join(0)
     sizes.join(1)
     assert sizes.all() == {0: 4, 1: 4, 3: 4}
     sizes.leave(0)
-    assert (sizes.members, sizes.all()) == ((1, 3), {1: 6, 3: 6})
+    assert sizes.all() == {1: 6, 3: 6}
 
 
 def test_those_that_are_left_take_no_more_than_they_may():

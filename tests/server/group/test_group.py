@@ -3,23 +3,58 @@
 import os
 import subprocess
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from support.in_memory import connected_pair
 
-from evenstep.core.values import UNLIMITED, Problem
+from evenstep.core.values import UNLIMITED, Problem, Reports
+from evenstep.protocol.encoding import decode, encode
+from evenstep.protocol.group_messages import (
+    FROM_GROUP,
+    FromLine,
+    LineClosed,
+    LineEnded,
+    Together,
+    TogetherRefused,
+    ToLine,
+)
+from evenstep.protocol.messages import (
+    ANSWERED,
+    ASKED,
+    Again,
+    Answer,
+    Begin,
+    Drain,
+    Drained,
+    Follow,
+    Goodbye,
+    Placed,
+    Push,
+    Request,
+    Resend,
+    ServeGroup,
+    Stage,
+    Start,
+    Work,
+)
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.server.group.group import Group
-from evenstep.tensors.memory import memory_of
-from evenstep.testing.in_memory import connected_pair
+from evenstep.tensors.messages import memory_of
 from evenstep.torch.engines.describe import describe, layout_of
 from evenstep.transport.base import ConnectionLostError
-from evenstep.transport.codec import decode_header
 from evenstep.transport.segment import Segment
 
 SECONDS = 10.0
-PUSH = {"op": "push", "seq": 2, "samples": 2, "units": 2}
+BEGIN = Begin(number=0, epoch=0, ahead=0)
+ROW = (0,) * Reports.columns()
+
+
+def push_request(units=2):
+    push = Push(claim=0, weights=0, samples=2, units=units, row=ROW, norm=1.0)
+    return Request(sequence=2, has=0, body=push)
 
 
 def description(dtype):
@@ -43,35 +78,31 @@ class Worker:
         rank = line - 1 if rank is None else rank
         self.end, other = connected_pair()
         self.member = run.group.open(other)
-        start = {
-            "op": "start",
-            "rank": rank,
-            "incarnation": -1,
-            "seq": 0,
-            "has": -1,
-            "timeout": 60.0,
-            "process": os.getpid(),
-        }
+        start = Start(rank=rank, incarnation=-1, has=-1, timeout=60.0, process=os.getpid())
         self.ask(start, memoryview(run.described))
-        run.hear("start")
-        run.say({"line": line, "answer": 0, "incarnation": line, "heartbeat": 1.0, "nbytes": run.nbytes, "version": 0})
+        run.hear(Start)
+        run.say(line, Placed(incarnation=line, heartbeat=1.0, nbytes=run.nbytes, version=0))
         (file,) = self.end.receive(SECONDS).files
         self.segment = Segment.open(os.dup(file), 2 * run.nbytes)
         os.close(file)
         both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[: run.nbytes], both[run.nbytes :]
-        self.ask({"op": "begin", "seq": 1})
-        run.hear("begin")
-        run.say({"line": line, "answer": 1, "claims": [[0, [[0, 2]]]], "over": False, "weights": False})
-        assert self.end.receive(SECONDS).header["claims"]
+        self.ask(Request(sequence=1, has=-1, body=BEGIN))
+        run.hear(Request)
+        work = Work(claims=((0, ((0, 2),)),), over=False)
+        run.say(line, Answer(sequence=1, weights=False, version=0, body=work))
+        assert self.hear().body == work
 
-    def ask(self, header, *payload):
-        self.end.send(header, *payload)
+    def ask(self, asked, *payload):
+        self.end.send(encode(asked), *payload)
         assert self.member.serve_one()
+
+    def hear(self):
+        return decode(ANSWERED, self.end.receive(SECONDS).header)
 
     def push(self, dtype, value, **fields):
         self.gradients[: 4 * dtype.itemsize].view(dtype).fill_(value)
-        self.ask({**PUSH, **fields})
+        self.ask(push_request(**fields))
 
 
 class Run:
@@ -84,28 +115,34 @@ class Run:
         self.group = Group(workers=2, connect=lambda: end, patience_seconds=60.0)
         self.workers = [Worker(self, line) for line in (1, 2)]
 
-    def say(self, header, *payload):
-        self.parent.send(header, *payload)
+    def say(self, line, answer, *payload):
+        """Answer the worker behind this line."""
+        self.tell(ToLine(line=line, message=msgspec.Raw(encode(answer))), *payload)
 
-    def hear(self, operation):
-        """What the group server passes on as this, as far as it says; nothing of it may be missing."""
+    def tell(self, message, *payload):
+        self.parent.send(encode(message), *payload)
+
+    def hear(self, kind):
+        """What the group server passes on, which is of this kind; and its message."""
         message = self.parent.receive(SECONDS)
-        if message.header["op"] == "group":
+        if message.header == encode(ServeGroup()):
             message = self.parent.receive(SECONDS)
-        assert message.header["op"] == operation
-        return message
+        said = decode(FROM_GROUP, message.header)
+        if isinstance(said, FromLine):
+            said = decode(ASKED, bytes(said.message))
+        assert isinstance(said, kind)
+        return said, message
 
     def hear_together(self):
         """The lines whose pushes come as one, and their gradient."""
-        message = self.hear("together")
-        lengths = message.header["lengths"]
-        requests = [bytearray(length) for length in lengths]
-        gradients = bytearray(message.payload_bytes - sum(lengths))
+        together, message = self.hear(Together)
+        requests = [bytearray(length) for length in together.lengths]
+        gradients = bytearray(message.payload_bytes - sum(together.lengths))
         self.parent.receive_payload(*map(memoryview, requests), memoryview(gradients))
-        assert all(decode_header(memoryview(request))["op"] == "push" for request in requests)
+        assert all(isinstance(decode(ASKED, bytes(request)).body, Push) for request in requests)
         mean = torch.frombuffer(gradients, dtype=torch.uint8)[: 4 * self.dtype.itemsize].view(self.dtype).tolist()
         assert len(set(mean)) == 1
-        return message.header["number"], message.header["lines"], mean[0]
+        return together.number, list(together.lines), mean[0]
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
@@ -132,8 +169,8 @@ def test_what_the_parent_refuses_comes_again_without_who_is_gone(run):
     one.push(run.dtype, 1.0)
     two.push(run.dtype, 3.0)
     assert run.hear_together() == (1, [1, 2], 2.0)
-    run.say({"line": 2, "ended": True})
-    run.say({"refused": 1})
+    run.tell(LineClosed(line=2))
+    run.tell(TogetherRefused(number=1))
     assert run.hear_together() == (2, [1], 1.0)
     with pytest.raises(ConnectionLostError):
         two.end.receive(SECONDS)
@@ -143,32 +180,39 @@ def test_weights_that_came_once_are_for_all(run):
     weights = torch.arange(run.nbytes, dtype=torch.uint8)
     for worker, payload in zip(run.workers, ([memory_of(weights)], []), strict=True):
         worker.push(run.dtype, 1.0)
-        run.say({"line": worker.line, "answer": 2, "weights": True, "version": 1}, *payload)
+        run.say(worker.line, Answer(sequence=2, weights=True, version=1), *payload)
     for worker in run.workers:
-        assert worker.end.receive(SECONDS).header == {"answer": 2, "weights": True, "version": 1}
+        assert worker.hear() == Answer(sequence=2, weights=True, version=1)
         assert worker.weights.equal(weights)
 
 
 def test_what_only_servers_ask_of_each_other_is_not_passed_on(run):
-    for operation in ("together", "end", "follow", "group", "stage"):
-        run.workers[0].ask({"op": operation, "seq": 5})
-        assert run.workers[0].end.receive(SECONDS).header["kind"] == "ProtocolError"
+    for message in (
+        Together(number=1, lines=(1,), lengths=(1,)),
+        FromLine(line=1, message=msgspec.Raw(encode(Goodbye()))),
+        LineEnded(line=1),
+        Follow(),
+        ServeGroup(),
+        Stage(sequence=5),
+    ):
+        run.workers[0].ask(message)
+        assert run.workers[0].hear().kind == "ProtocolError"
 
 
 def test_a_request_that_comes_again_is_answered_again_and_not_passed_on(run):
     one, two = run.workers
     one.push(run.dtype, 1.0)
-    one.ask(PUSH)
-    one.ask({"op": "again", "seq": 2})
-    assert one.end.receive(SECONDS).header["pending"] == 2
-    one.ask({"op": "again", "seq": 3})
-    assert one.end.receive(SECONDS).header == {"resend": 3}
+    one.ask(push_request())
+    one.ask(Again(sequence=2))
+    assert one.hear().sequence == 2
+    one.ask(Again(sequence=3))
+    assert one.hear() == Resend(sequence=3)
     two.push(run.dtype, 3.0)
     assert run.hear_together() == (1, [1, 2], 2.0)
-    run.say({"line": 1, "answer": 2, "weights": False, "version": 1, "over": True, "claims": []})
-    answer = one.end.receive(SECONDS).header
-    one.ask({"op": "again", "seq": 2})
-    assert one.end.receive(SECONDS).header == answer
+    run.say(1, Answer(sequence=2, weights=False, version=1, body=Work(claims=(), over=True)))
+    answer = one.hear()
+    one.ask(Again(sequence=2))
+    assert one.hear() == answer
 
 
 def test_where_the_parent_is_lost_so_are_the_workers_who_then_begin_anew(run):
@@ -183,26 +227,26 @@ def test_a_worker_that_was_given_up_is_expected_back_for_a_while_when_all_others
     one, two = run.workers
     host, other = connected_pair()
     hosting = run.group.open(other)
-    host.send({"op": "drain", "seq": 0})
+    host.send(encode(Drain()))
     assert hosting.serve_one()
     run.group.look(100.0)
-    run.say({"line": 2, "ended": True})
+    run.tell(LineClosed(line=2))
     with pytest.raises(ConnectionLostError):
         two.end.receive(SECONDS)
     one.end.close()
     assert not one.member.serve_one()
-    run.hear("end")
+    run.hear(LineEnded)
     run.group.look(219.0)
     assert not run.group.deserted
     if comes_back:
         again = Worker(run, 4, rank=1)
-        again.ask({"op": "goodbye", "seq": 2})
+        again.ask(Goodbye())
         again.end.close()
         assert not again.member.serve_one()
     else:
         run.group.look(221.0)
     assert run.group.deserted
-    assert host.receive(SECONDS).header == {"empty": True}
+    assert host.receive(SECONDS).header == encode(Drained())
 
 
 def test_a_worker_that_has_ended_while_it_was_away_is_not_expected_back(run):
@@ -211,7 +255,7 @@ def test_a_worker_that_has_ended_while_it_was_away_is_not_expected_back(run):
     ended = subprocess.Popen(["true"])
     ended.wait()
     two.member.process = ended.pid
-    run.say({"line": 2, "ended": True})
+    run.tell(LineClosed(line=2))
     with pytest.raises(ConnectionLostError):
         two.end.receive(SECONDS)
     one.end.close()

@@ -2,25 +2,28 @@
 
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from support.in_memory import connected_pair
 
 from evenstep.core.supervision import Why
 from evenstep.core.values import UNLIMITED, Problem
-from evenstep.protocol.optimizer import options_to_record
+from evenstep.protocol.encoding import decode, encode
+from evenstep.protocol.group_messages import TO_GROUP, FromLine, LineClosed, Together, TogetherRefused, ToLine
+from evenstep.protocol.messages import ANSWERED, Begin, Initialise, Push, Request, SendWeights, ServeGroup, Start
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import parse_scheme
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
+from evenstep.server.requests import Service
 from evenstep.server.session import Session
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.server.shard_state import ShardState
 from evenstep.telemetry import Silent
-from evenstep.tensors.memory import memory_of
-from evenstep.testing.in_memory import connected_pair
+from evenstep.tensors.messages import memory_of
 from evenstep.torch.engines.describe import describe, layout_of, options_of
-from evenstep.transport.codec import encode_header
 
 WORKERS = 3
 SECONDS = 10.0
@@ -34,7 +37,7 @@ class Parent:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         layout, self.spec = layout_of(model.named_parameters(), [optimizer]), describe(optimizer)
         self.nbytes = layout.shards(1)[0].nbytes
-        self.options = options_to_record(options_of(self.spec, optimizer))
+        self.options = options_of(self.spec, optimizer)
         limits = np.ones(WORKERS, dtype=np.int64)
         self.described = RunSpec(
             scheme=parse_scheme("bsp:engine=server"),
@@ -50,30 +53,36 @@ class Parent:
             say=print, report=self.reported.append,
         )  # fmt: skip
         self.end, other = connected_pair()
-        self.session = Session(
-            other,
+        service = Service(
             shard_state=self.shard_state,
             primary=self.primary,
             rendezvous=Rendezvous(WORKERS),
             lock=threading.RLock(),
             workers=WORKERS, heartbeat_seconds=1.0,
         )  # fmt: skip
-        self.ask({"op": "group"})
+        self.session = Session(other, service)
+        self.ask(ServeGroup())
 
-    def ask(self, header, *payload):
-        self.end.send(header, *payload)
+    def ask(self, message, *payload):
+        self.end.send(encode(message), *payload)
         return self.session.serve_one()
 
+    def ask_for(self, line, asked, *payload):
+        return self.ask(FromLine(line=line, message=msgspec.Raw(encode(asked))), *payload)
+
     def hear(self):
-        """The next message, and whether weights came with it."""
+        """The next message, and whether weights came with it; of an answer the line, too."""
         message = self.end.receive(SECONDS)
-        return message.header, message.payload_bytes > 0
+        said = decode(TO_GROUP, message.header)
+        if isinstance(said, ToLine):
+            return said.line, decode(ANSWERED, bytes(said.message)), message.payload_bytes > 0
+        return None, said, False
 
     def together(self, number, requests, message=None):
-        encoded = [encode_header(request) for request in requests.values()]
-        header = {"op": "together", "number": number, "lines": list(requests), "lengths": list(map(len, encoded))}
+        encoded = [encode(request) for request in requests.values()]
+        together = Together(number=number, lines=tuple(requests), lengths=tuple(map(len, encoded)))
         payload = [] if message is None else [memory_of(message)]
-        self.ask(header, *map(memoryview, encoded), *payload)
+        self.ask(together, *map(memoryview, encoded), *payload)
 
     def gradient(self, value):
         message = torch.zeros(self.nbytes, dtype=torch.uint8)
@@ -83,34 +92,28 @@ class Parent:
     def begun(self):
         """Lines 1, 2 and 3 are workers 0, 1 and 2, and have a claim each."""
         for rank in range(WORKERS):
-            header = {
-                "op": "start",
-                "rank": rank,
-                "incarnation": -1,
-                "seq": 0,
-                "has": -1,
-                "timeout": 60.0,
-                "line": rank + 1,
-            }
-            self.ask(header, memoryview(self.described))
-            assert self.hear()[0]["incarnation"] == rank + 1
-        begin = {"op": "begin", "number": 0, "epoch": 0, "ahead": 0, "has": -1}
-        self.ask({**begin, "seq": 1, "line": 1})
-        assert self.hear()[0] == {"answer": 1, "initialise": True, "weights": False, "line": 1}
-        self.together(0, {1: {"op": "initialise", "seq": 2}}, self.gradient(0.0))
-        assert self.hear()[0]["answer"] == 2
+            start = Start(rank=rank, incarnation=-1, has=-1, timeout=60.0, process=1)
+            self.ask_for(rank + 1, start, memoryview(self.described))
+            assert self.hear()[1].incarnation == rank + 1
+        begin = Begin(number=0, epoch=0, ahead=0)
+        self.ask_for(1, Request(sequence=1, has=-1, body=begin))
+        line, answer, _ = self.hear()
+        assert (line, answer.sequence, answer.weights, answer.body) == (1, 1, False, SendWeights())
+        self.together(0, {1: Request(sequence=2, has=-1, body=Initialise())}, self.gradient(0.0))
+        assert self.hear()[1].sequence == 2
         for rank in range(WORKERS):
-            self.ask({**begin, "seq": 3, "line": rank + 1})
+            self.ask_for(rank + 1, Request(sequence=3, has=-1, body=begin))
         return [self.hear() for _ in range(WORKERS)]
 
     def pushes(self, answers):
-        return {
-            header["line"]: {
-                "op": "push", "seq": 4, "claim": header["claims"][0][0], "weights": 0, "samples": 2, "units": 2,
-                "row": [2, 1000, 1000, 0, 0, 0, UNLIMITED], "norm": 1.0, "options": self.options, "has": 0,
-            }
-            for header, _ in answers
-        }  # fmt: skip
+        row = (2, 1000, 1000, 0, 0, 0, UNLIMITED)
+        pushes = {
+            line: Push(
+                claim=answer.body.claims[0][0], weights=0, samples=2, units=2, row=row, norm=1.0, options=self.options
+            )
+            for line, answer, _ in answers
+        }
+        return {line: Request(sequence=4, has=0, body=push) for line, push in pushes.items()}
 
     def weight(self):
         message = torch.zeros(self.nbytes, dtype=torch.uint8)
@@ -130,12 +133,12 @@ def parent(tmp_path):
 
 def test_weights_go_once_and_a_gradient_counts_for_all_who_pushed_it(parent):
     answers = parent.begun()
-    assert [weights for _, weights in answers] == [True, False, False]
-    assert all(header["weights"] for header, _ in answers)
+    assert [weights for _, _, weights in answers] == [True, False, False]
+    assert all(answer.weights for _, answer, _ in answers)
     parent.together(1, parent.pushes(answers), parent.gradient(0.5))
     answers = [parent.hear() for _ in range(WORKERS)]
-    assert [weights for _, weights in answers] == [True, False, False]
-    assert {header["version"] for header, _ in answers} == {1}
+    assert [weights for _, _, weights in answers] == [True, False, False]
+    assert {answer.version for _, answer, _ in answers} == {1}
     assert parent.weight() == -0.5
 
 
@@ -152,8 +155,8 @@ def test_a_gradient_of_which_a_worker_is_gone_is_refused_and_comes_again_without
     pushes = parent.pushes(parent.begun())
     parent.primary.lose(2, 3, Why.SILENT)
     parent.together(1, pushes, parent.gradient(0.5))
-    assert parent.hear()[0] == {"line": 3, "ended": True}
-    assert parent.hear()[0] == {"refused": 1}
+    assert parent.hear()[1] == LineClosed(line=3)
+    assert parent.hear()[1] == TogetherRefused(number=1)
     assert parent.shard_state.version == 0
     del pushes[3]
     parent.together(2, pushes, parent.gradient(0.25))
@@ -169,12 +172,8 @@ def test_a_push_that_comes_twice_is_taken_in_once(parent):
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        {"op": "together", "number": 1, "lines": [1], "lengths": [2**27]},
-        {"op": "together", "number": 1, "lines": [1], "lengths": [3]},
-    ],
+    "message", [Together(number=1, lines=(1,), lengths=(2**27,)), Together(number=1, lines=(1,), lengths=(3,))]
 )
-def test_what_no_group_server_sends_ends_the_connection(parent, header):
+def test_what_no_group_server_sends_ends_the_connection(parent, message):
     parent.begun()
-    assert not parent.ask(header, memoryview(bytes(5)))
+    assert not parent.ask(message, memoryview(bytes(5)))

@@ -26,7 +26,7 @@ def test_training_goes_on_while_a_snapshot_of_one_version_is_being_written(serve
     server.begin()
     server.push()
     server.look(seconds=61.0)
-    assert [server.push()["version"], server.push()["version"]] == [2, 3]
+    assert [server.push().version, server.push().version] == [2, 3]
     server.look(seconds=61.0)  # No second copy is made meanwhile.
     assert (server.snapshots.busy, server.told()) == (True, [("snapshot", 0)])
     written = slow_disk.read_bytes()
@@ -62,7 +62,7 @@ def test_an_error_of_the_disk_is_told_once_until_a_snapshot_is_written_again(ser
 
 def test_when_a_worker_hears_that_a_pass_is_over_its_snapshot_is_on_the_disk(server):
     server.begin()
-    while not server.push()["over"]:
+    while not server.push().body.over:
         assert server.shard_state.version < 10
     assert server.snapshots.latest() == server.shard_state.version
     assert server.told()[-1] == ("snapshot", server.shard_state.version)

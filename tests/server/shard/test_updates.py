@@ -1,9 +1,13 @@
-import msgpack
+import inspect
+
+import msgspec
 import pytest
 import torch
+from support import own_optimizers
 
 from evenstep.core.errors import ConfigError
-from evenstep.protocol.optimizer import OptimizerSpec, options_from_record
+from evenstep.protocol.optimizer import OptimizerSpec
+from evenstep.server.shard.elementwise import require_elementwise
 from evenstep.server.shard.updates import UpdateRule
 from evenstep.tensors.optimizers import OPTIMIZERS
 from evenstep.torch.engines.describe import describe, options_of, state_by_index, state_by_name
@@ -17,6 +21,9 @@ def sgd(**options):
     return torch.optim.SGD([weights()], **options)
 
 
+PARAMETERS = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(300, 260), (300,), (8, 4, 3, 3), (), (0, 2)]]
+
+
 class OfAUser(torch.optim.SGD):
     pass
 
@@ -24,7 +31,7 @@ class OfAUser(torch.optim.SGD):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_described_optimizer_survives_the_wire(name):
     spec = describe(OPTIMIZERS[name]([weights()], lr=0.5))
-    received = OptimizerSpec.from_record(msgpack.unpackb(msgpack.packb(spec.to_record())))
+    received = msgspec.json.decode(msgspec.json.encode(spec), type=OptimizerSpec)
     assert received == spec
     assert spec.groups[0]["lr"] == 0.5
     parameter = weights()
@@ -49,21 +56,97 @@ def test_present_options_follow_a_scheduler():
         options_of(spec, optimizer)
 
 
-@pytest.mark.parametrize("kind", [OfAUser, torch.optim.LBFGS, torch.optim.Adamax])
+@pytest.mark.parametrize("kind", [OfAUser, torch.optim.LBFGS, torch.optim.Rprop])
 def test_another_optimizer_is_refused_with_what_is_possible(kind):
-    with pytest.raises(ConfigError, match=r"SGD, Adam, AdamW, Adagrad, RMSprop.*command line"):
+    with pytest.raises(ConfigError, match=r"SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta.*optimizer=my_module:MyClass"):
         describe(kind([weights()], lr=0.1))
 
 
-def test_another_optimizer_runs_where_it_is_allowed_by_name():
-    optimizer = torch.optim.Adamax([weights()], lr=0.1)
-    spec = describe(optimizer, allowed=["torch.optim:Adamax"])
-    assert spec.name == "torch.optim:Adamax"
-    built = UpdateRule(spec, allowed=["torch.optim:Adamax"]).build([[weights()]])
-    assert type(built) is torch.optim.Adamax
+def test_a_users_class_runs_where_it_is_allowed_by_name():
+    optimizer, allowed = own_optimizers.Signs([weights()], betas=(0.5, 0.9)), ["support.own_optimizers:Signs"]
+    spec = describe(optimizer, allowed)
+    assert spec.name == allowed[0]
+    built = UpdateRule(spec, allowed).build([[weights()]])
+    assert type(built) is own_optimizers.Signs
+    assert built.param_groups[0]["betas"] == (0.5, 0.9)
 
 
-@pytest.mark.parametrize("allowed", ["os:system", "no.such:Module", "torch.optim:Nothing", "Adamax", ":"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (own_optimizers.ByNorm, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.Centralises, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.FactorsLarge, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.NormsLate, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.MakesUpForZeros, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.ClipsHardlyEver, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.LimitsTheWhole, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.DecaysMatrices, "it is not element-wise: the update of an element depends on others, on the"),
+        (own_optimizers.TrainsWhatRequiresIt, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.ClipsByNorm, "it is not element-wise: the update of an element depends on others"),
+        (own_optimizers.ByRow, "its state 'rows' ([300]) has neither the shape of the parameter nor is a number"),
+        (own_optimizers.Noisy, "it is not element-wise: the update of an element depends on others, on the shape"),
+        (own_optimizers.CountsInItself, "it keeps more than optimizer.state holds, so a run could not continue"),
+        (own_optimizers.CountsInItsGroup, "it keeps more than optimizer.state holds, so a run could not continue"),
+        (own_optimizers.WithoutRate, "its step does not scale with its learning rate"),
+        (
+            own_optimizers.HidesAnArgument,
+            "its option 'gamma' is not both an argument of its constructor",
+        ),
+        (own_optimizers.NeedsAClosure, "its step fails on a plain tensor (TypeError: "),
+    ],
+)
+def test_what_is_not_elementwise_is_refused_with_the_reason(kind, reason):
+    name = f"{kind.__module__}:{kind.__name__}"
+    with pytest.raises(ConfigError) as raised:
+        describe(kind(PARAMETERS), [name])
+    assert str(raised.value).startswith(f"servers cannot run {name}: ")
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+def test_those_of_torch_are_elementwise(kind):
+    known = set(inspect.signature(kind).parameters)
+    options = [{}, {"weight_decay": 0.1}, {"maximize": True}, {"amsgrad": True}]
+    groups = tuple({"lr": 0.0, **each} for each in options if known.issuperset(each))
+    shapes = [(40, 30), (7,), (5, 3, 2)]
+    parameters = [(shapes[number % 3], number % len(groups)) for number in range(6)]
+    require_elementwise(OptimizerSpec(name=kind.__name__, groups=groups), (), parameters)
+
+
+@pytest.mark.parametrize("kind", [own_optimizers.Centralises, own_optimizers.FactorsLarge, own_optimizers.ByRow])
+def test_what_no_parameter_of_the_model_brings_about_is_no_reason(kind):
+    shapes = [(300,)] if kind is own_optimizers.ByRow else [(300,), (300, 20), (300, 1, 2)]
+    describe(kind([torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]), [f"{kind.__module__}:{kind.__name__}"])
+
+
+def test_a_large_model_is_tried_with_shorter_axes_that_are_still_long():
+    name, shapes = "support.own_optimizers:FactorsLarge", [(50_000, 4096), (512, 512, 3, 3), (4096,)]
+    spec = OptimizerSpec(name=name, groups=({"lr": 0.1},))
+    with pytest.raises(ConfigError, match="not element-wise"):
+        require_elementwise(spec, [name], [(shape, 0) for shape in shapes])
+
+
+def test_parameters_in_groups_of_different_options_are_tried_together():
+    name = "support.own_optimizers:Signs"
+    groups = [{"params": [each], "weight_decay": number / 10} for number, each in enumerate(PARAMETERS)]
+    assert describe(own_optimizers.Signs(groups), [name]).groups[1]["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (torch.optim.Rprop, "Rprop: its step does not scale with its learning rate"),
+        (torch.optim.Adafactor, r"do not support the option eps=\(None, 0\.001\): use finite numbers"),
+        (torch.optim.Muon, "Muon: its step fails on a plain tensor"),
+    ],
+)
+def test_others_of_torch_are_refused(kind, reason):
+    with pytest.raises(ConfigError, match=reason):
+        describe(kind([torch.nn.Parameter(torch.zeros(3, 3))]), [f"torch.optim:{kind.__name__}"])
+
+
+@pytest.mark.parametrize("allowed", ["os:system", "no.such:Module", "torch.optim:Nothing", "Lion", ":"])
 def test_a_name_is_run_only_if_allowed_and_an_optimizer(allowed):
     spec = OptimizerSpec(name=allowed, groups=({"lr": 0.1},))
     with pytest.raises(ConfigError, match="may not run"):
@@ -84,14 +167,14 @@ def test_a_name_is_run_only_if_allowed_and_an_optimizer(allowed):
     ],
 )
 def test_a_malformed_spec_is_refused(malformed):
-    with pytest.raises(ConfigError):
-        OptimizerSpec.from_record(malformed)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(malformed, OptimizerSpec)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.1", None, [0.1] * 9, [[0.1]], {}, 10**400, ["a"]])
 def test_malformed_options_are_refused(value):
-    with pytest.raises(ConfigError):
-        options_from_record([{"lr": value}])
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"name": "SGD", "groups": [{"lr": value}]}, OptimizerSpec)
 
 
 @pytest.mark.parametrize("options", [{"lr": -1.0}, {"no": 1.0}, {"lr": (0.1, 0.2)}, {"momentum": -0.5}])

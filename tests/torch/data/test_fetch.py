@@ -1,6 +1,7 @@
 """What samples take on their way from a data worker, and that they arrive as they were."""
 
 import pickle
+import random
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import evenstep
-from evenstep.torch.data.fetch import Requests, inner_loader
+from evenstep.torch.data.fetch import Requests, SeededDataset, inner_loader
 
 ROWS, COLUMNS = 4096, 256  # 1 KB a sample, 4 MB in all
 DATA = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
@@ -66,7 +67,7 @@ VIEWS = {
 def packed(samples):
     """As a data worker packs them for a `collate_fn` of the user's own."""
     source = DataLoader(range(1), batch_size=1, num_workers=1, collate_fn=list)
-    return inner_loader(source, 0, Requests(source)).collate_fn(samples)
+    return inner_loader(source, SeededDataset(source.dataset, 0), 0, Requests()).collate_fn(samples)
 
 
 def same(one, other):
@@ -133,3 +134,44 @@ def test_a_collate_function_gets_the_same_from_data_workers_as_in_this_process()
         seen.append(list(evenstep.prepare(model, optimizer, source)[2]))
     assert seen[0] == seen[1]
     assert sorted(label for _, labels in seen[0] for label in labels) == list(range(50))
+
+
+class DrawsSometimes(InMemory):
+    """Random augmentation of some samples, as flips with a probability; it counts how often samples are fetched."""
+
+    def __init__(self, first):
+        self.first, self.fetched = first, 0
+
+    def __getitem__(self, index):
+        self.fetched += 1
+        return (torch.rand(()).item() + random.random() + np.random.random() if index >= self.first else 0.0), index
+
+
+class InLists(InMemory):
+    def __getitems__(self, indices):
+        return [(DATA[index], -index) for index in indices]
+
+
+def epoch_of(dataset, **options):
+    model = torch.nn.Linear(1, 1)
+    source = DataLoader(dataset, **{"batch_size": 8, "collate_fn": list, **options})
+    _, _, loader = evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), source)
+    return [sample for batch in loader for sample in batch]
+
+
+def test_samples_are_seeded_alike_whichever_is_the_first_to_draw():
+    always = {index: value for value, index in epoch_of(DrawsSometimes(0))}
+    for first in (1, 20, 49):
+        late = {index: value for value, index in epoch_of(DrawsSometimes(first))}
+        assert {index: value for index, value in late.items() if value} == {n: always[n] for n in range(first, 50)}
+
+
+def test_what_draws_nothing_is_fetched_once():
+    dataset = DrawsSometimes(50)
+    epoch_of(dataset)
+    assert dataset.fetched == 50
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_that_fetches_lists_is_asked_for_lists(num_workers):
+    assert sorted(index for _, index in epoch_of(InLists(), num_workers=num_workers)) == list(range(-49, 1))

@@ -1,14 +1,16 @@
 """The loader as a user meets it, in one process."""
 
 import copy
+import weakref
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from support import training
 from support.processes import CONTEXT
 from support.training import Run
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 import evenstep
 from evenstep import ConfigError
@@ -16,14 +18,82 @@ from evenstep import ConfigError
 
 def loader_of(dataset, **options):
     model = torch.nn.Linear(2, 1)
-    return evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(dataset, **options))[2]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _, loader = evenstep.prepare(model, optimizer, DataLoader(dataset, **options))
+    MODELS[loader] = model
+    return loader
+
+
+MODELS = weakref.WeakKeyDictionary()
+
+
+def compute(loader):
+    """A loop that computes nothing consumes no epoch."""
+    MODELS[loader](torch.ones(1, 2)).sum().backward()
 
 
 def numbers(loader):
-    return [batch[0].flatten().tolist() for batch in loader]
+    seen = []
+    for batch in loader:
+        compute(loader)
+        seen.append(batch[0].flatten().tolist())
+    return seen
 
 
 COUNTED = TensorDataset(torch.arange(10.0))
+
+
+def test_what_was_closed_is_refused_or_warned_about_and_ones_own_objects_can_be_prepared_again(recwarn):
+    own = torch.nn.Linear(2, 1)
+    optimizer, data = torch.optim.SGD(own.parameters(), lr=0.1), DataLoader(COUNTED, batch_size=4)
+    model, _, loader = evenstep.prepare(own, optimizer, data)
+    before = [each.detach().clone() for each in own.parameters()]
+    loop = iter(loader)
+    next(loop)
+    loader.close()
+    for again in (lambda: next(loop), lambda: next(iter(loader)), lambda: list(loader)):
+        with pytest.raises(ConfigError, match=r"was closed: call prepare again, .* or loop over your own loader"):
+            again()
+    assert all(map(torch.equal, before, own.parameters()))
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    model.eval()(torch.ones(1, 2))
+    own.train()(torch.ones(1, 2))
+    copy.deepcopy(model).train()(torch.ones(1, 2))
+    assert not recwarn
+    with pytest.warns(UserWarning, match="was closed, so evenstep no longer synchronises its gradients") as given:
+        model.train()(torch.ones(1, 2))
+    assert len(given) == 1
+    model(torch.ones(1, 2))
+    assert not recwarn
+    model, _, loader = evenstep.prepare(own, optimizer, data)
+    with loader:
+        for _ in loader:
+            model(torch.ones(1, 2)).sum().backward()
+        assert loader.iteration == 3
+
+
+def test_a_session_that_was_closed_before_its_start_does_not_start():
+    session = evenstep.Session()
+    model = session.model(torch.nn.Linear(2, 1))
+    session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = session.loader(DataLoader(COUNTED, batch_size=4))
+    session.close()
+    for starts in (session.start, lambda: next(iter(loader))):
+        with pytest.raises(ConfigError, match="was closed: call prepare again"):
+            starts()
+
+
+def test_a_session_without_a_model_or_an_optimizer_says_which():
+    model = torch.nn.Linear(2, 1)
+    for given in ("model", "optimizer"):
+        session = evenstep.Session()
+        session.model(model) if given == "model" else session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        missing = "optimizer" if given == "model" else "model"
+        with pytest.raises(
+            ConfigError, match=f"no {missing} was given: give yours to prepare, or to session.{missing}"
+        ):
+            next(iter(session.shares(8, 4)))
 
 
 def test_in_order_without_shuffling():
@@ -33,10 +103,49 @@ def test_in_order_without_shuffling():
     assert loader.dataset is COUNTED
 
 
+def test_frameworks_do_not_take_it_for_a_loader_to_rebuild():
+    """Accelerate and Lightning make another DataLoader of an instance's attributes, and leave other objects alone."""
+    assert not isinstance(loader_of(COUNTED, batch_size=4), DataLoader)
+
+
 def test_drop_last():
     loader = loader_of(COUNTED, batch_size=4, drop_last=True)
     assert numbers(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert len(loader) == 2
+
+
+def test_lengths_and_sizes_are_known_before_the_workers_meet(monkeypatch):
+    class Lists(list):
+        batch_size = 4
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    session = evenstep.Session()
+    given = [
+        session.loader(DataLoader(COUNTED, batch_size=1)),
+        session.loader(DataLoader(COUNTED, batch_sampler=Lists([[0, 1, 2, 3], [4, 5]]))),
+        session.shares(10, 4),
+    ]
+    assert [(len(each), each.global_batch_size) for each in given] == [(4, 3), (2, 4), (3, 4)]
+    with pytest.raises(TypeError):
+        len(session.shares(None, 4))
+    for length, size in ((0, 4), (10, 0), (10.5, 4), (10, True)):
+        with pytest.raises(ConfigError, match="of shares is a whole number"):
+            session.shares(length, size)
+
+
+def test_shares_of_any_length_are_resumed_anywhere():
+    model = torch.nn.Linear(2, 1)
+    with evenstep.Session() as session:
+        shares = session.shares(10**15, 4)
+        model, optimizer = session.model(model), session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        session.load_state_dict({**session.state_dict(), "iteration": 10**14, "looping": True})
+        for share in shares:
+            assert share.positions.dtype == np.int64
+            assert share.positions.tolist() == list(range(4 * 10**14, 4 * 10**14 + 4))
+            model(torch.ones(len(share.positions), 2)).sum().backward()
+            optimizer.step()
+            break
+        assert shares.state_dict()["iteration"] == 10**14 + 1
 
 
 def test_epochs_differ_and_set_epoch_repeats():
@@ -48,11 +157,24 @@ def test_epochs_differ_and_set_epoch_repeats():
     assert numbers(loader) == second
 
 
+def test_an_epoch_that_was_set_on_the_sampler_before_prepare_is_the_first():
+    def loader(epoch):
+        sampler = DistributedSampler(COUNTED, num_replicas=1, rank=0)
+        sampler.set_epoch(epoch)
+        return loader_of(COUNTED, batch_size=4, sampler=sampler)
+
+    counted, set_before = loader(0), loader(3)
+    expected = [numbers(counted) for _ in range(5)][3:]
+    assert (counted.epoch, set_before.epoch) == (5, 3)
+    assert [numbers(set_before), numbers(set_before)] == expected
+
+
 def test_leaving_an_epoch_early_begins_the_next():
     loader = loader_of(COUNTED, batch_size=4, shuffle=True)
     whole = [numbers(loader), numbers(loader)]
     loader.set_epoch(0)
     for _ in loader:
+        compute(loader)
         break
     assert numbers(loader) == whole[1]
 

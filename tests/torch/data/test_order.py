@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -20,7 +21,8 @@ def dealt(length, workers, epoch, **options):
 def drawn(length, workers, epoch, **options):
     sampler = DistributedSampler(range(length), workers, 0, **options)
     alone = Workers(rank=0, count=workers, host="here", timeout_seconds=1.0)
-    return order_of(DataLoader(range(length), sampler=sampler), alone, seed=0).draw(epoch, alone).tolist()
+    order = order_of(DataLoader(range(length), sampler=sampler), alone, seed=0)
+    return order.draw(epoch, alone).indices[np.arange(order.length)].tolist()
 
 
 @pytest.mark.parametrize("shuffle", [True, False], ids=["shuffled", "in order"])

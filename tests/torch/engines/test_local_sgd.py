@@ -6,14 +6,15 @@ import torch
 from support import training
 from support.processes import results, run_workers
 from support.records import check_records
+from support.told_speeds import told
 from support.training import Run
 
 from evenstep.telemetry import read_events
 
 pytestmark = pytest.mark.multiprocess
 
-# 3 workers x 5 = 15 a slice: 5 whole slices and one of 7, so that windows of 4 end in mid-window.
-UNEVEN = {"samples": 82, "epochs": 6}
+# 3 workers x 5 = 15 a slice: 5 whole slices and one of 4, too few for all, so that windows of 4 end in mid-window.
+UNEVEN = {"samples": 79, "epochs": 6}
 
 
 def same(value, expected, tolerance=1e-12):
@@ -60,8 +61,8 @@ def test_with_a_period_of_one_adam_counts_its_steps_as_one_process_does():
 
 @pytest.mark.parametrize("load", ["bsp", "lb-bsp", "dbs"])
 def test_sizes_change_only_where_workers_meet(load, tmp_path):
-    slow = {"emulate": training.cluster_of([1, 1, 3])}
-    run = Run(scheme=f"local-sgd:period=3,load={load}", samples=480, batch_size=8, epochs=2, options=slow)
+    scheme = told(f"local-sgd:period=3,load={load}", [1, 1, 3])
+    run = Run(scheme=scheme, samples=480, batch_size=8, epochs=2)
     values = results(run_workers(training.record, 3, run, str(tmp_path)))
     sizes = values[0]["sizes"]
     assert [value["sizes"] for value in values] == [sizes] * 3
@@ -70,12 +71,12 @@ def test_sizes_change_only_where_workers_meet(load, tmp_path):
     assert all(k % 20 in (0, 3, 6, 9, 12, 15, 18) for k in changed)
     if load != "bsp":
         assert sizes[-1][2] < 5
-    meetings = [event for event in read_events(tmp_path) if event["event"] == "iteration" and event["worker"] == 0]
+    meetings = [event for event in read_events(tmp_path) if event.kind == "iteration" and event.worker == 0]
     assert len(meetings) == 2 * 7
     assert {"run", "plan", "iteration"} <= check_records(tmp_path)
     for event in meetings:
-        parts = sum(event[f"{part}_seconds"] for part in ("input", "compute", "wait", "comm"))
-        assert parts <= event["iteration_seconds"] + 1e-3
+        parts = sum(getattr(event, f"{part}_seconds") for part in ("input", "compute", "wait", "comm"))
+        assert parts <= event.iteration_seconds + 1e-3
 
 
 def test_units_weigh_the_averages():

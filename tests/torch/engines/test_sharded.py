@@ -11,6 +11,7 @@ from support.processes import results, run_workers
 from support.training import Run
 
 from evenstep.telemetry import read_events
+from evenstep.telemetry.events import IterationDone
 
 pytestmark = pytest.mark.multiprocess
 
@@ -66,8 +67,8 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all():
 def test_waiting_for_a_slower_worker_is_no_compute(tmp_path):
     run_workers(sharded.train_beside_a_busy_worker, 2, Run(samples=100, dtype=torch.float32), 1, tmp_path)
     seconds = {worker: [] for worker in range(2)}
-    for event in read_events(tmp_path, kinds=("iteration",)):
-        seconds[event["worker"]].append(event["compute_seconds"])
+    for event in read_events(tmp_path, kind=IterationDone):
+        seconds[event.worker].append(event.compute_seconds)
     assert len(seconds[0]) == 10
     assert statistics.median(seconds[0]) < statistics.median(seconds[1]) / 3
 

@@ -10,7 +10,7 @@ from support import training
 from support.training import Run
 
 from evenstep.torch.failure import when_failing
-from evenstep.worker.balancer import Balancer
+from evenstep.worker.tracker import Tracker
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def alive(kind):
 
 @pytest.mark.parametrize("scheme", ["lb-bsp", "bsp:micro_batch=5", "local-sgd"])
 def test_preparing_often_leaves_one_hook_and_nothing_of_what_was_closed(shown, scheme):
-    before = alive(Balancer)
+    before = alive(Tracker)
     hooks = set()
     for _ in range(20):
         model, optimizer, loader = training.prepared(Run(samples=10, scheme=scheme))
@@ -42,20 +42,20 @@ def test_preparing_often_leaves_one_hook_and_nothing_of_what_was_closed(shown, s
         hooks.add(sys.excepthook)
     del model, optimizer, loader
     assert len(hooks) == 1
-    assert alive(Balancer) == before
+    assert alive(Tracker) == before
     error = RuntimeError("after all of it")
     fail(error)
     assert shown == [error]
 
 
 def test_a_run_that_is_no_longer_referred_to_does_not_hear_of_errors(shown, tmp_path):
-    before = alive(Balancer)
+    before = alive(Tracker)
     prepared = training.prepared(Run(samples=10, options={"run_dir": tmp_path}))
     balancer = weakref.ref(prepared[2].engine.balancer)
     del prepared
     gc.collect()
     assert balancer() is None
-    assert alive(Balancer) == before
+    assert alive(Tracker) == before
     fail(ValueError("of another's"))
     assert len(shown) == 1
     assert "of another's" not in (tmp_path / "worker-0.jsonl").read_text()

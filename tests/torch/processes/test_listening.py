@@ -3,13 +3,13 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from support import faults
+from support.hosts import may_name_hosts
+from support.started import Started, evenstep
 
 from evenstep.launch.meeting_place import meet
 from evenstep.launch.one_host import OneHost
@@ -23,28 +23,22 @@ def addresses_of_this_host():
     return [each for each in found if not each.startswith("127.")]
 
 
-def under_a_name_that_others_know():
-    """What starts a command on a host whose name has an address of the network; nothing where that cannot be done."""
+def run_under_a_name_that_others_know(*words):
+    """`evenstep run` on a host whose name has an address of the network, where that can be arranged."""
     others = addresses_of_this_host()
-    can = others and subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode == 0
-    return ["unshare", "--uts", "sh", "-c", f'hostname {others[0]} && exec "$@"', "sh"] if can else []
+    if others and may_name_hosts():
+        socket.sethostname(others[0])
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    return evenstep("run", *words)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("scheme", ["bsp", "ssp:bound=1,servers=2"])
 def test_a_run_on_one_host_is_reached_from_there_alone(scheme, tmp_path):
-    options = ["--workers", "2", "--max-restarts", "1", "--scheme", scheme]
-    command = [*under_a_name_that_others_know(), sys.executable, "-m", "evenstep.cli.main", "run", *options]
-    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    ended = subprocess.run(
-        [*command, str(SCRIPT), str(tmp_path / "listening.json")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
+    words = ("--workers", 2, "--max-restarts", 1, "--scheme", scheme, SCRIPT, tmp_path / "listening.json")
+    with Started(run_under_a_name_that_others_know, *words) as launcher:
+        _, error = launcher.communicate()
+    assert launcher.returncode == 0, error
     found = json.loads((tmp_path / "listening.json").read_text())
     # The store, and what the scheme has: the sockets of both workers, or those of both servers.
     assert len(found) >= 3
@@ -61,7 +55,7 @@ def test_each_start_of_the_workers_has_a_store_without_what_those_before_it_left
 
 def test_a_worker_keeps_a_store_at_a_loopback_address_for_this_host_alone():
     place = faults.meeting_place()
-    kept = [meet(0, 1, 30.0, place), meet(0, 1, 30.0, place)]
+    kept = [meet(0, 1, 30.0, place)[0], meet(0, 1, 30.0, place)[0]]
     port = int(place["MASTER_PORT"])
     sockets = psutil.Process().net_connections("tcp")
     listening = [each for each in sockets if each.status == psutil.CONN_LISTEN and each.laddr.port == port]

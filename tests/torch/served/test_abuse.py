@@ -12,7 +12,7 @@ from support.training import Run
 
 pytestmark = pytest.mark.multiprocess
 
-MESSAGES = 5_000
+MESSAGES = 2_000
 MAX_BYTES = 20_000_000
 
 

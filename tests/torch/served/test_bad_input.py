@@ -24,6 +24,9 @@ def sentence_of(outcomes):
         ("a comm_hook", "comm_hook"),
         ("LBFGS", "LBFGS"),
         ("a lazy model", "lazy"),
+        ("weights of the script", "weights goes with schemes that sum gradients behind a barrier"),
+        ("a loader with its own loop", "has its own _get_iterator"),
+        ("a batch sampler", "does not keep the lists of the loader's batch sampler together"),
     ],
 )
 def test_what_cannot_be_prepared(tmp_path, mistake, fragment):
@@ -52,7 +55,6 @@ def test_an_incomplete_environment(tmp_path, missing):
 @pytest.mark.parametrize(
     ("mistake", "fragment"),
     [
-        ("a closure", "takes a closure"),
         ("their own optimizer", "step the one that prepare returned"),
         ("another param group", "before prepare"),
         ("two steps", "step once for each batch"),
@@ -70,7 +72,7 @@ def test_loops_of_other_epochs(tmp_path):
     assert errors
     for error in errors:
         assert error.startswith("DisagreementError")
-        assert "set_epoch" in error
+        assert "loop over the same epochs on all workers" in error
 
 
 def test_workers_with_other_models(tmp_path):

@@ -1,9 +1,8 @@
 """Promise 2 for pushes: whatever is lost, repeated, late or swapped on the way, each push is committed exactly once."""
 
 import pytest
+from support.faulty import Fault
 from support.memory_servers import SAMPLES, WORKERS, Trial
-
-from evenstep.testing.faulty import Fault
 
 EVERY = {Fault.DROP: 0.08, Fault.DUPLICATE: 0.08, Fault.DELAY: 0.06, Fault.REORDER: 0.08}
 
@@ -15,7 +14,7 @@ def positions(trial, epoch):
 def each_once(trial):
     assert [positions(trial, epoch) for epoch in range(2)] == [list(range(SAMPLES))] * 2
     assert trial.primary.coordinator.samples == 2 * SAMPLES
-    assert len([event for event in trial.events.kept if event["event"] == "join"]) == WORKERS
+    assert len([event for event in trial.events.kept if event.kind == "join"]) == WORKERS
 
 
 @pytest.mark.parametrize("local", [True, False])

@@ -61,7 +61,7 @@ def test_members_of_a_group_have_the_same_weights_at_each_release(tmp_path, acro
     assert served_faults.pushed(tmp_path) == whole(run)
     # A group's pushes are one commit, and one message; at the end of an epoch there may be a sample for one alone.
     pushes, tallies = len(server_events(tmp_path, "push")), server_events(tmp_path, "tally")
-    assert pushes / 2 <= sum(event["commits"] for event in tallies) < 0.7 * pushes
+    assert pushes / 2 <= sum(event.commits for event in tallies) < 0.7 * pushes
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_worker_stopped_beyond_the_heartbeat_comes_back_behind_its_group_serve
     run = Run(scheme="grouped:groups=1", samples=77, epochs=3)
     pid = CONTEXT.Value("q", 0)
     outcomes = run_grouped(
-        served_faults.train_and_stop, [(0, 1, 2)], run, tmp_path, 1, 2, pid, CONTEXT.Barrier(3), run_dir=tmp_path,
-        behind=[0], heartbeat_seconds=HEARTBEAT_SECONDS,
+        served_faults.train_and_stop, [(0, 1, 2)], run, tmp_path, 1, 2, pid, CONTEXT.Event(), CONTEXT.Barrier(3),
+        run_dir=tmp_path, behind=[0], heartbeat_seconds=4 * HEARTBEAT_SECONDS,
     )  # fmt: skip
     values = results(outcomes)
     assert values[0]["ended"] == values[2]["ended"]
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path, dy
     values = results(outcomes)
     # The others may have ended the first epoch by the time that those of a group come back.
     assert all(value["ended"][-1] == values[0]["ended"][-1] for value in values)
-    joined = sorted(event["worker"] for event in server_events(tmp_path, "join"))
+    joined = sorted(event.worker for event in server_events(tmp_path, "join"))
     if dying.group is None:
         assert joined == [0, 0, 1, 1, 2, 2, 3, 3]
         assert len(server_events(tmp_path, "restored")) == 1
@@ -124,7 +124,7 @@ def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path, dy
     # The other group went on with the parent as it was, and what was pushed to the server that died was done again.
     assert joined == [0, 1, 2, 2, 3, 3]
     assert leaves(tmp_path)[2][0] == leaves(tmp_path)[3][0] == "has ended"
-    assert sum(event["samples"] for event in server_events(tmp_path, "push")) == run.epochs * run.samples
+    assert sum(event.samples for event in server_events(tmp_path, "push")) == run.epochs * run.samples
 
 
 def test_a_group_whose_server_is_gone_for_good_ends_in_an_error_and_the_others_finish(tmp_path):
@@ -135,4 +135,4 @@ def test_a_group_whose_server_is_gone_for_good_ends_in_an_error_and_the_others_f
         assert outcome.error.startswith("WorkerLostError: the servers did not answer for 3 s")
     survivors = results(outcomes[:2])
     assert survivors[0]["ended"] == survivors[1]["ended"]
-    assert sum(event["samples"] for event in server_events(tmp_path, "push")) == run.epochs * run.samples
+    assert sum(event.samples for event in server_events(tmp_path, "push")) == run.epochs * run.samples

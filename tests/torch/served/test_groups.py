@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.memory_servers import PROBLEM, SAMPLES, Trial, optimizer_of
 
-from evenstep.core.coordinate import Arrival, Coordinator, Update
+from evenstep.core.coordinate import Apply, Arrival, Coordinator
 from evenstep.core.sync.rate import commit_step
 
 SCHEMES = ["grouped:groups=0+2/1", "grouped:groups=0+2/1,inside=lb-bsp,across=ssp:bound=1", "grouped:groups=1"]
@@ -65,16 +65,16 @@ def updates(trial):
     coordinator = Coordinator(sync=trial.scheme.sync, load=trial.scheme.load, problem=PROBLEM, length=SAMPLES)
     numbers = [0, 0, 0]
     for event in trial.events.kept:
-        worker, kind, commands = event.get("worker"), event["event"], ()
+        worker, kind, commands = getattr(event, "worker", None), event.kind, ()
         if kind == "join":
             coordinator.join(worker)
         elif kind == "begin":
-            commands = coordinator.begin(worker, event["number"], event["epoch"], event["at"], ahead=event["ahead"])
+            commands = coordinator.begin(worker, event.number, event.epoch, event.at, ahead=event.ahead)
         elif kind == "push":
             key, numbers[worker] = (worker, 0, numbers[worker]), numbers[worker] + 1
-            row = tuple(event["report"])
-            arrival = Arrival(key, event["claim"], event["pulled"], event["samples"], event["units"], row)
-            commands = coordinator.push(arrival, event["at"])
+            row = tuple(event.report)
+            arrival = Arrival(key, event.claim, event.pulled, event.samples, event.units, row)
+            commands = coordinator.push(arrival, event.at)
         elif kind in ("rest", "stop", "leave"):
-            commands = getattr(coordinator, kind)(worker, event["at"])
-        yield from (command for command in commands if isinstance(command, Update))
+            commands = getattr(coordinator, kind)(worker, event.at)
+        yield from (command for command in commands if isinstance(command, Apply))

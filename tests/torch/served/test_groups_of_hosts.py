@@ -11,7 +11,7 @@ from support.served import server_events
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.launch.process import SECRET_VARIABLE
+from evenstep.launch.server_settings import SECRET_VARIABLE
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.netns]
 
@@ -65,7 +65,7 @@ def test_heavy_traffic_crosses_the_network_once_for_each_group(hosts, tmp_path):
     assert values[0] == values[1] == values[2] == values[3]
     assert len(values[0]) == PUSHES
     (regroup,) = server_events(tmp_path, "regroup")
-    assert regroup["groups"] == [[0, 1], [2, 3]]
+    assert regroup.groups == [[0, 1], [2, 3]]
     down, up = (sent_bytes(host) - start for host, start in zip(hosts, before, strict=True))
     # Without a group server, what two workers push and pull.
     assert all(PUSHES <= crossed / NBYTES < 1.5 * PUSHES for crossed in (down, up))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import habits, served_scripts
+from support import ahead_habits, habits, served_scripts
 from support.processes import results
 from support.served import run_served
 from support.training import Run
@@ -29,6 +29,7 @@ COUNTED = (
         habits.count_after_the_forward_pass,
         habits.freeze_a_layer,
         habits.penalise_gradients,
+        habits.step_with_a_closure,
     ],
     ids=lambda habit: habit.__name__,
 )
@@ -37,6 +38,21 @@ def test_a_habit_behind_a_barrier_is_the_mathematics_of_one_process(tmp_path, ha
     options = {"scheme": "bsp:engine=server"}
     expected = habits.alone(habit, run)
     for value in results(run_served(habits.attempt, 3, habit, run, options, run_dir=tmp_path)):
+        assert not isinstance(value, str), value
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+
+
+def test_workers_that_share_each_slice_cannot_fetch_ahead_and_are_told_before_a_push(tmp_path):
+    run, options = Run(samples=75, epochs=1), {"scheme": "bsp:engine=server"}
+    for habit in (ahead_habits.fetch_one_ahead, ahead_habits.fetch_between_forward_and_backward):
+        said = results(run_served(habits.attempt, 3, habit, run, options, run_dir=tmp_path / habit.__name__))
+        assert all("fetch each batch after the step on the one before, or leave out engine=server" in e for e in said)
+
+
+def test_behind_a_barrier_several_batches_in_a_row_may_be_skipped(tmp_path):
+    run, options = Run(samples=75, epochs=2), {"scheme": "bsp:engine=server"}
+    expected = habits.alone(ahead_habits.skip_batches, run)
+    for value in results(run_served(habits.attempt, 3, ahead_habits.skip_batches, run, options, run_dir=tmp_path)):
         assert not isinstance(value, str), value
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
 
@@ -61,7 +77,6 @@ def test_who_clips_what_was_unscaled_is_warned(tmp_path):
 @pytest.mark.parametrize(
     ("habit", "sentence"),
     [
-        (habits.step_with_a_closure, "takes a closure"),
         (habits.two_optimizers_one_model, "one model and one optimizer"),
         (habits.adversaries, "one model and one optimizer"),
     ],

@@ -17,8 +17,9 @@ from torch.distributed import PrefixStore, TCPStore
 from evenstep.core.errors import ConfigError
 from evenstep.launch.handover import Handover, private_folder, run_of
 from evenstep.launch.launch_settings import LaunchSettings
-from evenstep.launch.process import SECRET_VARIABLE
-from evenstep.torch.processes.join_servers import _meet_in_store
+from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.schemes import Served
+from evenstep.torch.processes.join_servers import Wanted, meet_in_store
 from evenstep.transport.base import ConnectionLostError
 from evenstep.transport.connect import connect
 
@@ -46,6 +47,10 @@ def environment(store, count, **more):
         "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
         "LOCAL_WORLD_SIZE": str(count), **more,
     }  # fmt: skip
+
+
+def wanted(workers, run_dir=None):
+    return Wanted(served=Served(), workers=workers, run_dir=run_dir, launched=LaunchSettings(), timeout_seconds=30.0)
 
 
 def in_store(store):
@@ -77,7 +82,7 @@ def host_servers(count, told):
     os.environ.update(told)
     tempfile.tempdir = told["TMPDIR"]
     store = TCPStore("127.0.0.1", int(told["MASTER_PORT"]), None, False)
-    _meet_in_store(store, 0, count, 1, None, LaunchSettings(), 30.0)
+    meet_in_store(store, 0, wanted(count))
     threading.Event().wait(GUARD_SECONDS)
 
 
@@ -172,8 +177,8 @@ FORGERIES = {
     readable_by_others: "others than its owner have access to it",
     of_another_user: "it belongs to another user",
     not_there: "FileNotFoundError",
-    no_json: "JSONDecodeError",
-    without_addresses: "KeyError",
+    no_json: "DecodeError",
+    without_addresses: "ValidationError",
     endless: "it is too large",
 }
 
@@ -202,7 +207,7 @@ def test_a_stranger_who_writes_into_the_store_first_cannot_lead_a_worker_astray(
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     PrefixStore("evenstep/servers", store).set("addresses/1", forged)
     with pytest.raises(ConfigError, match="which the store of this run names for its servers, is not used"):
-        _meet_in_store(store, 1, 2, 1, None, LaunchSettings(), 30.0)
+        meet_in_store(store, 1, wanted(2))
 
 
 def test_runs_of_a_user_on_one_host_are_told_apart_by_where_they_meet():
@@ -216,4 +221,4 @@ def test_beyond_one_host_a_secret_must_be_given_on_every_worker(store, monkeypat
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     for rank in (0, 3):
         with pytest.raises(ConfigError, match="servers beyond one host need a secret: set EVENSTEP_SECRET"):
-            _meet_in_store(store, rank, 4, 1, Path("unused"), LaunchSettings(), 30.0)
+            meet_in_store(store, rank, wanted(4, Path("unused")))

@@ -42,6 +42,14 @@ def test_servers_under_a_barrier_are_one_process(tmp_path, optimizer, parameters
     each_once(values, run)
 
 
+@pytest.mark.parametrize("optimizer", ["Adadelta", "Adamax", "NAdam", "RAdam", "own"])
+def test_further_optimizers_under_a_barrier_are_one_process(tmp_path, optimizer):
+    own = "support.own_optimizers:Signs"
+    run = Run(scheme=f"bsp:engine=server,optimizer={own}", optimizer=optimizer, samples=37)
+    values = results(run_served(served_training.train, 2, run, run_dir=tmp_path, allow=[own]))
+    close(values, served_training.train_alone(run, 10))
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_servers_under_a_barrier_are_the_collective_engine(tmp_path, optimizer):
     run = Run(scheme="bsp:engine=server", optimizer=optimizer, **UNEVEN)

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from support import served_training
+from support import served_ahead, served_training
 from support.group_servers import run_grouped
 from support.processes import results
 from support.recorded import by_worker
@@ -14,18 +14,19 @@ from support.served import run_served, server_events
 from support.training import Run
 
 from evenstep.cluster import parse_cluster
-from evenstep.core.coordinate import Answer, Arrival, Coordinator, Update
+from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, Given
 from evenstep.core.values import Problem
 from evenstep.schemes import parse_scheme
 
 pytestmark = pytest.mark.multiprocess
 
 SAMPLES = 640
+# Far above the noise of a busy machine, which must not hide who is slow.
 CLUSTER = """
 [devices.fast]
-per_sample = "1 ms"
-[devices.slow]
 per_sample = "4 ms"
+[devices.slow]
+per_sample = "16 ms"
 [[workers]]
 device = "slow"
 [[workers]]
@@ -42,67 +43,73 @@ class Replay:
     """The events of server-0.jsonl fed to a coordinator: its answers to each worker, what becomes of its pushes."""
 
     def __init__(self, run, events):
-        scheme = parse_scheme(run["scheme"])
+        scheme = parse_scheme(run.scheme)
         self.coordinator = Coordinator(
             sync=scheme.sync,
             load=scheme.load,
             problem=Problem(
-                global_batch_size=run["global_batch_size"],
-                minimum=np.array(run["minimum"]),
-                maximum=np.array(run["maximum"]),
-                multiple=run["multiple"],
+                global_batch_size=run.global_batch_size,
+                minimum=np.array(run.minimum),
+                maximum=np.array(run.maximum),
+                multiple=run.multiple,
             ),
             length=SAMPLES,
         )
-        self.workers = run["workers"]
+        self.workers = run.workers
         self.positions, self.iterations, self.sizes = (defaultdict(list) for _ in range(3))
         self._pushed = {}
         for event in events:
-            if event["event"] in ("join", "begin", "push", "rest", "stop", "leave"):
-                self._carry_out(getattr(self, event["event"])(event))
+            if event.kind in ("join", "begin", "push", "more", "rest", "stop", "leave"):
+                self._carry_out(getattr(self, event.kind)(event))
 
     def join(self, event):
-        self.coordinator.join(event["worker"])
+        self.coordinator.join(event.worker)
         return ()
 
     def begin(self, event):
-        return self.coordinator.begin(
-            event["worker"], event["number"], event["epoch"], event["at"], ahead=event["ahead"]
-        )
+        return self.coordinator.begin(event.worker, event.number, event.epoch, event.at, ahead=event.ahead)
 
     def push(self, event):
-        worker = event["worker"]
+        worker = event.worker
         arrival = Arrival(
-            key=(worker, 0, len(self.iterations[worker])), claim=event["claim"], version=event["pulled"],
-            samples=event["samples"], units=event["units"], row=tuple(event["report"]),
+            key=(worker, 0, len(self.iterations[worker])), claim=event.claim, version=event.pulled,
+            samples=event.samples, units=event.units, row=tuple(event.report),
         )  # fmt: skip
-        self.iterations[worker].append({"report": event["report"]})
+        self.iterations[worker].append({"report": event.report})
         self._pushed[worker] = self.iterations[worker][-1]
-        return self.coordinator.push(arrival, event["at"])
+        return self.coordinator.push(arrival, event.at)
+
+    def more(self, event):
+        return self.coordinator.more(event.worker, event.ahead)
 
     def rest(self, event):
-        return self.coordinator.rest(event["worker"], event["at"])
+        return self.coordinator.rest(event.worker, event.at, done=event.done, ended=event.ended)
 
     def stop(self, event):
-        return self.coordinator.stop(event["worker"], event["at"])
+        return self.coordinator.stop(event.worker, event.at)
 
     def leave(self, event):
-        return self.coordinator.leave(event["worker"], event["at"])
+        return self.coordinator.leave(event.worker, event.at)
 
     def _carry_out(self, commands):
         for command in commands:
-            if isinstance(command, Update):
+            if isinstance(command, Apply):
                 for (worker, _, number), _ in command.pushes:
                     told = {"staleness": command.staleness, "behind": command.behind, "share": command.share}
                     self.iterations[worker][number] |= told
             elif isinstance(command, Answer):
                 self._answer(command)
+            elif isinstance(command, Given):
+                self._given(command)
+
+    def _given(self, command):
+        self.positions[command.worker] += chain.from_iterable(claim.positions for claim in command.claims)
 
     def _answer(self, answer):
         pushed = self._pushed.pop(answer.worker, None)
         if pushed is not None and answer.release is not None:
             pushed |= {"lead": answer.release.lead, "bound": answer.release.bound}
-        self.positions[answer.worker] += chain.from_iterable(claim.positions for claim in answer.claims)
+        self._given(answer)
         known, sizes = self.sizes[answer.worker], self.coordinator.sizes.all()
         planned = [sizes.get(worker, 0) for worker in range(self.workers)]
         if not known or known[-1] != planned:
@@ -124,6 +131,12 @@ def test_the_coordinator_decides_alike_from_what_reached_it(scheme, tmp_path):
     replays(run, results(run_served(served_training.train, 3, run, run_dir=tmp_path)), tmp_path)
 
 
+@pytest.mark.parametrize("scheme", ["ssp:bound=1,load=lb-bsp", "asp:exchange=overlapped"])
+def test_the_coordinator_decides_alike_for_workers_that_fetch_ahead(scheme, tmp_path):
+    run = Run(samples=SAMPLES, batch_size=16, epochs=2, scheme=scheme, options={"emulate": parse_cluster(CLUSTER)})
+    replays(run, results(run_served(served_ahead.prefetch, 3, run, run_dir=tmp_path)), tmp_path)
+
+
 def test_the_parent_decides_alike_for_workers_behind_a_group_server(tmp_path):
     scheme = "grouped:groups=0+2/1,inside=lb-bsp,across=ssp:bound=1"
     run = Run(samples=SAMPLES, batch_size=16, epochs=2, scheme=scheme, options={"emulate": parse_cluster(CLUSTER)})
@@ -138,11 +151,11 @@ def replays(run, values, tmp_path):
     replay = Replay(workers[0][0], server_events(tmp_path))
     for rank, (value, events) in enumerate(zip(values, workers, strict=True)):
         assert replay.positions[rank] == list(chain.from_iterable(chain.from_iterable(value["positions"])))
-        iterations = [event for event in events if event["event"] == "iteration"]
+        iterations = [event for event in events if event.kind == "iteration"]
         assert len(iterations) > 5
         for replayed, recorded in zip(replay.iterations[rank], iterations, strict=True):
-            assert replayed == {name: recorded[name] for name in replayed}
-        planned = [event["batch_sizes"] for event in events if event["event"] == "plan"]
+            assert replayed == {name: getattr(recorded, name) for name in replayed}
+        planned = [event.batch_sizes for event in events if event.kind == "plan"]
         assert replay.sizes[rank][: len(planned)] == planned
         assert len(planned) > ("lb-bsp" in run.scheme)
     assert replay.coordinator.samples == 2 * SAMPLES

@@ -10,7 +10,8 @@ from support.processes import results, run_workers
 from support.served import environment, server_events
 from support.training import Run
 
-from evenstep.launch.process import ServerSettings, start_servers
+from evenstep.launch.server_settings import ServerSettings
+from evenstep.launch.servers import Servers
 from evenstep.torch.processes.join_servers import restarted
 
 pytestmark = pytest.mark.multiprocess
@@ -28,24 +29,24 @@ def test_a_server_that_is_killed_is_restarted_and_no_sample_is_lost(tmp_path):
         snapshots=tmp_path / "snapshots",
         command=(sys.executable, str(DYING), str(dies), str(number)),
     )
-    with start_servers(settings, events.append) as started:
+    with Servers(settings, events.append) as started:
         told = environment(started.addresses, started.secret, tmp_path, network=True)
         values = results(run_workers(served_faults.train, 3, run, tmp_path, -1, {}, environment=told))
-    assert [event["event"] for event in events] == ["servers_restarted"]
-    assert events[0]["server"] == dies
+    assert [event.kind for event in events] == ["servers_restarted"]
+    assert events[0].server == dies
     (restored,) = server_events(tmp_path, "restored")
     # How many that is depends on what the workers had been given when it died; some have been given at least one.
-    assert max(event["commits"] for event in server_events(tmp_path, "lost")) >= 1
+    assert max(event.commits for event in server_events(tmp_path, "lost")) >= 1
     # What counts of the second epoch was pushed to the servers that were started again.
     events = server_events(tmp_path)
-    joined = {event["incarnation"] for event in events[events.index(restored) :] if event["event"] == "join"}
+    joined = {event.incarnation for event in events[events.index(restored) :] if event.kind == "join"}
     assert served_faults.pushed(tmp_path, only={1: joined}) == {epoch: list(range(77)) for epoch in range(3)}
     assert values[0]["ended"] == values[1]["ended"] == values[2]["ended"]
-    assert restored["version"] == 6
+    assert restored.version == 6
     np.testing.assert_allclose(values[0]["ended"], served_training.train_alone(run, 15), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("kept", "then"), [(True, "goes on from the servers' last snapshot"), (False, "begins anew")])
+@pytest.mark.parametrize(("kept", "then"), [(True, "goes on from the servers' last snapshot"), (False, "starts over")])
 def test_workers_that_torchrun_starts_again_go_on_where_a_snapshot_was_kept(kept, then, capfd):
     assert not restarted({}, kept=kept)
     assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"}, kept=kept)

@@ -8,7 +8,6 @@ import torch
 from evenstep.tensors.messages import parameter_views
 from evenstep.torch.engines.describe import layout_of
 from evenstep.torch.engines.served_parameters import ServedParameters
-from evenstep.transport.base import Message
 from evenstep.worker.servers.link import Link
 
 SIZES = ((3,), (300, 300), (0,), (250, 200), (50_000,), (7,), (2**19 + 1,), (5, 5))
@@ -29,7 +28,7 @@ def served(request):
     layout = layout_of(parameters.items(), [torch.optim.SGD(parameters.values(), lr=1.0)]).shards(1)[0]
     link = Link(0, lambda shard: pytest.fail("nobody connects"), 1, timeout_seconds=1.0)
     link.incarnation = 0
-    link.shards[0].take_place(Message(header={}), layout.nbytes, 0)
+    link.shards[0].take_place((), layout.nbytes, 0)
     side = ServedParameters(parameters, [layout], link, waits=request.param)
 
     def put():

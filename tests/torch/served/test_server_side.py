@@ -7,6 +7,7 @@ from support.training import Run
 
 from evenstep.core.errors import WorkerLostError
 from evenstep.telemetry import read_events
+from evenstep.telemetry.events import SnapshotFailed
 from evenstep.transport.connect import connect
 from evenstep.worker.servers.link import Link
 
@@ -19,8 +20,8 @@ def test_a_disk_that_takes_no_snapshot_is_told_once_and_stops_nobody(tmp_path, c
     outcomes = run_served(served_faults.train, 3, run, tmp_path, -1, {}, servers=2, run_dir=tmp_path)
     assert [outcome.error for outcome in outcomes] == [None] * 3
     assert served_faults.pushed(tmp_path) == {epoch: list(range(77)) for epoch in range(3)}
-    failed = read_events(tmp_path, kinds=("snapshot_failed",), role="server")
-    assert [event["server"] for event in failed] == [0, 1]
+    failed = read_events(tmp_path, kind=SnapshotFailed, role="server")
+    assert [event.server for event in failed] == [0, 1]
     said = capfd.readouterr().err
     assert said.count("no snapshot can be written") == said.count("server 1 can write no snapshot") == 1
 
@@ -32,7 +33,7 @@ def test_incarnations_of_two_servers_differ(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         run_served(served_faults.train, 2, run, folder, -1, {}, run_dir=folder)
-        joined.append({event["incarnation"] for event in server_events(folder, "join")})
+        joined.append({event.incarnation for event in server_events(folder, "join")})
     assert not joined[0] & joined[1]
 
 

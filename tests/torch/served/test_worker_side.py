@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import served_training
+from support import own_optimizers, served_training
 from support.guard import GUARD_SECONDS
 from support.processes import results
 from support.served import environment, run_served, serving
@@ -23,9 +23,8 @@ import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.torch.processes.join_servers import _JOINED as JOINED
-from evenstep.transport.base import Message
 from evenstep.transport.segment import Segment
-from evenstep.worker.servers.link import RemoteShard
+from evenstep.worker.servers.remote_shard import RemoteShard
 
 pytestmark = pytest.mark.multiprocess
 
@@ -228,6 +227,33 @@ def test_servers_that_die_cost_the_pass_in_hand_and_no_state():
         assert train(model, optimizer, loader) == 4
 
 
+def test_a_users_optimizer_runs_on_servers_which_import_its_module():
+    models = [torch.nn.Linear(4, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours, theirs = (own_optimizers.Signs(model.parameters(), lr=0.1) for model in models)
+    model, optimizer, loader = prepared(models[0], optimizer=ours, scheme="asp:optimizer=support.own_optimizers:Signs")
+    data = list(loader.dataset)
+    with loader:
+        assert train(model, optimizer, loader) == 4
+    batches = [[torch.stack(parts) for parts in zip(*data[at : at + 8], strict=True)] for at in range(0, 32, 8)]
+    assert train(models[1], theirs, batches) == 4
+    for mine, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(mine, plain, rtol=0, atol=1e-6)
+
+
+def test_a_users_optimizer_that_servers_cannot_run_is_refused_before_training():
+    model = torch.nn.Linear(4, 2)
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = own_optimizers.ByNorm(model.parameters())
+    with pytest.raises(ConfigError, match="ByNorm: it is not element-wise"):
+        prepared(model, optimizer=optimizer, scheme="asp:optimizer=support.own_optimizers:ByNorm")
+    with pytest.raises(ConfigError, match=r"the module 'no\.module' of a scheme cannot be imported"):
+        prepared(model, scheme="asp:optimizer=no.module:Class")
+    with pytest.raises(ConfigError, match="the optimizer 'Class' cannot be found: write my_module:MyClass"):
+        prepared(model, scheme="asp:optimizer=Class")
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
 def test_a_stopped_server_of_this_process_is_replaced_after_its_heartbeat(monkeypatch, capfd):
     for name, value in LaunchSettings(heartbeat_seconds=2.0).to_environment().items():
         monkeypatch.setenv(name, value)
@@ -286,11 +312,10 @@ def test_a_second_prepare_under_the_launcher_s_servers_is_refused(tmp_path):
 
 def test_a_place_takes_every_segment_that_comes_and_keeps_no_descriptor():
     before = shared_memory()
-    shard = RemoteShard(0)
+    shard = RemoteShard(0, lambda index: pytest.fail("nobody connects"))
     for incarnation in (5, 6):
         with Segment.create(256) as segment:
-            message = Message(header={}, files=(os.dup(segment.descriptor),))
-            shard.take_place(message, 128, incarnation)
+            shard.take_place((os.dup(segment.descriptor),), 128, incarnation)
             shard.weights[:] = 7
             assert bytes(segment.view[128:]) == bytes([7]) * 128
     shard.close()

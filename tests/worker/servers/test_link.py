@@ -4,15 +4,18 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
+from support.clocks import FakeClock
+from support.in_memory import connected_pair
 
 from evenstep.core.errors import ProtocolError, WorkerLostError
-from evenstep.testing.clock import FakeClock
-from evenstep.testing.in_memory import connected_pair
+from evenstep.protocol.encoding import decode, encode
+from evenstep.protocol.messages import ASKED, Again, Answer, Pending, Ping, Placed, Pong, Refusal, Rest, Start, Work
 from evenstep.transport.base import ConnectionLostError, SilentError
 from evenstep.worker.servers.link import MAX_TRIES, Link
 
 HEARTBEAT_SECONDS, TIMEOUT_SECONDS = 2.0, 60.0
-PLACE = {"answer": 0, "incarnation": 1, "heartbeat": HEARTBEAT_SECONDS, "nbytes": 0, "version": 0}
+PLACE = Placed(incarnation=1, heartbeat=HEARTBEAT_SECONDS, nbytes=0, version=0)
+OVER = Answer(sequence=1, weights=False, version=0, body=Work(claims=(), over=True))
 
 
 class Server:
@@ -31,10 +34,10 @@ class Server:
     def serve(self, line):
         try:
             while self.clock.now() < 20 * TIMEOUT_SECONDS:  # So that a wait without a limit ends, too.
-                header = line.receive().header
-                answer = PLACE if header["op"] == "start" else self.answer(header)
+                asked = decode(ASKED, line.receive().header)
+                answer = PLACE if isinstance(asked, Start) else self.answer(asked)
                 if answer is not None:
-                    line.send(answer)
+                    line.send(encode(answer))
         except ConnectionLostError:
             pass
         line.close()
@@ -69,66 +72,66 @@ class SlowToTakeBack(Server):
     """Closes the first line, and on the second one refuses what comes before the worker has its place again."""
 
     def __init__(self):
-        super().__init__(lambda header: {"answer": header["seq"], "over": True}, lines=2)
+        super().__init__(lambda asked: OVER, lines=2)
         self.early = []
 
     def serve(self, line):
-        if line.receive().header["op"] == "start" and not self.early:
+        if isinstance(decode(ASKED, line.receive().header), Start) and not self.early:
             self.early.append(None)
-            line.send(PLACE)
-            while line.receive().header["op"] == "ping":
+            line.send(encode(PLACE))
+            while isinstance(decode(ASKED, line.receive().header), Ping):
                 pass
             line.close()
             self.clock.leave()
             return
         with suppress(SilentError):
             self.early.append(line.receive(0.75 * HEARTBEAT_SECONDS).header)
-            line.send({"error": "the worker has not started here", "kind": "ProtocolError"})
-        line.send(PLACE)
+            line.send(encode(Refusal(sequence=0, error="the worker has not started here", kind="ProtocolError")))
+        line.send(encode(PLACE))
         super().serve(line)
 
 
 def test_a_worker_asks_for_no_answer_before_it_has_its_place_again():
     server = SlowToTakeBack()
     with linked(server) as link:
-        assert link.ask("rest")["over"]
+        assert link.ask(Rest()).body.over
     assert server.early == [None]
 
 
 def test_a_server_that_runs_but_does_not_get_on_is_given_up_after_the_timeout():
-    server = Server(lambda header: {"pending": header["seq"], "events": 7} if header["op"] == "again" else None)
+    server = Server(lambda asked: Pending(sequence=1, events=7) if isinstance(asked, Again) else None)
     with linked(server) as link:
         with pytest.raises(WorkerLostError, match="server 0 did not answer for 60 s although it runs"):
-            link.ask("rest")
+            link.ask(Rest())
         assert TIMEOUT_SECONDS < server.clock.now() < TIMEOUT_SECONDS + 4 * HEARTBEAT_SECONDS
         with pytest.raises(WorkerLostError):
-            link.ask("rest")
+            link.ask(Rest())
 
 
 def test_a_server_that_gets_on_is_waited_for_however_long_the_others_take():
     asked = []
 
-    def answer(header):
-        if header["op"] == "again":
-            asked.append(header)
+    def answer(message):
+        if isinstance(message, Again):
+            asked.append(message)
             over = len(asked) * HEARTBEAT_SECONDS / 4 > 3 * TIMEOUT_SECONDS
-            return {"answer": 1, "over": True} if over else {"pending": 1, "events": len(asked)}
+            return OVER if over else Pending(sequence=1, events=len(asked))
         return None
 
     server = Server(answer)
     with linked(server) as link:
-        assert link.ask("rest")["over"]
+        assert link.ask(Rest()).body.over
         assert server.clock.now() > 2 * TIMEOUT_SECONDS
 
 
 def test_a_server_that_only_says_that_it_lives_is_given_up_after_the_timeout():
-    server = Server(lambda header: {"pong": True} if header["op"] == "again" else None)
+    server = Server(lambda asked: Pong() if isinstance(asked, Again) else None)
     with linked(server) as link, pytest.raises(WorkerLostError, match="although it runs"):
-        link.ask("rest")
+        link.ask(Rest())
 
 
 def test_a_server_that_never_answers_for_a_state_is_given_up_after_some_tries():
-    server = Server(lambda header: None, lines=MAX_TRIES)
+    server = Server(lambda asked: None, lines=MAX_TRIES)
     with linked(server) as link:
         with pytest.raises(WorkerLostError, match="did not answer for 60 s"):
             link.fetch_states()
@@ -136,7 +139,7 @@ def test_a_server_that_never_answers_for_a_state_is_given_up_after_some_tries():
 
 
 def test_a_refusal_is_raised_as_the_error_that_it_was():
-    refusal = {"answer": 1, "error": "not now", "kind": "ProtocolError"}
-    server = Server(lambda header: refusal if header["op"] == "again" else None)
+    refusal = Refusal(sequence=1, error="not now", kind="ProtocolError")
+    server = Server(lambda asked: refusal if isinstance(asked, Again) else None)
     with linked(server) as link, pytest.raises(ProtocolError, match="not now"):
-        link.ask("rest")
+        link.ask(Rest())

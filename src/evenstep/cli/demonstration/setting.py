@@ -1,4 +1,4 @@
-"""What the demo trains on: the data, the emulated cluster, and what balancing could gain on it at best."""
+"""What the demo trains on: the data, the emulated cluster, and the most that balancing can gain on it."""
 
 from pathlib import Path
 from typing import Final
@@ -6,11 +6,8 @@ from typing import Final
 import numpy as np
 
 from evenstep.cluster import parse_cluster
-from evenstep.core.load.allocate import shares
-from evenstep.core.values import UNLIMITED
 
 WORKERS: Final = 4
-SLOW_WORKER: Final = 3
 BATCH_SIZE: Final = 26
 """Per worker. 4 times 26 in proportion to the speeds 4 : 4 : 4 : 1 is 32 : 32 : 32 : 8 exactly."""
 EPOCHS: Final = 6
@@ -42,7 +39,7 @@ def folder_of(scheme: str) -> str:
 
 
 def write_digits(path: Path) -> None:
-    """Write scikit-learn's 1797 handwritten digits, split at random but always alike into training and test images."""
+    """Write scikit-learn's 1797 handwritten digits, split into training and test images with a fixed seed."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -59,16 +56,10 @@ def write_digits(path: Path) -> None:
 
 
 def ideal_speed_up() -> float:
-    """How much faster the emulated cluster is with sizes in proportion to its speeds than with equal ones."""
+    """How much faster the emulated cluster is with sizes in proportion to its speeds than with equal sizes."""
     cluster = parse_cluster(CLUSTER)
-    disturbance = cluster.disturbance()
-
-    def seconds(worker: int, size: int) -> float:
-        return disturbance.seconds(worker=worker, iteration=0, batch_size=size, natural_seconds=0.0, now=0.0)
-
-    workers = range(len(cluster))
-    speeds = np.array([round(1e6 / seconds(worker, 1)) for worker in workers], dtype=np.int64)
-    limits = (np.ones_like(speeds), np.full_like(speeds, UNLIMITED))
-    sizes = shares(BATCH_SIZE * len(cluster), speeds, lower=limits[0], upper=limits[1])
-    equal = max(seconds(worker, BATCH_SIZE) for worker in workers)
-    return equal / max(seconds(worker, int(size)) for worker, size in zip(workers, sizes, strict=True))
+    speeds = [
+        1 / cluster.disturbance().seconds(worker=worker, iteration=0, batch_size=1, natural_seconds=0.0, now=0.0)
+        for worker in range(len(cluster))
+    ]
+    return sum(speeds) / len(speeds) / min(speeds)

@@ -1,4 +1,4 @@
-"""The training script of `evenstep demo`: an ordinary torchrun script with evenstep's one line, for several schemes.
+"""The training script of `evenstep demo`: a torchrun script with evenstep's one line, for several schemes.
 
 evenstep run --workers 4 train.py --data digits.npz
 torchrun --nproc-per-node 4 train.py --data digits.npz
@@ -30,7 +30,7 @@ def network() -> nn.Module:
 
 
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """The share of the test images that the model has right."""
+    """The share of the test images that the model gets right."""
     images, digits = test.tensors
     model.eval()
     with torch.no_grad():
@@ -62,7 +62,7 @@ def train(options: argparse.Namespace, scheme: str | None, data: dict[str, torch
             loss.backward()
             optimizer.step()
             loader.note(loss=loss)  # type: ignore[attr-defined]
-        # Every worker evaluates, so that none waits for another meanwhile.
+        # Every worker evaluates, so that none waits for another.
         loader.note(accuracy=accuracy(model.module, test_data))  # type: ignore[attr-defined]
     torch.distributed.barrier()
     loader.close()  # type: ignore[attr-defined]

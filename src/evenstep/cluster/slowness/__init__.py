@@ -1,20 +1,17 @@
 """Injected slowness and emulated devices: how long a worker's compute takes, decided without a clock."""
 
-from evenstep.cluster.slowness.affine import AffineCurve
-from evenstep.cluster.slowness.base import Curve, Disturbance
-from evenstep.cluster.slowness.chain import Chain
-from evenstep.cluster.slowness.constant import Constant
-from evenstep.cluster.slowness.device import Device
-from evenstep.cluster.slowness.episodic import Episodic
-from evenstep.cluster.slowness.jitter import Jitter
-from evenstep.cluster.slowness.measured import MEASURED_CURVES
-from evenstep.cluster.slowness.news import SlownessNews
-from evenstep.cluster.slowness.per_worker import PerWorker
-from evenstep.cluster.slowness.points import PointCurve
-from evenstep.cluster.slowness.since import From
-from evenstep.cluster.slowness.slowness import NO_SLOWNESS, Slowness
-from evenstep.cluster.slowness.trace import Trace
-from evenstep.cluster.slowness.undisturbed import Undisturbed
+from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness, SlownessNews
+from evenstep.cluster.slowness.devices import MEASURED_CURVES, AffineCurve, Curve, Device, DeviceMemory, PointCurve
+from evenstep.cluster.slowness.disturbances import (
+    Chain,
+    Constant,
+    Episodic,
+    From,
+    Jitter,
+    PerWorker,
+    Trace,
+    Undisturbed,
+)
 
 __all__ = [
     "MEASURED_CURVES",
@@ -24,6 +21,7 @@ __all__ = [
     "Constant",
     "Curve",
     "Device",
+    "DeviceMemory",
     "Disturbance",
     "Episodic",
     "From",

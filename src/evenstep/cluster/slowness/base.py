@@ -1,15 +1,37 @@
-"""The interfaces of injected slowness and emulated devices; nothing else."""
+"""What a disturbance is, and what is reported of the slowness that it makes."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol, final
 
-from evenstep.cluster.slowness.slowness import Slowness
+_ALIKE: Final = 1.05
+_LASTING_ITERATIONS: Final = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowness:
+    """How an iteration is slowed: `factor` times its seconds (below 1: faster), plus `extra_seconds` >= 0."""
+
+    factor: float = 1.0
+    extra_seconds: float = 0.0
+
+    def then(self, *, factor: float, extra_seconds: float = 0.0) -> "Slowness":
+        """This, and another on top of it."""
+        return Slowness(factor=self.factor * factor, extra_seconds=self.extra_seconds * factor + extra_seconds)
+
+    def is_like(self, other: "Slowness") -> bool:
+        """Whether the two differ by at most five per cent."""
+        return _alike(self.factor, other.factor) and _alike(self.extra_seconds, other.extra_seconds)
+
+
+NO_SLOWNESS: Final = Slowness()
 
 
 class Disturbance(Protocol):
     """How long a worker's compute takes, given how long it would naturally take.
 
-    A pure function of its arguments and of the values that the member was made of: asking twice, in another order or in
-    another process gives the same answer, so that a run in real time and its replay in virtual time agree.
+    A pure function of its arguments and of the values that the member was made of: the order of the calls and the
+    process do not matter, so a run in real time and its replay in virtual time agree.
     """
 
     def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
@@ -19,19 +41,39 @@ class Disturbance(Protocol):
             worker: The worker's id, from 0.
             iteration: The worker's own count of iterations, from 0.
             batch_size: Samples of this iteration, from 0.
-            natural_seconds: The compute as it would be undisturbed, >= 0.
+            natural_seconds: The undisturbed compute, >= 0.
             now: Seconds since the run began, >= 0, for members that follow a trace in time.
         """
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
-        """How much slower the worker is in this iteration, `before` being what others have made of it already.
+        """How much slower the worker is in this iteration, on top of `before`, the slowness by earlier members.
 
-        What is new in every iteration (jitter) does not count, and neither does what a device takes by itself.
+        Jitter, which is new in every iteration, does not count; nor does the time of a device.
         """
 
 
-class Curve(Protocol):
-    """The compute time of a device as a function of the batch size."""
+@final
+class SlownessNews:
+    """Tells when the slowness of one worker begins, changes or ends; asked in each of its iterations."""
 
-    def seconds(self, batch_size: int) -> float:
-        """The seconds (> 0) of one iteration with `batch_size` samples, from 0."""
+    def __init__(self, disturbance: Disturbance, worker: int) -> None:
+        self._disturbance = disturbance
+        self._worker = worker
+        self._reported = NO_SLOWNESS
+
+    def of(self, iteration: int) -> Slowness | None:
+        """The slowness from this iteration on, if it differs from the one reported last and lasts; else None."""
+        now = self._at(iteration)
+        if now.is_like(self._reported):
+            return None
+        if not all(self._at(later).is_like(now) for later in range(iteration + 1, iteration + _LASTING_ITERATIONS)):
+            return None
+        self._reported = now
+        return now
+
+    def _at(self, iteration: int) -> Slowness:
+        return self._disturbance.slowness(NO_SLOWNESS, worker=self._worker, iteration=iteration)
+
+
+def _alike(first: float, second: float) -> bool:
+    return max(first, second) <= _ALIKE * min(first, second)

@@ -1,6 +1,6 @@
-"""Which pushes of the workers behind a group server go to its parent as one, and what each counts in their mean.
+"""Which pushes of the workers of a group server go to its parent as one, and what each counts in their mean.
 
-It knows workers by the line that each speaks over, and nothing of groups, epochs or samples: all that is its parent's.
+It knows each worker by the line that it speaks over, and knows no groups, epochs or samples: those are its parent's.
 """
 
 from collections.abc import Mapping
@@ -26,51 +26,44 @@ class _Push:
     samples: int
     units: int
     number: int = -1
-    """Of what it travels in."""
+    """Of the combined push."""
 
 
 @final
 class Bundle:
-    """Gathers pushes until none of the workers behind the group server computes any more.
+    """Gathers pushes until no worker of the group server computes.
 
-    A worker computes from an answer that leaves it with a claim to its next request. As long as one does, the group's
-    barrier, which the parent keeps, cannot open; so nothing is held back that somebody waits for. What it is worth is
-    traffic, not correctness: a mean of some pushes, weighted by units, is worth the sum of their weights in any commit
-    that they are all in, and a barrier commits all that it has.
+    A worker computes from an answer that leaves it with a claim to its next request. While one does, the group's
+    barrier, which the parent keeps, cannot open, so no worker waits for a push that is kept back here. Combining saves
+    traffic and does not affect correctness: a mean of some pushes, weighted by units, is worth the sum of their weights
+    in any commit that they are all in, and a barrier commits all that it has.
     """
 
     def __init__(self) -> None:
-        self._claims: dict[int, int] = {}
-        """How many each line holds, of those who are here."""
+        self._claims: dict[int, int] = {}  # How many each line holds.
         self._computing: set[int] = set()
-        self._pushed: dict[int, _Push] = {}
-        """What has not been passed on."""
-        self._passed_on: dict[int, _Push] = {}
-        """What has been, and is not answered."""
+        self._pushed: dict[int, _Push] = {}  # Not passed on.
+        self._passed_on: dict[int, _Push] = {}  # Passed on and not answered.
         self._number = 0
 
     def join(self, line: int) -> None:
-        """A worker is here, with nothing to compute on."""
+        """A worker joins, without a claim."""
         self._claims[line] = 0
 
     def leave(self, line: int) -> None:
-        """It is gone: what it has pushed and was not passed on was never heard of, and others will do it again."""
+        """The worker leaves: a push of it that was not passed on is lost, and other workers will do its claim again."""
         self.ask(line)
         del self._claims[line]
         self._pushed.pop(line, None)
         self._passed_on.pop(line, None)
 
     def ask(self, line: int) -> None:
-        """It begins a pass, rests or stops, so it holds nothing any more."""
+        """The worker begins a pass, rests or stops, so it holds no claim any more."""
         self._claims[line] = 0
         self._computing.discard(line)
 
     def push(self, line: int, samples: int, units: int) -> None:
-        """It has pushed what it computed on its first claim.
-
-        Raises:
-            ProtocolError: It does not compute.
-        """
+        """The worker has pushed what it computed on its first claim; ProtocolError if it does not compute."""
         if line not in self._computing:
             raise ProtocolError("a worker pushed although it had nothing to compute on, or had pushed already")
         self._claims[line] -= 1
@@ -78,7 +71,7 @@ class Bundle:
         self._pushed[line] = _Push(samples=samples, units=units)
 
     def answer(self, line: int, claims: int, *, over: bool) -> None:
-        """The parent has answered its request, with so many claims more."""
+        """The parent has answered the worker's request, with this many further claims."""
         if line not in self._claims:
             return
         self._passed_on.pop(line, None)
@@ -91,19 +84,18 @@ class Bundle:
         return sorted(self._computing) if self._pushed else []
 
     def refuse(self, number: int) -> None:
-        """The parent could not take these in as one, since one of their workers is gone there: they go once more."""
+        """The parent refused these as one push, because one of their workers is gone there: they are sent again."""
         for line, push in [each for each in self._passed_on.items() if each[1].number == number]:
             self._pushed[line] = push
             del self._passed_on[line]
 
     def due(self) -> CombinedPush | None:
-        """What goes to the parent now, and is not due again; None as long as somebody computes."""
+        """What goes to the parent now, once; None while a worker computes."""
         if self._computing or not self._pushed:
             return None
         self._number += 1
         pushes, self._pushed = dict(sorted(self._pushed.items())), {}
-        for line, push in pushes.items():
-            self._passed_on[line] = replace(push, number=self._number)
+        self._passed_on |= {line: replace(push, number=self._number) for line, push in pushes.items()}
         return CombinedPush(self._number, _weights(pushes))
 
 
@@ -112,5 +104,5 @@ def _weights(pushes: Mapping[int, _Push]) -> Weights:
     units = sum(push.units for push in counted)
     return tuple(
         (line, (push.units / units if units else 1 / len(counted)) if push.samples else 0.0)
-        for line, push in sorted(pushes.items())
+        for line, push in pushes.items()
     )

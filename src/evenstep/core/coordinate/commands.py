@@ -1,4 +1,4 @@
-"""What reaches the coordinator of a run on servers, and what it has its driver do; names of pushes."""
+"""What reaches the coordinator of a run on servers, and the commands that its driver carries out."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, final
@@ -7,16 +7,22 @@ from evenstep.core.samples.claims import Claim
 from evenstep.core.sync.base import Regroup, Release
 
 PushKey: TypeAlias = tuple[int, int, int]
-"""Names a push for ever: worker, incarnation, sequence."""
+"""Unique name of a push: worker, incarnation, sequence."""
 
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Arrival:
-    """A worker's push, staged whole.
+    """A worker's push, staged on every shard.
 
-    `claim` is what it was computed on, on the weights of `version`; `row` is its row of `Reports`. `samples` is 0 where
-    nothing of it is to be committed (a skipped step); the claim is then done with all the same.
+    Attributes:
+        key: names the push.
+        claim: number of the claim that it was computed on. Older claims of the worker are done with: it was computed on
+            them too, or the worker has skipped them.
+        version: version of the weights that it was computed on.
+        samples: 0 if nothing of it is to be committed (a skipped step); the claim is finished all the same.
+        units: weight within a commit.
+        row: the worker's row of `Reports`.
     """
 
     key: Final[PushKey]
@@ -26,28 +32,23 @@ class Arrival:
     units: Final[int]
     row: Final[tuple[int, ...]]
 
-    def __init__(self, key: PushKey, claim: int, version: int, samples: int, units: int, row: tuple[int, ...]) -> None:
-        self.key = key
-        self.claim = claim
-        self.version = version
-        self.samples = samples
-        self.units = units
-        self.row = row
-
     @property
     def worker(self) -> int:
-        """Whose it is."""
+        """Rank of the worker that pushed."""
         return self.key[0]
 
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
-class Update:
+@dataclass(slots=True, unsafe_hash=True)
+class Apply:
     """Fold these staged pushes into the parameters, as one commit.
 
-    `pushes` has what each counts, summing to 1. `share` is the part of a global batch that the commit stands for;
-    `staleness` is the most versions that any of the pushes had missed, and `behind` the same in global batches.
-    `version` is the parameters' version afterwards.
+    Attributes:
+        pushes: each with its weight; the weights sum to 1.
+        share: part of a global batch that the commit stands for.
+        staleness: the most versions that any of the pushes missed.
+        behind: the same in global batches.
+        version: the parameters' version afterwards.
     """
 
     pushes: Final[tuple[tuple[PushKey, float], ...]]
@@ -55,15 +56,6 @@ class Update:
     staleness: Final[int]
     behind: Final[float]
     version: Final[int]
-
-    def __init__(
-        self, pushes: tuple[tuple[PushKey, float], ...], share: float, staleness: int, behind: float, version: int
-    ) -> None:
-        self.pushes = pushes
-        self.share = share
-        self.staleness = staleness
-        self.behind = behind
-        self.version = version
 
 
 @final
@@ -74,29 +66,32 @@ class Discard(NamedTuple):
 
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Answer:
     """Answer this worker, with the weights as they are now.
 
-    `claims` are what to compute on next, one after another, beside what it holds. None: nothing is left for it, and
-    `over` says whether the pass has ended, or whether it may ask again, with empty hands, and wait. `release` tells how
-    long it was held, where it was.
+    Attributes:
+        worker: rank.
+        claims: what to compute on next, in this order, besides the claims that it holds. If empty, nothing is left for
+            it now: the pass has ended (`over`), or the worker may ask again once it holds nothing, and wait.
+        over: whether the pass has ended.
+        version: version of the weights.
+        release: how long the worker was held; None if it was not.
     """
 
     worker: Final[int]
     claims: Final[tuple[Claim, ...]]
     over: Final[bool]
     version: Final[int]
-    release: Final[Release | None]
-
-    def __init__(
-        self, worker: int, claims: tuple[Claim, ...], over: bool, version: int, release: Release | None = None
-    ) -> None:
-        self.worker = worker
-        self.claims = claims
-        self.over = over
-        self.version = version
-        self.release = release
+    release: Final[Release | None] = None
 
 
-CoordinatorCommand: TypeAlias = Update | Discard | Answer | Regroup
+@final
+class Given(NamedTuple):
+    """Tell this worker, which asked for more and computes on, its further claims; it keeps the weights that it has."""
+
+    worker: int
+    claims: tuple[Claim, ...]
+
+
+CoordinatorCommand: TypeAlias = Apply | Discard | Answer | Given | Regroup

@@ -1,455 +1,336 @@
-"""What the servers do next: joins the policy of *how far ahead* with the samples, the sizes and the epochs.
+"""What the servers do next: joins the policy of *how far ahead* with the samples, the sizes and the passes.
 
-Events in, commands out; whoever drives it (the server process, the simulator) carries the commands out in their order
-before the next event. It knows workers by rank and nothing of processes, connections or tensors. No event looks at all
-workers, but for those that concern them all: a pass that begins or ends, a whole barrier, groups that are formed anew.
+Events in, commands out. The driver (the server process, the simulator) carries out the commands in their order before
+the next event. The coordinator knows workers by rank, and no processes, connections or tensors. The time that an event
+takes does not grow with the workers, unless it concerns all: a pass starts or ends, a whole barrier, new groups.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import cast, final
 
-from evenstep.core.coordinate.commands import Answer, Arrival, CoordinatorCommand, Discard, PushKey, Update
-from evenstep.core.coordinate.group_sizes import GroupSizes
+from evenstep.core.coordinate.commands import Answer, Apply, Arrival, CoordinatorCommand, Discard, Given, PushKey
+from evenstep.core.coordinate.passes import Passes
 from evenstep.core.coordinate.sizes import Sizes
-from evenstep.core.errors import DisagreementError, ProtocolError
+from evenstep.core.coordinate.worker import Worker, hand_out
+from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.load.base import Load
-from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples.claims import Claim, Claims
+from evenstep.core.samples.claims import Claims
 from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync
+from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import Problem, State
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One that is here.
-
-    begun: the pass that it is in or waits for; None once it knows that it is over, or has left its loop.
-    active: the sync policy has it, computing or held. waits: it asked for something and has not been answered.
-    ahead: how many claims it wants beside the one in hand.
-    claims: what it holds, the first one in hand. fresh: those of them that its next answer tells it of.
-    answered: versions and samples committed when it was answered, as many of the latest as it may hold claims; it
-    computes on no others.
-    """
-
-    iteration: int
-    begun: int | None = None
-    active: bool = False
-    waits: bool = False
-    ahead: int = 0
-    claims: list[int] = field(default_factory=list)
-    fresh: list[Claim] = field(default_factory=list)
-    answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=1))
-
-
-@dataclass(slots=True)
-class _Gathering:
-    """Those who wait for a pass to begin."""
-
-    epoch: int
-    workers: set[int] = field(default_factory=set)
 
 
 @final
 class Coordinator:
     """Decides for a run on servers, one event after another.
 
-    A *pass* is one loop over the prepared loader, counted from 0; its `epoch` is the number that the script gave it,
-    on which the order of its samples depends. All workers share the samples of a pass, and it ends for all together.
-    A worker that has begun the pass is *active* where the sync policy has it, *resting* where it waits for samples
-    that others may give back, or about to rest.
+    A *pass* is one loop over the prepared loader, counted from 0; its `epoch` is the number that the script gave it, on
+    which the order of its samples depends. All workers share the samples of a pass, and it ends for all together. A
+    worker in the pass is *active* while the sync policy has it, *resting* while it waits for samples that others may
+    give back or for the end of the pass, or about to rest.
 
-    Where all go in step, nothing begins before each worker of the problem has begun or has left: the samples of an
+    If workers go in step, nothing starts before each worker of the problem has begun or left: the samples of an
     iteration are one slice of the epoch, which all share.
+
+    An event that the worker's state does not allow raises ProtocolError and changes nothing.
 
     Args:
         sync: How far ahead workers may run.
         load: How much each computes.
-        problem: What the sizes must satisfy, by rank; everybody's minimum is at least 1.
+        problem: What the sizes must satisfy, by rank; every minimum is at least 1.
         length: Positions in an epoch.
         drop_last: Leave out what does not fill a last global batch.
 
     Attributes:
         version: Commits so far.
         samples: Samples committed so far.
-        number, epoch: The pass under way, or the last one, and its epoch; -1 before the first.
+        sizes: The workers that are here, and their batch sizes.
+        passes: The current pass, and the workers that are in it or wait for a later one.
+        claims: The samples of the pass.
     """
 
     def __init__(self, *, sync: Sync, load: Load, problem: Problem, length: int, drop_last: bool = False) -> None:
         self.version = 0
         self.samples = 0
-        self.number = -1
-        self.epoch = -1
-        self._limits = SizeLimits(load, problem)
-        self.sizes: Sizes | GroupSizes = Sizes(load, problem, self._limits)
-        self._load = load
-        self._problem = problem
-        self._saved_sizes: State | None = None
-        """Of groups that have not been told yet."""
-        self.sync = sync.policy(problem.workers)
+        self.sizes = Sizes(load, problem)
+        self._sync = sync_policy(sync, problem.workers)
         self._in_step = sync.in_step
         self._whole = problem.global_batch_size
         self._length = length - length % self._whole if drop_last else length
-        self._claims = Claims(0)
-        self._workers: dict[int, _Worker] = {}
-        self._iterations: dict[int, int] = {}
-        """Of those who have left."""
+        self.claims = Claims(0)
+        self.passes = Passes()
+        self._workers: dict[int, Worker] = {}
+        self._iterations: dict[int, int] = {}  # Of the workers that have left.
+        self._resting: dict[int, None] = {}  # In the order in which they asked.
+        self._ended: set[int] = set()  # Those that rest and take no more samples, because their loops have ended.
+        self._awaited = set(range(problem.workers))  # The workers that have neither begun nor left.
+        # Pushes to be committed by worker and iteration, each with the samples that its weights had seen.
         self._pending: dict[tuple[int, int], tuple[Arrival, int]] = {}
-        """By worker and iteration, the pushes to be committed, each with the samples that its weights had seen."""
-        # Where the workers are, kept beside them so that no event looks through all of them.
-        self._awaited = set(range(problem.workers))
-        self._gatherings: dict[int, _Gathering] = {}
-        self._inside = 0
-        self._resting: OrderedDict[int, None] = OrderedDict()
-
-    @property
-    def finished(self) -> int:
-        """How many samples of the pass are committed."""
-        return self._claims.finished
-
-    @property
-    def over(self) -> bool:
-        """Whether the pass under way has ended; true before the first."""
-        return self._claims.over
-
-    # Workers come and go.
-
-    def join(self, worker: int) -> None:
-        """A worker is here; it computes nothing before it begins a pass.
-
-        Raises:
-            ProtocolError: It is here already.
-        """
-        if worker in self._workers:
-            raise ProtocolError(f"worker {worker} joined although it is here")
-        self._workers[worker] = _Worker(iteration=self._iterations.pop(worker, 0))
-        self.sizes.join(worker)
 
     def awaits(self, worker: int) -> bool:
-        """Whether this worker of the problem has neither come nor been given up."""
+        """Whether this worker of the problem has neither joined nor been given up."""
         return worker in self._awaited and worker not in self._workers
 
-    def leave(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """A worker is gone, dead or done, or never came: its open claims go back, and nobody waits for it.
+    def waited_for(self) -> list[int]:
+        """The workers that another one waits for, ascending; none of them waits itself. Looks at all workers."""
+        waited, passes = set(self._sync.waited_for()), self.passes
+        if self._resting:
+            waited.update(worker for worker, state in self._workers.items() if state.claims)
+        if self._ended or (passes.waiting and passes.inside):
+            waited.update(filter(passes.is_inside, self._workers))
+        elif passes.waiting and self._in_step:
+            waited.update(worker for worker in self._workers if worker not in passes)
+        if not self._may_run and (self._resting or passes.waiting):
+            waited |= self._awaited & self._workers.keys()
+        return sorted(worker for worker in waited if not self._workers[worker].waits)
 
-        Raises:
-            ProtocolError: It has not joined, and nobody waits for it.
-        """
+    def join(self, worker: int) -> None:
+        """A worker joins; it computes nothing before it begins a pass."""
+        if worker in self._workers:
+            raise ProtocolError(f"worker {worker} joined although it is here")
+        self._workers[worker] = Worker(worker, self._iterations.pop(worker, 0))
+        self.sizes.join(worker)
+
+    def leave(self, worker: int, now: float) -> list[CoordinatorCommand]:
+        """A worker is gone, dead or done, or never came: its open claims go back, and no worker waits for it."""
         if self.awaits(worker):
             self._awaited.discard(worker)
             return self._go_on(now)
         self._known(worker)
         self._awaited.discard(worker)
-        active = self._take_out(worker)
-        self._iterations[worker] = self._workers.pop(worker).iteration
         self.sizes.leave(worker)
-        commands = self._carried_out(self.sync.on_leave(worker, now), now) if active else []
-        return [*commands, *self._go_on(now)]
-
-    # A pass.
+        commands = self._stop(worker, now)
+        self._iterations[worker] = self._workers.pop(worker).iteration
+        return commands + self._go_on(now)
 
     def begin(self, worker: int, number: int, epoch: int, now: float, *, ahead: int = 0) -> list[CoordinatorCommand]:
-        """A worker begins the pass of that number, or waits until it can; one that is over is answered as such.
+        """A worker begins the pass of that number, or waits until it opens; if it is over, the answer says so.
 
-        With `ahead` it is given so many claims more than it computes on, to go on with while it is held.
-
-        Raises:
-            ProtocolError: The worker is not known.
-            DisagreementError: The others run that pass as another epoch.
+        With `ahead` the worker is given that many claims more than the one that it computes on, to continue with while
+        it is held. DisagreementError if the others run that pass as another epoch.
         """
         state = self._known(worker)
-        self._check_epoch(worker, number, epoch)
-        commands = self._stopped(worker, now)
+        self.passes.check_epoch(worker, number, epoch)
+        commands = self._stop(worker, now)
         self._awaited.discard(worker)
         state.ahead = ahead
         state.answered = deque(state.answered, maxlen=1 + ahead)
-        if number < self.number:
-            commands.append(self._answer(worker, state, True))
-            return [*commands, *self._go_on(now)]
-        state.begun = number
+        if number < self.passes.number:
+            commands.append(self._answer(worker, True))
+            return commands + self._go_on(now)
+        self.passes.enter(worker, number, epoch)
         state.waits = True
-        if number == self.number:
-            self._inside += 1
+        if number == self.passes.number:
             self._resting[worker] = None
-        else:
-            self._gatherings.setdefault(number, _Gathering(epoch)).workers.add(worker)
-        return [*commands, *self._go_on(now)]
+        return commands + self._go_on(now)
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
-        """An active worker's gradients are staged on every shard.
-
-        Raises:
-            ProtocolError: The worker does not run, or on another claim, or on weights that it was not given last.
-        """
+        """An active worker's gradients are staged on every shard. The worker is done with its older claims."""
         key, claim, version, samples = arrival.key, arrival.claim, arrival.version, arrival.samples
         worker = key[0]
         state = self._known(worker)
-        claims = state.claims
-        if not claims or claims[0] != claim:
-            raise ProtocolError(f"worker {worker} pushed the claim {claim}, but holds {claims}")
-        for answered, committed in state.answered:
-            if answered == version:
-                samples_before = committed
-                break
-        else:
-            given = sorted({answered for answered, _ in state.answered})
-            raise ProtocolError(f"worker {worker} pushed on version {version}, but was given {given}")
+        older = state.older_than(claim)
+        if older and self._in_step:
+            raise ProtocolError(f"worker {worker} pushed the claim {claim}, but holds {state.claims} of earlier slices")
+        samples_seen = state.samples_seen(version)
         iteration = state.iteration + 1
-        push = Push(worker, iteration, samples, arrival.units, samples / self._whole, version)
-        # First of all, since it refuses a push by a worker that it holds.
-        decided = self.sync.on_push(push, now)
+        if self.sizes.failure is not None:
+            raise ConfigError(self.sizes.failure)
+        # Before any change, because the policy refuses a push of a worker that it holds.
+        decided = self._sync.on_push(
+            Push(worker, iteration, samples, arrival.units, samples / self._whole, version), now
+        )
         state.iteration = iteration
         state.waits = True
-        del claims[0]
+        state.finish(self.claims, older)
+        del state.claims[0]
         self.sizes.observe(worker, arrival.row)
+        commands: list[CoordinatorCommand] = []
         if samples:
-            self._pending[worker, iteration] = arrival, samples_before
-            commands = self._carried_out(decided, now)
+            self._pending[worker, iteration] = arrival, samples_seen
         else:
-            self._claims.finish(worker, claim)
-            commands = [Discard(key), *self._carried_out(decided, now)]
-        if self._resting or not self._inside:
+            self.claims.finish(worker, claim)
+            commands.append(Discard(key))
+        commands += self._carry_out(decided, now)
+        if self._resting or self._ended or not self.passes.inside:
             commands += self._go_on(now)
         return commands
 
-    def rest(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """A worker for which nothing was left asks for more, and waits for it or for the end of the pass.
+    def more(self, worker: int, ahead: int) -> list[CoordinatorCommand]:
+        """A worker that computes asks for claims, until it has `ahead` more than the one in hand; it does not wait."""
+        state = self._known(worker)
+        if self._in_step or state.waits or not state.claims:
+            raise ProtocolError(f"worker {worker} asked for more samples than those that it computes on")
+        state.ahead = max(ahead, state.ahead)
+        if len(state.claims) <= state.ahead:
+            self._hand_out([worker])
+        claims, state.fresh = tuple(state.fresh), []
+        return [Given(worker, claims)]
 
-        Raises:
-            ProtocolError: The worker is not known, or is not in the pass, or runs.
+    def rest(
+        self, worker: int, now: float, *, done: int | None = None, ended: bool = False
+    ) -> list[CoordinatorCommand]:
+        """A worker asks for more and waits for it, or for the end of the pass.
+
+        It is done with its claims up to the number `done`, and others go back. If its loop has `ended`, it takes no
+        more and waits until the pass is over or all workers in it have ended.
         """
         state = self._known(worker)
-        if state.begun is None or state.begun != self.number:
-            raise ProtocolError(f"worker {worker} asked for more samples, but is not in the pass {self.number}")
-        if state.active:
-            raise ProtocolError(f"worker {worker} asked for more samples while it runs, with the claims {state.claims}")
+        if state.waits or (state.active and self._in_step) or not self.passes.is_inside(worker):
+            raise ProtocolError(f"worker {worker} may not rest: it is not in the pass, waits, or holds {state.claims}")
+        if done is not None:
+            state.finish(self.claims, state.older_than(done) + 1)
+        commands = self._deactivate(worker, now)
         state.waits = True
-        self._resting[worker] = None
-        return self._go_on(now)
+        if ended:
+            self._ended.add(worker)
+        else:
+            self._resting[worker] = None
+        return commands + self._go_on(now)
 
     def stop(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        """A worker has left its loop before the end: what it claimed and did not push goes back.
-
-        Raises:
-            ProtocolError: The worker is not known.
-        """
+        """A worker has left its loop before the end: the claims that it did not push go back."""
         self._known(worker)
-        return [*self._stopped(worker, now), *self._go_on(now)]
+        return self._stop(worker, now) + self._go_on(now)
 
-    def in_loop(self, worker: int) -> bool:
-        """Whether the worker is in a pass, or waits for one to begin."""
-        state = self._workers.get(worker)
-        return state is not None and state.begun is not None
-
-    def waited_for(self) -> list[int]:
-        """The workers that another one waits for, ascending; none of them waits itself. Looks at all workers."""
-        waited = set(self.sync.waited_for())
-        if self._resting:
-            waited.update(worker for worker, state in self._workers.items() if state.claims)
-        if self._gatherings and self._inside:
-            waited.update(worker for worker, state in self._workers.items() if state.begun == self.number)
-        elif self._gatherings and self._in_step:
-            waited.update(worker for worker, state in self._workers.items() if state.begun is None)
-        if not self._may_run and (self._resting or self._gatherings):
-            waited |= self._awaited & self._workers.keys()
-        return sorted(worker for worker in waited if not self._workers[worker].waits)
-
-    # In between.
-
-    def _known(self, worker: int) -> _Worker:
+    def _known(self, worker: int) -> Worker:
         if worker not in self._workers:
             raise ProtocolError(f"worker {worker} has not joined, or was given up for dead")
         return self._workers[worker]
 
-    def _check_epoch(self, worker: int, number: int, epoch: int) -> None:
-        gathering = self._gatherings.get(number)
-        theirs = self.epoch if number == self.number else gathering.epoch if gathering is not None else epoch
-        if theirs != epoch:
-            raise DisagreementError(
-                f"worker {worker} runs its loop {number} as epoch {epoch} where the others run epoch {theirs}:"
-                " call set_epoch alike on all workers"
-            )
-
-    def _stopped(self, worker: int, now: float) -> list[CoordinatorCommand]:
-        return self._carried_out(self.sync.on_leave(worker, now), now) if self._take_out(worker) else []
-
-    def _take_out(self, worker: int) -> bool:
-        """Take the worker out of its pass, but for a push that has arrived; whether the sync policy still has it."""
-        state = self._workers[worker]
-        if state.begun == self.number:
-            self._inside -= 1
-        elif state.begun is not None:
-            gathering = self._gatherings[state.begun]
-            gathering.workers.discard(worker)
-            if not gathering.workers:
-                del self._gatherings[state.begun]
-        state.begun = None
-        state.waits = False
+    def _stop(self, worker: int, now: float) -> list[CoordinatorCommand]:
+        """Take the worker out of its pass, except for a push that has arrived."""
+        self.passes.leave(worker)
+        self._workers[worker].waits = False
         self._resting.pop(worker, None)
-        self._claims.give_back(worker, state.claims)
-        state.claims = []
-        active, state.active = state.active, False
-        return active
+        self._ended.discard(worker)
+        return self._deactivate(worker, now)
 
-    def _go_on(self, now: float) -> list[CoordinatorCommand]:
-        """Answer everyone who waits and need not any more."""
-        commands = self._serve_resting(now) if self._resting else []
-        while not self._inside and self._open():
-            commands += self._serve_resting(now)
-        return commands
+    def _deactivate(self, worker: int, now: float) -> list[CoordinatorCommand]:
+        """The worker computes on nothing: its claims go back, and no other is held for it."""
+        state = self._workers[worker]
+        state.give_back(self.claims)
+        active, state.active = state.active, False
+        return self._carry_out(self._sync.on_leave(worker, now), now) if active else []
 
     @property
     def _may_run(self) -> bool:
         return not (self._in_step and self._awaited)
 
+    def _go_on(self, now: float) -> list[CoordinatorCommand]:
+        """Answer all workers that need not wait any more, and open the next pass if its workers have come."""
+        commands = self._serve_resting(now) if self._resting or self._ended else []
+        while not self.passes.inside and self._open_next():
+            commands += self._serve_resting(now)
+        return commands
+
     def _serve_resting(self, now: float) -> list[CoordinatorCommand]:
-        """Those who rest run where there is something for them, and leave the pass where it is over."""
+        """Start resting workers if samples are left for them, and end the pass for them if it is over."""
         commands: list[CoordinatorCommand] = []
-        while self._resting and self._claims.unclaimed and self._may_run:
-            # No more of them than there is work for, except that a slice is for all.
+        while self._resting and self.claims.unclaimed and self._may_run:
+            # One by one as long as there is work, but all together for a slice.
             waking = sorted(self._resting) if self._in_step else [next(iter(self._resting))]
             decided: list[Command] = []
             for worker in waking:
                 del self._resting[worker]
                 self._workers[worker].active = True
-                decided += self.sync.on_join(worker, now)
-            commands += self._carried_out(decided, now)
-        if self._claims.over:
-            commands += [self._answer(worker, self._workers[worker], True) for worker in sorted(self._resting)]
+                decided += self._sync.on_join(worker, now)
+            commands += self._carry_out(decided, now)
+        if self.claims.over or len(self._ended) == self.passes.inside:
+            commands += [self._answer(worker, True) for worker in sorted(self._ended.union(self._resting))]
             self._resting.clear()
+            self._ended.clear()
         return commands
 
-    def _open(self) -> bool:
-        """Begin the next pass, as nobody is in the present one, if somebody waits and, in step, all have come."""
-        if not self._gatherings or not self._may_run:
+    def _open_next(self) -> bool:
+        """Open the next pass, if a worker waits for one and, in step, all have come."""
+        waiting = self.passes.waiting
+        if not waiting or not self._may_run or (self._in_step and waiting < len(self._workers)):
             return False
-        waiting = sum(len(gathering.workers) for gathering in self._gatherings.values())
-        if self._in_step and waiting < len(self._workers):
-            return False
-        self.number = min(self._gatherings)
-        gathering = self._gatherings.pop(self.number)
-        self.epoch = gathering.epoch
-        self._inside = len(gathering.workers)
-        self._resting.update(dict.fromkeys(sorted(gathering.workers)))
-        self._claims = Claims(self._length)
-        self.sizes.begin_epoch(self.epoch)
+        self._resting.update(dict.fromkeys(self.passes.open_next()))
+        self.claims = Claims(self._length)
+        self.sizes.begin_epoch(self.passes.epoch)
         return True
 
-    def _carried_out(self, decided: Sequence[Command], now: float) -> list[CoordinatorCommand]:
-        """What the sync policy has decided, with the samples and the sizes put in."""
+    def _carry_out(self, decided: Sequence[Command], now: float) -> list[CoordinatorCommand]:
+        """The sync policy's commands, completed with samples and sizes."""
         commands: list[CoordinatorCommand] = []
         while decided:
             if self._in_step:
-                commands += self._regrouped(decided)
+                for regroup in [each for each in decided if type(each) is Regroup]:
+                    self.sizes.regroup(regroup.groups)
+                    commands.append(regroup)
             self._hand_out([each.worker for each in decided if type(each) is Release])
             further: list[Command] = []
             for command in decided:
                 if type(command) is Commit:
-                    commands.append(self._update(command))
+                    commands.append(self._apply(command))
                 elif type(command) is Release:
                     worker = command.worker
                     state = self._workers[worker]
                     over = False
                     if not state.claims:
-                        # Whoever has nothing to compute holds nobody.
+                        # A worker without anything to compute holds no other.
                         state.active = False
-                        further += self.sync.on_leave(worker, now)
-                        over = self._claims.over
-                    commands.append(self._answer(worker, state, over, command))
+                        further += self._sync.on_leave(worker, now)
+                        over = self.claims.over
+                    commands.append(self._answer(worker, over, command))
             decided = further
         return commands
 
-    def _regrouped(self, decided: Sequence[Command]) -> list[CoordinatorCommand]:
-        """Where groups have been formed: their sizes are shared out among them, and whoever drives is told."""
-        formed = [command for command in decided if isinstance(command, Regroup)]
-        for command in formed:
-            members = self.sizes.members
-            sizes = GroupSizes(self._load, self._problem, command.groups, members, self.epoch, self._limits)
-            saved, self._saved_sizes = self._saved_sizes, None
-            if saved is not None and saved["groups"] == [list(group) for group in command.groups]:
-                sizes.load_state_dict(saved)
-                sizes.begin_epoch(self.epoch)
-            self.sizes = sizes
-        return [*formed]
-
-    def _update(self, commit: Commit) -> Update:
-        version, before, share = self.version, self.samples, commit.share
+    def _apply(self, commit: Commit) -> Apply:
+        version, before, pushes = self.version, self.samples, commit.pushes
         self.version = version + 1
-        if len(commit.pushes) == 1:  # As most are; the rest is the same for many.
-            key, oldest, fewest = self._finish(commit.pushes[0])
-            return Update(((key, 1.0),), share, version - oldest, (before - fewest) / self._whole, version + 1)
-        units = sum([push.units for push in commit.pushes])
-        pushes: list[tuple[PushKey, float]] = []
-        oldest, fewest = version, before
-        for push in commit.pushes:
-            key, computed_on, samples_before = self._finish(push)
-            pushes.append((key, push.units / units if units else 1 / len(commit.pushes)))
-            oldest, fewest = min(oldest, computed_on), min(fewest, samples_before)
-        return Update(tuple(pushes), share, version - oldest, (before - fewest) / self._whole, version + 1)
+        if len(pushes) == 1:  # As most are; the rest is the same for many.
+            key, oldest, fewest = self._finish(pushes[0])
+            return Apply(((key, 1.0),), commit.share, version - oldest, (before - fewest) / self._whole, version + 1)
+        units = sum([push.units for push in pushes])
+        keys, versions, samples = zip(*[self._finish(push) for push in pushes], strict=True)
+        weights = [push.units / units if units else 1 / len(pushes) for push in pushes]
+        weighted = tuple(zip(keys, weights, strict=True))
+        return Apply(
+            weighted, commit.share, version - min(versions), (before - min(samples)) / self._whole, version + 1
+        )
 
     def _finish(self, push: Push) -> tuple[PushKey, int, int]:
-        """Count this push as committed; its name, and versions and samples committed when it was answered before."""
+        """Count this push as committed; its name, and the versions and samples that its weights had seen."""
         worker = push.worker
-        arrival, samples_before = self._pending.pop((worker, push.iteration))
-        self._claims.finish(worker, arrival.claim)
+        arrival, samples_seen = self._pending.pop((worker, push.iteration))
+        self.claims.finish(worker, arrival.claim)
         self.samples += arrival.samples
-        return arrival.key, arrival.version, samples_before
+        return arrival.key, arrival.version, samples_seen
 
     def _hand_out(self, wanting: Sequence[int]) -> None:
-        """Give each of these as many claims as it wants, as far as anything is left: one round after another.
+        hand_out([self._workers[each] for each in wanting], self.claims, self.sizes, in_step=self._in_step)
 
-        In step, a round is a slice that they share.
-        """
-        claims, sizes = self._claims, self.sizes
-        while wanting and claims.unclaimed:
-            planned = sizes.slice_of(tuple(wanting), claims.unclaimed) if self._in_step else None
-            still_wanting = []
-            for worker in wanting:
-                size = sizes.next_of(worker, claims.unclaimed) if planned is None else planned[worker]
-                claim = claims.take(worker, size)
-                state = self._workers[worker]
-                if claim is not None:
-                    state.claims.append(claim.number)
-                    state.fresh.append(claim)
-                if len(state.claims) <= state.ahead:
-                    still_wanting.append(worker)
-            wanting = still_wanting
-
-    def _answer(self, worker: int, state: _Worker, over: bool, release: Release | None = None) -> Answer:
+    def _answer(self, worker: int, over: bool, release: Release | None = None) -> Answer:
+        state = self._workers[worker]
         claims, state.fresh = tuple(state.fresh), []
         state.waits = False
         state.answered.append((self.version, self.samples))
-        if over and state.begun is not None:
-            state.begun = None
-            self._inside -= 1
+        if over:
+            self.passes.leave(worker)
         return Answer(worker, claims, over, self.version, release)
 
-    # A checkpoint.
-
     def state_dict(self) -> State:
-        """What a coordinator of the same scheme needs to go on, once its workers have joined anew."""
+        """What a coordinator of the same scheme needs to continue, once its workers have joined again."""
         return {
             "version": self.version,
             "samples": self.samples,
-            "pass": self.number,
-            "epoch": self.epoch,
-            "claims": self._claims.state_dict(),
-            "sizes": self.sizes.state_dict() if self._saved_sizes is None else self._saved_sizes,
-            "sync": self.sync.state_dict(),
+            "pass": self.passes.number,
+            "epoch": self.passes.epoch,
+            "claims": self.claims.state_dict(),
+            "sizes": self.sizes.state_dict(),
+            "sync": self._sync.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken, before any worker joins; what was not committed is done again."""
+        """Continue where the given state was taken, before any worker joins; what was not committed is done again."""
         self.version = cast("int", state["version"])
         self.samples = cast("int", state["samples"])
-        self.number = cast("int", state["pass"])
-        self.epoch = cast("int", state["epoch"])
-        self._claims.load_state_dict(cast("State", state["claims"]))
-        sizes = cast("State", state["sizes"])
-        if "groups" in sizes:
-            self._saved_sizes = sizes
-            self._limits.load_state_dict(cast("State", sizes["limits"]))
-        else:
-            self.sizes.load_state_dict(sizes)
-        self.sync.load_state_dict(cast("State", state["sync"]))
+        self.passes.number = cast("int", state["pass"])
+        self.passes.epoch = cast("int", state["epoch"])
+        self.claims.load_state_dict(cast("State", state["claims"]))
+        self.sizes.load_state_dict(cast("State", state["sizes"]))
+        self._sync.load_state_dict(cast("State", state["sync"]))

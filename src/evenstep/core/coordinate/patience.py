@@ -1,15 +1,42 @@
-"""Which workers have kept others waiting for too long."""
+"""Which workers have fallen silent, and which have kept others waiting for too long.
+
+Times are seconds of any clock that does not go back.
+"""
 
 from collections.abc import Iterable
 from typing import final
 
 
 @final
-class Patience:
-    """Keeps since when each worker has been waited for without asking for anything.
+class Heartbeats:
+    """Keeps the time at which each worker was last heard."""
 
-    A worker that is silent is a matter of `Heartbeats`. One that is not may still hang in its own script while its
-    pulse goes on; that is a fault only where others wait for it. Times are seconds of any clock that does not go back.
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit = limit_seconds
+        self._heard: dict[int, float] = {}
+
+    def heard(self, worker: int, now: float) -> None:
+        """Something came from the worker."""
+        self._heard[worker] = now
+
+    def hear_all(self, now: float) -> None:
+        """The listener was busy itself, so the silence of workers until now means nothing."""
+        self._heard = dict.fromkeys(self._heard, now)
+
+    def forget(self, worker: int) -> None:
+        """The worker has left, so its silence means nothing."""
+        self._heard.pop(worker, None)
+
+    def silent(self, now: float) -> list[int]:
+        """The workers that were silent for longer than the limit, ascending."""
+        return sorted(worker for worker, heard in self._heard.items() if now - heard > self._limit)
+
+
+@final
+class Patience:
+    """Keeps the time since which each worker has been waited for without asking for anything.
+
+    A worker whose pulse goes on may still hang in its script, which is a fault only if others wait for it.
     """
 
     def __init__(self) -> None:
@@ -17,12 +44,12 @@ class Patience:
         self._since: dict[int, float] = {}
 
     def joined(self, worker: int, limit_seconds: float) -> None:
-        """The worker is here, and may keep others waiting for so long."""
+        """The worker has joined, and may keep others waiting for this long."""
         self._limits[worker] = limit_seconds
         self._since.pop(worker, None)
 
     def left(self, worker: int) -> None:
-        """The worker is gone."""
+        """The worker has left."""
         self._limits.pop(worker, None)
         self._since.pop(worker, None)
 
@@ -35,7 +62,7 @@ class Patience:
         self._since.clear()
 
     def limit_seconds(self, worker: int) -> float:
-        """How long this worker, which is here, may keep others waiting."""
+        """How long this worker, which has joined, may keep others waiting."""
         return self._limits[worker]
 
     def exceeded(self, waited_for: Iterable[int], now: float) -> list[int]:

@@ -1,58 +1,84 @@
-"""How much each worker claims while workers come and go: a load policy over those that are there."""
+"""Which workers are here, what each may hold, and how much each of them claims next."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, cast, final
 
 import numpy as np
 
+from evenstep.core.errors import ConfigError
+from evenstep.core.groups import Groups
 from evenstep.core.load.base import Load, LoadPolicy
-from evenstep.core.load.equal import Equal
+from evenstep.core.load.checked import CheckedPolicy, load_policy
+from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.load.static import Static
+from evenstep.core.load.shares import shares
 from evenstep.core.samples.assignment import short_slice_sizes
 from evenstep.core.values import Problem, Reports, State
 
-SMALLEST_TAIL: Final = 4
-"""A claim never shrinks below this part (a quarter) of its worker's size, so that fixed costs stay small."""
+_SMALLEST_TAIL: Final = 4
+"""A claim never shrinks below its worker's size divided by this, so that fixed costs stay small."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """The workers of a group that are here, and the policy that shares out their part of the global batch.
+
+    Attributes:
+        batch: their part, in samples.
+        problem: what the latest sizes satisfy.
+        rows: each member's latest report since the policy was fed.
+        sizes: planned sizes by rank; empty if they must be planned again.
+    """
+
+    members: tuple[int, ...]
+    policy: LoadPolicy
+    problem: Problem
+    batch: int = 0
+    rows: dict[int, Sequence[int]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
 
 
 @final
 class Sizes:
-    """Everybody's batch size from everybody's latest report.
+    """The batch size of each worker, from the latest reports: one load policy for all workers, or one for each group.
 
-    Without a barrier there is no iteration that all report on. The policy is fed whenever everyone has pushed since it
-    was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work. When a
-    worker joins or leaves, a new policy begins for those that are there, once somebody asks; speeds are the workers'
-    own estimates and come with their next rows. The user's own sizes stay with their ranks. Nobody is planned to have
-    more than its limit, so those that are there may not have the whole global batch between them.
+    Without a barrier there is no iteration that all workers report on. A policy is fed once all its workers have pushed
+    since it was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work.
+    When a worker joins or leaves a group, that group gets a new policy; speeds are the workers' own estimates and come
+    with their next rows. The user's own sizes stay with their ranks.
+
+    Of N workers, a group of n has n / N of the global batch, by largest remainder; with the user's own sizes it has
+    those of its workers. No worker is planned more than its limit, so the workers that are here may have less than the
+    global batch together.
 
     Args:
         load: The scheme's answer to *how much*.
-        problem: As for all workers of the run, by rank.
-        limits: What its workers may have; None: as the problem says until they report.
+        problem: The problem of all workers of the run, by rank.
     """
 
-    def __init__(self, load: Load, problem: Problem, limits: SizeLimits | None = None) -> None:
+    def __init__(self, load: Load, problem: Problem) -> None:
+        load_policy(load, problem.workers)  # A load that makes none is refused before any worker joins.
+        self.failure: str | None = None
         self._load = load
-        self._steady = isinstance(load, Equal | Static)
-        self._limits = SizeLimits(load, problem) if limits is None else limits
-        self._whole = problem.global_batch_size
-        self._minimum = int(problem.minimum.max())
-        self._present: set[int] = set()
-        self._changed = False
-        self._members: tuple[int, ...] = ()
-        self._policy: LoadPolicy = load.policy(problem.workers)
         self._problem = problem
-        self._rows: dict[int, Sequence[int]] = {}
-        self._sizes: dict[int, int] | None = None
-        self._saved: State | None = None
+        self._minimum = int(problem.minimum.max())
+        self._limits = SizeLimits(load, problem)
+        self._groups: Groups = (tuple(range(problem.workers)),)
+        self._present: set[int] = set()
+        self._changed = False  # Workers have come or gone since the parts were made.
+        self._parts: list[_Part] = []
+        self._part_of: dict[int, _Part] = {}
+        self._batch = 0  # Of all parts together.
+        self._all: dict[int, int] | None = None
+        self._saved: dict[
+            tuple[int, ...], State
+        ] = {}  # Policies of a checkpoint whose workers are not back, by members.
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of those who share the batch, ascending."""
-        self._settle()
-        return self._members
+        """The ranks of the workers that share the global batch, ascending."""
+        return tuple(sorted(self._present))
 
     def join(self, worker: int) -> None:
         """This worker shares the global batch from now on."""
@@ -60,143 +86,172 @@ class Sizes:
         self._changed = True
 
     def leave(self, worker: int) -> None:
-        """This worker does not share the global batch any more."""
+        """This worker no longer shares the global batch."""
         self._present.discard(worker)
         self._limits.leave(worker)
+        self._changed = True
+
+    def regroup(self, groups: Groups) -> None:
+        """From now on these groups take their iterations together, each with a new policy."""
+        self._groups = groups
+        self._parts = []
         self._changed = True
 
     def begin_epoch(self, epoch: int) -> None:
         """Sizes are for this epoch from now on."""
         self._problem = replace(self._problem, epoch=epoch)
-        self._sizes = None
+        for part in self._parts:
+            part.sizes = {}
 
-    def observe(self, worker: int, row: Sequence[int]) -> bool:
-        """A worker's row of `Reports` for its latest iteration; whether its limit gives reason for other sizes."""
+    def observe(self, worker: int, row: Sequence[int]) -> None:
+        """Take in a worker's row of `Reports` for its latest iteration."""
         if worker not in self._present:
-            return False
+            return
         if self._changed:
             self._settle()
-        binds = self._limits.report(worker, row[-1]) and self._binds(worker)
-        if binds:
-            self._sizes = None
-        if not self._steady:  # Else no size follows a speed.
-            self._rows[worker] = row
-            if len(self._rows) == len(self._members):
-                table = np.array([self._rows[member] for member in self._members], dtype=np.int64)
-                self._rows = {}
-                self._policy.observe(Reports.from_table(table))
-                self._sizes = None
-        return binds
-
-    def share_out(self, global_batch_size: int) -> None:
-        """The members share this many samples from now on."""
-        if global_batch_size != self._whole:
-            self._whole = global_batch_size
-            self._sizes = None
+        part = self._part_of[worker]
+        if self._limits.report(worker, row[-1]) and self._binds(part, worker):
+            part.sizes = {}
+            self._share_out()
+        if self._load.follows_speed:
+            part.rows[worker] = row
+            if len(part.rows) == len(part.members):
+                table = np.array([part.rows[member] for member in part.members], dtype=np.int64)
+                part.rows = {}
+                part.policy.observe(Reports.from_table(table))
+                part.sizes = {}
 
     def all(self) -> dict[int, int]:
-        """Every member's planned size, by rank; they sum to the global batch, or to what the members may have of it."""
+        """The planned size of every worker that is here, by rank; the same object as long as none has changed."""
         self._settle()
-        if self._sizes is None:
-            sizes: list[int] = []
-            if self._members:
-                self._problem = self._problem_of_now()
-                sizes = self._policy.allocate(self._problem).sizes.tolist()
-            self._sizes = dict(zip(self._members, sizes, strict=True))
-        return self._sizes
-
-    def slice_of(self, workers: tuple[int, ...], unclaimed: int) -> dict[int, int]:
-        """The sizes of these members in one iteration that they take together, which ends with the epoch at latest."""
-        planned = self.all()
-        sizes = np.array([planned[worker] for worker in workers], dtype=np.int64)
-        if unclaimed < int(sizes.sum()):
-            sizes = short_slice_sizes(sizes, unclaimed, self._minimum)
-        return dict(zip(workers, sizes.tolist(), strict=True))
+        planned = [part.sizes or self._plan(part) for part in self._parts]
+        if self._all is None:
+            self._all = {worker: size for sizes in planned for worker, size in sizes.items()}
+        return self._all
 
     def next_of(self, worker: int, unclaimed: int) -> int:
-        """How much of what is unclaimed (1 or more) a member claims next, alone.
-
-        Towards the end of an epoch it is less, so that all finish at about once; and nobody is left with less than can
-        be computed on, where that can be helped.
-        """
-        sizes = self._sizes
-        if sizes is None or self._changed:
-            sizes = self.all()
-        planned = size = sizes[worker]
-        batch, minimum = self._problem.global_batch_size, self._minimum
-        if unclaimed >= batch + minimum:
+        """How much of what is unclaimed (1 or more) this worker claims next, alone."""
+        if self._changed:
+            self._settle()
+        part = self._part_of[worker]
+        planned = (part.sizes or self._plan(part))[worker]
+        if unclaimed >= self._batch + self._minimum:
             return planned
+        return self._taken(planned, (worker,), unclaimed)
+
+    def slice_of(self, workers: Sequence[int], unclaimed: int) -> dict[int, int]:
+        """The sizes of these workers in their next iteration, which those of a group take together."""
+        self._settle()
+        together: dict[_Part, list[int]] = {}
+        for worker in workers:
+            together.setdefault(self._part_of[worker], []).append(worker)
+        sizes: dict[int, int] = {}
+        for part, members in together.items():
+            planned = np.array([(part.sizes or self._plan(part))[worker] for worker in members], dtype=np.int64)
+            whole = int(planned.sum())
+            # One group is a barrier: its slices are those of the epoch, whatever is left after them.
+            taken = min(whole, unclaimed) if len(self._groups) == 1 else self._taken(whole, members, unclaimed)
+            if taken < whole:
+                planned = short_slice_sizes(planned, taken, self._minimum)
+            sizes |= {members[0]: taken} if taken > whole else dict(zip(members, planned.tolist(), strict=True))
+            unclaimed -= taken
+        return sizes
+
+    def _taken(self, planned: int, workers: Sequence[int], unclaimed: int) -> int:
+        """How much of what is unclaimed these workers claim together, if `planned` is their size.
+
+        Towards the end of an epoch it is less, so that all workers finish at about the same time, and no worker is left
+        with less than it can compute on, if possible.
+        """
+        batch, minimum, taken = self._batch, self._minimum, planned
         if unclaimed < batch:
-            size = min(planned, max(minimum, -(-planned // SMALLEST_TAIL), -(-unclaimed * planned // batch)))
-        if not 0 < unclaimed - size < minimum:
-            return min(size, unclaimed)
-        together = planned if unclaimed >= 2 * minimum else self._limits.of(worker)
-        return unclaimed if unclaimed <= together else max(minimum, unclaimed - minimum)
+            least = max(len(workers) * minimum, -(-planned // _SMALLEST_TAIL), -(-unclaimed * planned // batch))
+            taken = min(planned, least)
+        if not 0 < unclaimed - taken < minimum:
+            return min(taken, unclaimed)
+        alone = len(workers) == 1 and unclaimed < 2 * minimum
+        most = self._limits.of(workers[0]) if alone else planned
+        return unclaimed if unclaimed <= most else max(minimum, unclaimed - minimum)
+
+    # Parts.
 
     def _settle(self) -> None:
-        """Make a policy for those that are there, if they have changed."""
+        """Make the parts of the workers that are here, if workers have come or gone; a part that stays is kept."""
         if not self._changed:
             return
         self._changed = False
-        self._sizes = None
-        members = tuple(sorted(self._present))
-        if members == self._members:
-            return
-        self._members = members
-        self._rows = {}
-        if not members:
-            return
-        load = self._load
-        if isinstance(load, Static):
-            load = replace(load, sizes=tuple(load.sizes[member] for member in members))
-        self._policy = load.policy(len(members))
-        self._restore()
+        known = {part.members: part for part in self._parts}
+        here = [tuple(worker for worker in group if worker in self._present) for group in self._groups]
+        self._parts = [known.get(members) or self._new_part(members) for members in here if members]
+        self._part_of = {worker: part for part in self._parts for worker in part.members}
+        self._all = None
+        for part in self._parts:
+            part.sizes = {}
+        self._share_out()
 
-    def _problem_of_now(self) -> Problem:
-        """What the members' sizes must satisfy."""
-        members, whole = self._members, self._whole
-        if isinstance(self._load, Static):
-            whole = min(whole, sum(self._load.sizes[member] for member in members))
-        return replace(self._limits.shared_by(members, whole), epoch=self._problem.epoch)
+    def _new_part(self, members: tuple[int, ...]) -> _Part:
+        policy = load_policy(self._load.for_workers(members), len(members))
+        if members in self._saved:
+            policy.load_state_dict(self._saved.pop(members))
+        return _Part(members, policy, self._problem)
 
-    def _binds(self, worker: int) -> bool:
-        """Whether another limit of this worker's makes a difference: its size is above it, or was held down by one."""
-        if self._sizes is None:
+    def _share_out(self) -> None:
+        """Divide the global batch among the parts, as far as their workers may hold it."""
+        whole, given = self._problem.global_batch_size, self._load.given_sizes
+        rooms = [self._limits.room(part.members) for part in self._parts]
+        if given is not None:
+            own = [sum(given[member] for member in part.members) for part in self._parts]
+            batches = [min(whole, *both) for both in zip(own, rooms, strict=True)]
+        elif len(rooms) <= 1:
+            batches = [min(whole, room) for room in rooms]
+        else:
+            counts = np.array([len(part.members) for part in self._parts], dtype=np.int64)
+            least = np.array([self._limits.least(part.members) for part in self._parts], dtype=np.int64)
+            upper = np.array(rooms, dtype=np.int64)
+            total = min(whole, sum(rooms))
+            batches = shares(total, counts, lower=least, upper=upper, multiple=self._problem.multiple).tolist()
+        self._batch = sum(batches)
+        for part, batch in zip(self._parts, batches, strict=True):
+            if batch != part.batch:
+                part.batch, part.sizes = batch, {}
+
+    def _plan(self, part: _Part) -> dict[int, int]:
+        part.problem = replace(self._limits.shared_by(part.members, part.batch), epoch=self._problem.epoch)
+        try:
+            sizes = part.policy.allocate(part.problem).sizes
+        except ConfigError as error:
+            if not isinstance(part.policy, CheckedPolicy):
+                raise
+            # Told to each worker with its next push; a plan may also be made when there is no worker to tell.
+            self.failure, sizes = str(error), equal_sizes(part.problem)
+        part.sizes = dict(zip(part.members, sizes.tolist(), strict=True))
+        self._all = None
+        return part.sizes
+
+    def _binds(self, part: _Part, worker: int) -> bool:
+        """Whether a new limit of this worker matters: its size is above it, or was held down by the one before."""
+        if not part.sizes:
             return True
-        size, multiple = self._sizes[worker], self._problem.multiple
-        before = int(self._problem.maximum[self._members.index(worker)])
-        return size > self._limits.of(worker) or size + multiple > before
+        size, before = part.sizes[worker], int(part.problem.maximum[part.members.index(worker)])
+        return size > self._limits.of(worker) or size + part.problem.multiple > before
 
     # A checkpoint.
 
     def state_dict(self) -> State:
-        """The limits, the policy's memory and whose it is."""
-        return {"limits": self._limits.state_dict(), **self.policy_state()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on with what was known: of the limits at once, of speeds when the same workers are back and no others."""
-        self._limits.load_state_dict(cast("State", state["limits"]))
-        self.load_policy_state(state)
-
-    def policy_state(self) -> State:
-        """The same without the limits, which others keep."""
+        """The limits, and the memory of each policy with the ranks of its workers."""
         self._settle()
+        policies = self._saved | {part.members: part.policy.state_dict() for part in self._parts}
         return {
-            "members": list(self._members),
+            "limits": self._limits.state_dict(),
             "epoch": self._problem.epoch,
-            "policy": self._policy.state_dict(),
+            "policies": [[list(members), policy] for members, policy in policies.items()],
         }
 
-    def load_policy_state(self, state: State) -> None:
-        """Go on with what was known of speeds, once the same workers have come back, and no others."""
-        self._saved = state
+    def load_state_dict(self, state: State) -> None:
+        """Restore the limits at once, and a policy when the same workers are back together, and no others."""
+        self._limits.load_state_dict(cast("State", state["limits"]))
+        saved = cast("list[tuple[list[int], State]]", state["policies"])
+        self._saved = {tuple(members): policy for members, policy in saved}
         self.begin_epoch(cast("int", state["epoch"]))
-        self._restore()
-
-    def _restore(self) -> None:
-        saved = self._saved
-        if saved is None or not self._members or saved["members"] != list(self._members):
-            return
-        self._saved = None
-        self._sizes = None
-        self._policy.load_state_dict(cast("State", saved["policy"]))
+        self._parts = []
+        self._changed = True

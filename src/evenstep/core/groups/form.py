@@ -1,4 +1,4 @@
-"""With whom: the ways to form groups of workers that synchronise inside. Pure functions of speeds, hosts or wishes."""
+"""The ways to form groups of workers that synchronise inside. Pure functions of speeds, hosts or wishes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,11 +11,9 @@ from evenstep.core.errors import ConfigError
 Groups = tuple[tuple[int, ...], ...]
 """The groups by number, each with its workers in ascending order."""
 
-FloatArray = npt.NDArray[np.float64]
-
 
 def by_rank(workers: Sequence[int], count: int) -> Groups:
-    """So many groups of neighbours by rank, whose sizes differ by one at most; fewer where there are fewer workers.
+    """This many groups of neighbours by rank, whose sizes differ by at most one; fewer if there are fewer workers.
 
     >>> by_rank(range(5), 2)
     ((0, 1, 2), (3, 4))
@@ -27,7 +25,7 @@ def by_rank(workers: Sequence[int], count: int) -> Groups:
 
 
 def by_host(hosts: Sequence[str]) -> Groups:
-    """The workers of each host, who reach each other without the network; `hosts` by rank.
+    """The workers of each host, which reach each other without the network; `hosts` by rank.
 
     >>> by_host(["a", "b", "a"])
     ((0, 2), (1,))
@@ -39,17 +37,17 @@ def by_host(hosts: Sequence[str]) -> Groups:
 
 
 def by_speed(seconds: Sequence[float], count: int) -> Groups:
-    """So many groups, at most, of workers of similar speed: those with the most iterations in a second between them.
+    """At most `count` groups of workers of similar speed, with the most iterations per second between them.
 
-    A group waits for its slowest, so what N workers do is the sum over groups of n_j / max(seconds of j). No groups
-    of these sizes do more than neighbours in the order of speed, so that only where to cut is to be found. Where a
-    further group would add nothing there are fewer. Groups of faster workers come first.
+    A group waits for its slowest worker, so N workers do the sum over groups of n_j / max(seconds of j). No groups of
+    the same sizes do more than neighbours in the order of speed, so only the cuts are searched. If a further group
+    would add nothing, there are fewer. Groups of faster workers come first.
 
     Basu et al., "Balancing Stragglers Against Staleness in Distributed Deep Learning", HiPC 2018, do not say how
     workers are assigned; groups of similar speed are Gao and Chen's (GSGD, 2020).
 
     Args:
-        seconds: of each worker's iteration, by rank; positive.
+        seconds: time of each worker's iteration, by rank; positive.
         count: 1 or more.
 
     >>> by_speed([1.0, 4.0, 1.0, 1.1], 2)
@@ -72,9 +70,9 @@ def each_by_speed(seconds: Sequence[float], most: int) -> list[Groups]:
 
 
 def rate_of(groups: Groups, seconds: Sequence[float]) -> float:
-    """Workers' iterations in a second where each group waits for its slowest and for nobody else.
+    """Workers' iterations per second if each group waits for its slowest worker and for no other group.
 
-    The time to do a number of samples, over the time that N workers of one second each take, is N over this:
+    N over this is the time to do a number of samples, relative to N workers of one second each:
     N / sum over groups of (n_j / s_j), with s_j the slowdown of the slowest in j.
 
     >>> rate_of(((0, 1), (2, 3)), [1.0, 1.0, 1.0, 4.0])
@@ -84,11 +82,7 @@ def rate_of(groups: Groups, seconds: Sequence[float]) -> float:
 
 
 def require_partition(groups: Groups, workers: int) -> None:
-    """Check groups that a user gave.
-
-    Raises:
-        ConfigError: A worker is in no group or in two, or a group is empty.
-    """
+    """Check groups that a user gave; ConfigError if a worker is in no group or in two, or a group is empty."""
     named = sorted(worker for group in groups for worker in group)
     if named != list(range(workers)) or not all(groups):
         text = " | ".join(" ".join(map(str, group)) for group in groups)
@@ -97,8 +91,8 @@ def require_partition(groups: Groups, workers: int) -> None:
         )
 
 
-def _best_cuts(seconds: FloatArray, most: int) -> list[list[int]]:
-    """Cuts of ascending `seconds` into 1, 2, ... groups; each begins with 0 and ends with the number of workers."""
+def _best_cuts(seconds: npt.NDArray[np.float64], most: int) -> list[list[int]]:
+    """Cuts of ascending `seconds` into 1, 2, ... groups; each starts with 0 and ends with the number of workers."""
     workers = len(seconds)
     # rates[stop]: the most that the first `stop` workers do; a group [start, stop) adds (stop - start) / its slowest.
     starts = np.arange(workers + 1)
@@ -115,8 +109,7 @@ def _best_cuts(seconds: FloatArray, most: int) -> list[list[int]]:
             cut[stop] = int(np.argmax(candidates))
             added[stop] = candidates[cut[stop]]
         rates = added
-        # Rounding must not make a group.
-        if rates[workers] <= done * (1 + 1e-9):
+        if rates[workers] <= done * (1 + 1e-9):  # Rounding must not make a group.
             break
         done = float(rates[workers])
         chosen.append(cut)

@@ -1,4 +1,4 @@
-"""The answer to *with whom* as a part of a scheme: who forms groups, and when they are formed anew."""
+"""The answer to *with whom* as a part of a scheme: which groups are formed, and when they are formed again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Final, NamedTuple, Protocol, final
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups.form import Groups, by_rank, by_speed, each_by_speed, rate_of, require_partition
 
-_WORTH_IT: Final = 0.1
-"""New groups must do so much more than the present ones: to form them, all wait once, and speeds are noisy."""
-_BEYOND: Final = 1.1
-"""Groups that are as stale as they may be stay up to this times as much, or noise would form them and give them up."""
+_MIN_GAIN: Final = 0.1
+"""Minimum throughput gain that justifies regrouping, which costs one barrier."""
+_TOLERANCE: Final = 1.1
+"""Existing groups may exceed the limit of staleness by this factor, or noise would form them and give them up."""
 
 
 class Reformed(NamedTuple):
@@ -27,16 +27,17 @@ class Grouping(Protocol):
         """The groups of the ranks 0 to `workers` - 1 before their speeds are known.
 
         Raises:
-            ConfigError: There are no such groups of so many workers.
+            ConfigError: There are no such groups of this many workers.
         """
 
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
-        """Other groups, where they are worth it; `seconds` of each worker's iteration, by rank, as they are now."""
+        """Other groups if they are worth it, given the present time of each worker's iteration by rank."""
+        return None
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Given:
+class Given(Grouping):
     """The groups that the user gave; they stay."""
 
     groups: Groups
@@ -45,26 +46,20 @@ class Given:
         require_partition(self.groups, workers)
         return self.groups
 
-    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
-        return None
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class ByHost:
+class ByHost(Grouping):
     """The workers of a host are a group, so that heavy traffic stays off the network; `Given` once hosts are known."""
 
     def form(self, workers: int) -> Groups:
         raise ConfigError(f"the hosts of the {workers} workers are not known: give their groups, such as 0-3/4-7")
 
-    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
-        return None
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class ByRank:
-    """So many groups of neighbours by rank; they stay."""
+class ByRank(Grouping):
+    """This many groups of neighbours by rank; they stay."""
 
     count: int
 
@@ -74,14 +69,11 @@ class ByRank:
     def form(self, workers: int) -> Groups:
         return by_rank(range(workers), self.count)
 
-    def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
-        return None
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class BySpeed:
-    """At most so many groups of workers of similar speed, formed anew when speeds have moved."""
+class BySpeed(Grouping):
+    """At most `count` groups of workers of similar speed, formed again when speeds have changed."""
 
     count: int
 
@@ -94,26 +86,26 @@ class BySpeed:
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
         best = by_speed(seconds, self.count)
         gain = rate_of(best, seconds) / rate_of(groups, seconds)
-        return Reformed(best, f"of similar speed {_told(best, gain)}") if gain > 1 + _WORTH_IT else None
+        return Reformed(best, f"of similar speed {_told(best, gain)}") if gain > 1 + _MIN_GAIN else None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressive:
-    """As few groups as the stragglers allow: one as long as nobody is slow, more while each is worth it.
+class Progressive(Grouping):
+    """As few groups as the stragglers allow: one while no worker is slow, more while each is worth it.
 
-    Basu et al. (HiPC 2018) raise the number of groups as a delay grows, up to what accuracy allows, and do not say
-    how; we take a further group where the predicted work grows by `worth` of what it is, with groups of similar speed,
-    as long as no group is predicted to fall behind by more than `behind` global batches in one of its iterations,
-    and give it up as soon as it does not add half of that any more, or a group falls behind by a tenth more than that.
+    Basu et al. (HiPC 2018) raise the number of groups as a delay grows, up to what accuracy allows, and do not say how.
+    We add a group of similar speed while the predicted work grows by `worth` of what it is, and no group is predicted
+    to fall behind by more than `behind` global batches in one of its iterations. We remove one as soon as it does not
+    add half of that, or a group falls behind by a tenth more than that.
 
     Args:
-        worth: part of the present work that a further group must add; more than 0.
+        worth: fraction of the present work that a further group must add; more than 0.
         behind: global batches that all others may do in one iteration of any group; more than 0.
-        most: groups; 1 or more.
+        most: largest number of groups; 1 or more.
     """
 
-    worth: float = _WORTH_IT
+    worth: float = _MIN_GAIN
     behind: float = 10.0
     most: int = 8
 
@@ -131,7 +123,7 @@ class Progressive:
     def reform(self, groups: Groups, seconds: Sequence[float]) -> Reformed | None:
         best, missed = self._up_to_worth(seconds), behind(groups, seconds)
         gain = rate_of(best, seconds) / rate_of(groups, seconds)
-        if missed > self.behind * _BEYOND:
+        if missed > self.behind * _TOLERANCE:
             return Reformed(
                 best, f"a group misses {missed:.1f} global batches in an iteration, more than {self.behind:g}"
             )
@@ -155,12 +147,8 @@ class Progressive:
         return best
 
 
-def _told(groups: Groups, gain: float) -> str:
-    return f"{'one group does' if len(groups) == 1 else f'{len(groups)} groups do'} {gain:.2f} times as much"
-
-
 def behind(groups: Groups, seconds: Sequence[float]) -> float:
-    """Global batches that all other groups do in one iteration of a group; of the group where it is most.
+    """The most global batches that all other groups do in one iteration of a group.
 
     >>> behind(((0, 1), (2, 3)), [1.0, 1.0, 1.0, 4.0])
     2.0
@@ -168,6 +156,10 @@ def behind(groups: Groups, seconds: Sequence[float]) -> float:
     slowest = [max(seconds[worker] for worker in group) for group in groups]
     rates = [len(group) / each for group, each in zip(groups, slowest, strict=True)]
     return max((sum(rates) - rate) * each / len(seconds) for rate, each in zip(rates, slowest, strict=True))
+
+
+def _told(groups: Groups, gain: float) -> str:
+    return f"{'one group does' if len(groups) == 1 else f'{len(groups)} groups do'} {gain:.2f} times as much"
 
 
 def _require_count(count: int) -> None:

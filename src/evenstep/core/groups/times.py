@@ -1,4 +1,4 @@
-"""How long each worker's iterations take, as far as it is known: what groups are formed by."""
+"""How long each worker's iterations take, as known so far: what groups are formed by."""
 
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -10,26 +10,26 @@ from evenstep.core.values import State
 
 _REMEMBERED: Final = 9
 """Iterations of a worker whose median is its time: a few odd ones move no group."""
-_FEWEST: Final = 5
-"""Before there are so many, nothing is known of the worker."""
+_MIN_ITERATIONS: Final = 5
+"""With fewer iterations nothing is known of the worker."""
 _ANOTHER_SIZE: Final = 0.1
-"""A size that differs from the one before by more than this part of it says nothing of what the one before took."""
+"""A relative change of size after which earlier times are forgotten."""
 _ERRORS: Final = 4.0
-"""So many standard errors from the middle are a difference, fewer are noise."""
+"""Standard errors from the median beyond which a difference is not noise."""
 _OF_A_MEDIAN: Final = 1.2533
-"""Its standard error over that of a mean, where times are normal."""
+"""Standard error of a median over that of a mean, for normal times."""
 
 
 @final
 class IterationTimes:
-    """Times of each worker's latest iterations with the size that it has now."""
+    """Times of each worker's latest iterations at its present size."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
         self._samples: dict[int, int] = {}
 
     def observe(self, worker: int, seconds: float, samples: int) -> None:
-        """A worker has taken so long for an iteration of so many samples."""
+        """Note the time that a worker took for an iteration with this many samples."""
         before = self._samples.get(worker, samples)
         self._samples[worker] = samples
         known = self._seconds.setdefault(worker, deque(maxlen=_REMEMBERED))
@@ -38,18 +38,18 @@ class IterationTimes:
         known.append(seconds)
 
     def estimate(self, here: Collection[int], workers: int) -> list[float] | None:
-        """Seconds of an iteration of each of so many workers, by rank; None before they are known of all who are here.
+        """Seconds of an iteration of each worker, by rank; None before they are known for all workers in `here`.
 
-        Of who is not here the last is taken that was known, or the middle of the others. Who differs from the middle
-        by no more than noise counts as the middle: speeds that are new in every iteration are no reason for groups.
+        An absent worker has its last known time, or else the median of the others. A worker that differs from the
+        median by no more than noise counts as the median: speeds that are new in every iteration justify no groups.
         """
-        known = {worker: seconds for worker, seconds in self._seconds.items() if len(seconds) >= _FEWEST}
-        if not known or not all(map(known.__contains__, here)) or min(map(min, known.values())) <= 0.0:
+        known = {worker: seconds for worker, seconds in self._seconds.items() if len(seconds) >= _MIN_ITERATIONS}
+        if not known or not known.keys() >= set(here) or min(map(min, known.values())) <= 0.0:
             return None
         times = {worker: median(seconds) for worker, seconds in known.items()}
         middle = median(times.values())
         for worker, seconds in known.items():
-            # Of logarithms: what is slow is noisy in proportion.
+            # Of logarithms, because the noise of a slow worker is proportional to its time.
             error = _OF_A_MEDIAN * stdev(map(log, seconds)) / len(seconds) ** 0.5
             if abs(log(times[worker] / middle)) <= _ERRORS * error:
                 times[worker] = middle
@@ -63,7 +63,7 @@ class IterationTimes:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from the given state."""
+        """Continue from the given state."""
         seconds = cast("list[tuple[int, list[float]]]", state["seconds"])
         self._seconds = {worker: deque(each, maxlen=_REMEMBERED) for worker, each in seconds}
         self._samples = dict(cast("list[tuple[int, int]]", state["samples"]))

@@ -8,8 +8,8 @@ from evenstep.core.load.per_epoch import PerEpoch
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.predict.base import Predictor
 from evenstep.core.load.predicted import Predicted
+from evenstep.core.load.solver import TimeModels
 from evenstep.core.load.static import Static
-from evenstep.core.load.times.base import TimeModels
 
 __all__ = [
     "PREDICTORS",

@@ -1,128 +1,28 @@
-"""A few iterations with equal sizes now and then, so that what other sizes gain is measured."""
+"""A few iterations with equal sizes now and then, so that the gain of other sizes is measured."""
 
-from dataclasses import asdict, dataclass
-from typing import Final, cast, final
+from dataclasses import dataclass, field
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.equal import equal_sizes
-from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
+from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
 START_ITERATIONS: Final = 5
 """Iterations at the start of a run that have equal sizes, the first of which only warms up."""
 BLOCK_ITERATIONS: Final = 3
 """Iterations of a later comparison."""
 COST_SHARE: Final = 200
-"""Later comparisons take at most one part in so many of the run's compute time: 0.5 %."""
+"""Later comparisons take at most this part (one in 200, 0.5 %) of the run's compute time."""
 FIRST_COST_SHARE: Final = 50
-"""As `COST_SHARE`, for the first of them: 2 % of what the run has taken by then."""
+"""As `COST_SHARE`, for the first of them: 2 % of the run's compute time so far."""
 
 _SETTLED: Final = 20
 _APART: Final = 100
 _UNEVEN: Final = 8
 _CHANGED: Final = 4
-
-
-@final
-class ComparedPolicy:
-    """Passes on what another policy decides, and gives equal sizes in a few iterations to compare it with.
-
-    The first five iterations of a run are equal. Later ones come three in a row, where the decided sizes are uneven: at
-    the earliest after 100 iterations with decided sizes, or after 20 where a size has changed by more than a quarter
-    since the last comparison. The cost of these later comparisons is the reported compute time beyond that of decided
-    sizes. The next comparison waits until the cost so far and its expected cost together are at most 0.5 % of the run's
-    compute time. The first may cost 2 % of the time so far, since sizes settle only after the start.
-
-    The other policy sees every report, and the workers' estimators learn nothing from a comparison, so the decided
-    sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that
-    all workers decide alike.
-    """
-
-    __slots__ = ("_compared", "_count", "_decided", "_elapsed", "_equal", "_left", "_policy", "_spent", "_usual")
-
-    def __init__(self, policy: LoadPolicy) -> None:
-        self._policy = policy
-        self._count = 0  # Reports so far, up to the end of the start.
-        self._left = 0  # Iterations that the comparison under way still has.
-        self._decided: list[int] = []  # The latest decided sizes, where they are worth a comparison.
-        self._compared: list[int] = []  # And those at the last comparison.
-        self._usual = _Times()  # Of iterations with decided sizes, since then.
-        self._equal = _Times()  # Of the latest iterations with equal sizes.
-        self._elapsed = 0  # Microseconds of the whole run, and how many of them comparisons have cost.
-        self._spent = 0
-
-    def observe(self, reports: Reports) -> None:
-        """Take in what all workers reported of one iteration."""
-        self._policy.observe(reports)
-        longest = int(reports.compute_microseconds.max())
-        self._elapsed += longest
-        if self._count < START_ITERATIONS:
-            self._count += 1
-            if self._count > 1:
-                self._equal.add(longest)
-        elif self._left:
-            self._compare(longest)
-        elif self._decided:
-            self._usual.add(longest)
-            if self._due():
-                self._left, self._compared, self._equal = BLOCK_ITERATIONS, self._decided, _Times()
-
-    def allocate(self, problem: Problem) -> Allocation:
-        """The sizes of the next iteration; ConfigError where the problem's limits admit none."""
-        decided = self._policy.allocate(problem)
-        if problem.workers == 1:
-            return decided
-        equal = equal_sizes(problem)
-        if self._count < START_ITERATIONS:
-            return Allocation(sizes=equal, basis="start")
-        worth = uneven(decided.sizes, equal) and int(np.ptp(equal)) <= problem.multiple
-        self._decided = decided.sizes.tolist() if worth else []
-        if not worth:
-            self._left, self._usual = 0, _Times()
-        return Allocation(sizes=equal, basis="comparison") if self._left else decided
-
-    def state_dict(self) -> State:
-        return {
-            "policy": self._policy.state_dict(),
-            "count": self._count,
-            "left": self._left,
-            "decided": self._decided,
-            "compared": self._compared,
-            "usual": asdict(self._usual),
-            "equal": asdict(self._equal),
-            "elapsed": self._elapsed,
-            "spent": self._spent,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken; with another number of workers, as if nothing were known."""
-        self._policy.load_state_dict(cast("State", state["policy"]))
-        self._count, self._left = cast("int", state["count"]), cast("int", state["left"])
-        self._decided = list(cast("list[int]", state["decided"]))
-        self._compared = list(cast("list[int]", state["compared"]))
-        self._usual, self._equal = (_Times(**cast("dict[str, int]", state[name])) for name in ("usual", "equal"))
-        self._elapsed, self._spent = cast("int", state["elapsed"]), cast("int", state["spent"])
-
-    def _due(self) -> bool:
-        """Whether a comparison is worth its cost now."""
-        changed = len(self._compared) != len(self._decided) or any(
-            abs(now - then) * _CHANGED > then for now, then in zip(self._decided, self._compared, strict=True)
-        )
-        if self._usual.iterations < (_SETTLED if changed else _APART):
-            return False
-        expected = BLOCK_ITERATIONS * max(self._equal.mean - self._usual.mean, 0)
-        share = COST_SHARE if self._compared else FIRST_COST_SHARE
-        return (self._spent + expected) * share <= self._elapsed
-
-    def _compare(self, longest: int) -> None:
-        """Count what one iteration of a comparison took longer than the usual one."""
-        self._equal.add(longest)
-        self._spent += max(longest - self._usual.mean, 0)
-        self._left -= 1
-        if not self._left:
-            self._usual = _Times()
 
 
 @final
@@ -142,6 +42,80 @@ class _Times:
         return self.microseconds // max(self.iterations, 1)
 
 
+@final
+@dataclass(slots=True)
+class ComparedPolicy(LoadPolicy):
+    """Passes on what another policy decides, and gives equal sizes in a few iterations to compare it with.
+
+    The first five iterations of a run are equal. Later ones come three in a row, if the decided sizes are uneven: after
+    at least 100 iterations with decided sizes, or after 20 if a size has changed by more than a quarter since the last
+    comparison. The cost of these later comparisons is the reported compute time beyond that of decided sizes. The next
+    comparison waits until the cost so far and its expected cost together are at most 0.5 % of the run's compute time.
+    The first may cost 2 % of the time so far, because sizes settle only after the start.
+
+    The other policy sees every report, and the workers' estimators learn nothing from a comparison, so the decided
+    sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that
+    all workers decide alike.
+    """
+
+    _policy: LoadPolicy
+    _count: int = field(init=False, default=0)  # Reports so far, up to the end of the start.
+    _left: int = field(init=False, default=0)  # Iterations left of the present comparison.
+    _decided: list[int] = field(init=False, default_factory=list)  # The latest sizes, if they are worth a comparison.
+    _compared: list[int] = field(init=False, default_factory=list)  # Those at the last comparison.
+    _usual: _Times = field(init=False, default_factory=_Times)  # Of iterations with decided sizes, since then.
+    _equal: _Times = field(init=False, default_factory=_Times)  # Of the latest iterations with equal sizes.
+    _elapsed: int = field(init=False, default=0)  # Microseconds of the whole run.
+    _spent: int = field(init=False, default=0)  # Microseconds that comparisons have cost.
+
+    def observe(self, reports: Reports) -> None:
+        self._policy.observe(reports)
+        longest = int(reports.compute_microseconds.max())
+        self._elapsed += longest
+        if self._count < START_ITERATIONS:
+            self._count += 1
+            if self._count > 1:
+                self._equal.add(longest)
+        elif self._left:
+            self._compare(longest)
+        elif self._decided:
+            self._usual.add(longest)
+            if self._due():
+                self._left, self._compared, self._equal = BLOCK_ITERATIONS, self._decided, _Times()
+
+    def allocate(self, problem: Problem) -> Allocation:
+        decided = self._policy.allocate(problem)
+        if problem.workers == 1:
+            return decided
+        equal = equal_sizes(problem)
+        if self._count < START_ITERATIONS:
+            return Allocation(sizes=equal, basis="start")
+        worth = uneven(decided.sizes, equal) and int(np.ptp(equal)) <= problem.multiple
+        self._decided = decided.sizes.tolist() if worth else []
+        if not worth:
+            self._left, self._usual = 0, _Times()
+        return Allocation(sizes=equal, basis="comparison") if self._left else decided
+
+    def _due(self) -> bool:
+        """Whether a comparison is worth its cost now."""
+        changed = len(self._compared) != len(self._decided) or any(
+            abs(now - then) * _CHANGED > then for now, then in zip(self._decided, self._compared, strict=True)
+        )
+        if self._usual.iterations < (_SETTLED if changed else _APART):
+            return False
+        expected = BLOCK_ITERATIONS * max(self._equal.mean - self._usual.mean, 0)
+        share = COST_SHARE if self._compared else FIRST_COST_SHARE
+        return (self._spent + expected) * share <= self._elapsed
+
+    def _compare(self, longest: int) -> None:
+        """Count how much longer this iteration of a comparison took than a usual one."""
+        self._equal.add(longest)
+        self._spent += max(longest - self._usual.mean, 0)
+        self._left -= 1
+        if not self._left:
+            self._usual = _Times()
+
+
 def uneven(sizes: IntArray | npt.NDArray[np.float64], equal: IntArray | float) -> bool:
-    """Whether any size is further from its equal share than an eighth, so that the two are worth comparing."""
+    """Whether any size differs from its equal share by more than an eighth, so that the two are worth comparing."""
     return bool((np.abs(sizes - equal) * _UNEVEN > equal).any())

@@ -1,62 +1,40 @@
-"""The same batch size for everyone: plain synchronous training."""
+"""The same batch size for every worker: plain synchronous training."""
 
 from dataclasses import dataclass
-from typing import final
+from functools import lru_cache
+from typing import ClassVar, final
 
 import numpy as np
 
-from evenstep.core.load.allocate.shares import shares
-from evenstep.core.load.base import LoadPolicy
-from evenstep.core.load.estimate import Estimator
-from evenstep.core.load.predict import PREDICTORS
-from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
+from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.shares import shares_of
+from evenstep.core.values import Allocation, IntArray, Problem
 
 
 @final
-class EqualPolicy:
-    """Equal sizes within the limits; what does not divide goes to the lowest ranks, one multiple each."""
-
-    __slots__ = ()
-
-    def observe(self, reports: Reports) -> None:
-        """Not used: the sizes do not depend on speed."""
-
-    def allocate(self, problem: Problem) -> Allocation:
-        """Equal sizes; ConfigError where the problem's limits admit none."""
-        return Allocation(sizes=equal_sizes(problem))
-
-    def state_dict(self) -> State:
-        """Nothing to remember."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to remember."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equal:
+@dataclass(frozen=True, kw_only=True)
+class Equal(Load):
     """Equal sizes, as under plain DDP."""
 
-    minimum: int | None = None
-    maximum: int | None = None
-    multiple: int = 1
+    follows_speed: ClassVar[bool] = False
+    uses_estimates: ClassVar[bool] = False
 
     def policy(self, workers: int) -> LoadPolicy:
-        """A new policy for this many workers."""
         return EqualPolicy()
 
-    def estimator(self) -> Estimator:
-        """A new estimator, whose speeds are only shown."""
-        return Estimator(PREDICTORS["change"])
+
+@final
+class EqualPolicy(LoadPolicy):
+    """Equal sizes within the limits; what does not divide goes to the lowest ranks, one multiple each."""
+
+    def allocate(self, problem: Problem) -> Allocation:
+        """Equal sizes; ConfigError if the problem's limits admit none."""
+        return Allocation(sizes=equal_sizes(problem))
 
 
+@lru_cache(maxsize=4)  # A problem lasts for many iterations.
 def equal_sizes(problem: Problem) -> IntArray:
-    """The sizes closest to equal that satisfy the problem, int64 of shape [workers]."""
-    return shares(
-        problem.global_batch_size,
-        np.ones_like(problem.minimum),
-        lower=problem.minimum,
-        upper=problem.maximum,
-        multiple=problem.multiple,
-    )
+    """The sizes closest to equal that satisfy the problem, int64 of shape [workers], which cannot be written to."""
+    sizes = shares_of(problem, np.ones_like(problem.minimum))
+    sizes.flags.writeable = False
+    return sizes

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Final, cast, final
+from dataclasses import InitVar, dataclass, field
+from typing import Final, final
 
 from evenstep.core.load.predict.base import Predictor
-from evenstep.core.load.times.shape import Shape
-from evenstep.core.values import Estimate, Factors, Sample, State
+from evenstep.core.load.shape import Shape
+from evenstep.core.state import Stateful
+from evenstep.core.values import Estimate, Factors, Sample
 
 _LARGEST_RATE: Final = 10**12
 _LARGEST_FIXED: Final = 10**15
@@ -18,23 +20,31 @@ _UNKNOWN: Final = Factors()
 
 
 @final
-class Estimator:
+@dataclass(slots=True)
+class Estimator(Stateful):
     """Predicts one worker's time from its own iterations: t = s * (c + max(x, f)) for x samples.
 
-    `predictor` follows s, the seconds per effective sample. c, the fixed part, and f, the flat start, both in samples,
-    are fitted beside it as the `shape` of its time; without one both are 0, and time is in proportion to the size. A
-    slowdown scales s and keeps the shape. Iterations without a sample are not counted, nor are the first `warmup` of
-    the others (allocator, kernel search, compilation). On a device whose times are read one iteration late, the first
-    iteration is one without a sample.
+    The predictor follows s, the seconds per effective sample. c, the fixed part, and f, the flat start, both in
+    samples, are fitted beside it as the `shape` of the time. Without a shape both are 0, and time is in proportion to
+    the size. A slowdown scales s and keeps the shape.
+
+    Iterations without a sample are not counted, nor are the first `warmup` others (allocator, kernel search,
+    compilation). On a device whose times are read one iteration late, the first iteration has no sample.
+
+    Args:
+        predictor: Makes the predictor of s, such as one of `PREDICTORS`.
+        shape: A new one, or None.
+        warmup: How many iterations are not counted at first.
     """
 
-    __slots__ = ("_predictor", "_seen", "_shape", "_warmup")
+    predictor: InitVar[Callable[[], Predictor]]
+    shape: Shape | None = field(default=None, kw_only=True)
+    warmup: int = field(default=2, kw_only=True)
+    _predictor: Predictor = field(init=False)
+    _seen: int = field(init=False, default=0)
 
-    def __init__(self, predictor: Callable[[], Predictor], *, shape: Shape | None = None, warmup: int = 2) -> None:
+    def __post_init__(self, predictor: Callable[[], Predictor]) -> None:
         self._predictor = predictor()
-        self._shape = shape
-        self._warmup = warmup
-        self._seen = 0
 
     @property
     def uses_factors(self) -> bool:
@@ -45,30 +55,30 @@ class Estimator:
         """Take in one iteration, oldest first: `compute_seconds` of pure compute, without any waiting.
 
         Raises:
-            ValueError: where a number is negative or not finite.
+            ValueError: A number is negative or not finite.
         """
         if samples < 0 or not 0.0 <= compute_seconds < math.inf:
             raise ValueError(f"{samples} samples cannot take {compute_seconds} seconds: both must be finite and >= 0")
         if samples == 0:
             return
         self._seen += 1
-        if self._seen <= self._warmup:
+        if self._seen <= self.warmup:
             return
-        # By position here and below, and without min and max: this is done for every worker and iteration.
+        # By position, and without min and max: this runs for every worker and iteration.
         sample = Sample(samples, compute_seconds if compute_seconds > _CLOCK_STEP else _CLOCK_STEP, factors or _UNKNOWN)
-        if self._shape is None:
+        if self.shape is None:
             self._predictor.observe(sample)
-        elif self._shape.observe(sample):
-            # Other sizes than today's found the shape; the speed on it is today's, where a curve is no line.
+        elif self.shape.observe(sample):
+            # Only sizes like this one: where a curve is not a line, the speed on it differs for other sizes.
             self._predictor.restart()
-            for past in self._shape.window:
+            for past in self.shape.window:
                 if abs(past.samples / samples - 1.0) < _SAME_SIZE:
-                    self._predictor.observe(self._shape.effective(past))
+                    self._predictor.observe(self.shape.effective(past))
         else:
-            self._predictor.observe(self._shape.effective(sample))
+            self._predictor.observe(self.shape.effective(sample))
 
     def estimate(self, factors: Factors | None = None) -> Estimate:
-        """The next iteration's time, given what is known before it; all zero as long as nothing is known."""
+        """The next iteration's time, given the factors known before it; all zero before anything is known."""
         prediction = self._predictor.predict(factors or _UNKNOWN)
         if prediction is None:
             return Estimate()
@@ -76,25 +86,10 @@ class Estimator:
         rate = seconds_per_sample * 1e9
         per_sample = _integer(rate, _LARGEST_RATE) or 1
         error_ppm = _integer(relative_error * 1e6, _LARGEST_ERROR)
-        if self._shape is None:
+        if self.shape is None:
             return Estimate(per_sample, 0, error_ppm, 0)
-        fixed = _integer(rate * self._shape.fixed_samples, _LARGEST_FIXED)
-        return Estimate(per_sample, fixed, error_ppm, _integer(self._shape.flat_samples, _LARGEST_SIZE))
-
-    def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to go on bit for bit."""
-        return {
-            "seen": self._seen,
-            "predictor": self._predictor.state_dict(),
-            "shape": None if self._shape is None else self._shape.state_dict(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken."""
-        self._seen = cast("int", state["seen"])
-        self._predictor.load_state_dict(cast("State", state["predictor"]))
-        if self._shape is not None:
-            self._shape.load_state_dict(cast("State", state["shape"]))
+        fixed = _integer(rate * self.shape.fixed_samples, _LARGEST_FIXED)
+        return Estimate(per_sample, fixed, error_ppm, _integer(self.shape.flat_samples, _LARGEST_SIZE))
 
 
 def _integer(value: float, largest: int) -> int:

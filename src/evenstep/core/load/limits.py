@@ -6,10 +6,28 @@ from typing import Final, cast, final
 
 import numpy as np
 
-from evenstep.core.load.allocate.shares import shares
 from evenstep.core.load.base import Load
-from evenstep.core.load.static import Static
+from evenstep.core.load.shares import shares
 from evenstep.core.values import UNLIMITED, IntArray, Problem, State
+
+DEFAULT_MINIMUM: Final = 2
+"""Many models and losses treat a batch of one sample as a case of its own: BatchNorm refuses it, `squeeze` drops it."""
+
+
+def smallest_batch(
+    load: Load, global_batch_size: int, maximum: IntArray, *, needed: int = 1, usual: int = DEFAULT_MINIMUM
+) -> int:
+    """The smallest batch of every worker, in samples: the scheme's, or else the usual one where all can have it.
+
+    It is lower where the global batch has fewer samples for each worker, a worker can hold only fewer, or the user gave
+    a worker a smaller size; and a single worker takes its batches as they come. The model may need more (`needed`).
+    """
+    if load.minimum is not None:
+        return load.minimum
+    if len(maximum) == 1:
+        return needed
+    room = min(global_batch_size // len(maximum), int(maximum.min()), *(load.given_sizes or ()))
+    return max(needed, 1, min(usual, room))
 
 
 @final
@@ -18,11 +36,11 @@ class SizeLimits:
 
     The latest report of a worker counts, because a limit is a size that is safe as far as the worker knows: it grows
     with the batches that have run. Joins and leaves of other workers change nothing. After a worker has left, the
-    smallest size that it ever reported counts until it reports again: its next process is on the same device as a rule,
+    smallest size that it ever reported counts until it reports again: its next process is usually on the same device,
     knows nothing of that device yet, and may be there because the last limit was too large.
 
-    Two things stand above reports. No limit is below the least size that a worker can be given (its minimum, at least
-    1, rounded up to the multiple). And the user's own sizes (`Static`) are kept whatever is reported.
+    Two things override reports. No limit is below the smallest size that a worker can be given (its minimum, at least
+    1, rounded up to the multiple). And sizes that the user gave are kept whatever is reported.
 
     Args:
         load: The scheme's answer to *how much*.
@@ -31,7 +49,7 @@ class SizeLimits:
     """
 
     def __init__(self, load: Load, problem: Problem, known: IntArray | None = None) -> None:
-        self._fixed: Final = isinstance(load, Static)
+        self._fixed: Final = load.given_sizes is not None
         self._problem: Final = problem
         least = _rounded(np.maximum(problem.minimum, 1) + problem.multiple - 1, problem.multiple)
         self._least: Final[list[int]] = least.tolist()
@@ -40,7 +58,7 @@ class SizeLimits:
         self._smallest = [UNLIMITED] * problem.workers
 
     def report(self, worker: int, largest: int) -> bool:
-        """A worker can hold batches of so many samples; whether that is another limit than before."""
+        """A worker can hold batches of this size; returns whether the limit changed."""
         if largest == self._latest[worker] or self._fixed:
             return False
         self._latest[worker] = largest
@@ -49,10 +67,11 @@ class SizeLimits:
 
     def report_all(self, largest: IntArray) -> bool:
         """As `report`, for all workers at once; int64 of shape [workers]."""
-        return sum(self.report(worker, each) for worker, each in enumerate(largest.tolist())) > 0
+        sizes: list[int] = largest.tolist()
+        return sizes != self._latest and sum(self.report(worker, each) for worker, each in enumerate(sizes)) > 0
 
     def leave(self, worker: int) -> None:
-        """The worker is gone; what it reported stays."""
+        """The worker has left; keep what it reported."""
         self._latest[worker] = min(self._latest[worker], self._smallest[worker])
 
     def of(self, worker: int) -> int:
@@ -69,7 +88,7 @@ class SizeLimits:
         return sum(self._least[worker] for worker in workers)
 
     def shared_by(self, workers: Iterable[int], global_batch_size: int) -> Problem:
-        """The problem of these workers alone; its global batch is smaller where they may not have all of this one."""
+        """The problem of these workers alone; its global batch is smaller if they may not have all of this one."""
         chosen = list(workers)
         return replace(
             self._problem,
@@ -79,10 +98,10 @@ class SizeLimits:
         )
 
     def stretched(self, problem: Problem) -> Problem:
-        """This problem of all workers with the limits of now, raised in proportion where the global batch needs it.
+        """This problem of all workers with the present limits, raised in proportion if the global batch needs it.
 
-        All workers have the whole global batch between them, whatever they report. What was reported may well be too
-        little for it: an iteration that was short, say, has shown little to fit.
+        Together the workers have the whole global batch, whatever they report. The reports may add up to less than
+        that: a short iteration, for example, shows only a little to fit.
 
         Raises:
             ConfigError: What is known beforehand leaves no room for the global batch.
@@ -95,14 +114,12 @@ class SizeLimits:
             maximum = shares(problem.global_batch_size, maximum, lower=whole, upper=known, multiple=multiple)
         return replace(problem, maximum=maximum)
 
-    # A checkpoint.
-
     def state_dict(self) -> State:
-        """What each worker may have."""
+        """The limits, for a checkpoint."""
         return {"largest": [self.of(worker) for worker in range(len(self._known))]}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with the limits of the given state where they are below those of now, until the workers report."""
+        """Use the given limits if they are below the present ones, until the workers report."""
         for worker, largest in enumerate(cast("list[int]", state["largest"])):
             self.report(worker, min(largest, self._latest[worker]))
 

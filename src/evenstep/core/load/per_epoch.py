@@ -1,103 +1,73 @@
 """Batch sizes that follow the speed of the last epoch, and stay for the whole of this one: DBS."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, cast, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 
-from evenstep.core.errors import ConfigError
-from evenstep.core.load.allocate.shares import shares
-from evenstep.core.load.base import LoadPolicy
-from evenstep.core.load.estimate import Estimator
-from evenstep.core.load.predict import PREDICTORS
-from evenstep.core.values import Allocation, IntArray, Problem, Reports, State
+from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.shares import shares_of
+from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
 _WEIGHT_BITS: Final = 60
 
 
 @final
-class PerEpochPolicy:
+@dataclass(slots=True)
+class PerEpochPolicy(LoadPolicy):
     """DBS (arXiv 2007.11831): x_i = X * p_i / sum(p), with p_i = d_i / t_i of the epoch before; the first one is equal.
 
     d_i is a worker's share of the data and t_i its pure compute time of that epoch, summed over the iterations. Here
-    d_i is the sum of the samples that t_i was measured on: the same up to a constant that falls out, and still right
-    for a short last slice, an epoch resumed in the middle and measurements that arrive late. An epoch ends when sizes
-    are asked for under another epoch number. A worker that reported nothing in an epoch keeps its performance; until
-    every worker has one, sizes are equal.
+    d_i is the sum of the samples that t_i was measured on: the same up to a constant that cancels out, and still right
+    for a short last slice, an epoch resumed in the middle, and measurements that arrive late. An epoch ends when sizes
+    are requested for another epoch. A worker that reported nothing in an epoch keeps its performance. Sizes are equal
+    until every worker has one.
 
     Deviations: the published rounding gives a missing sample only to a remainder of at least one half and so loses
-    some; here it is the largest remainder, and the sum is exact. The published code knows no limits; here sizes keep
-    the problem's.
+    some; here it is the largest remainder, and the sum is exact. The published code has no limits; here sizes keep the
+    problem's.
 
-    What is remembered is the performance, not the sizes, so that another global batch (an epoch's last slice) or a new
-    memory limit is shared out at once and leaves nothing behind.
+    The performance is remembered, not the sizes. So another global batch (an epoch's last slice) or a new memory limit
+    is shared out at once and leaves nothing behind.
     """
 
-    __slots__ = ("_epoch", "_last", "_present")
-
-    def __init__(self) -> None:
-        self._epoch: int | None = None
-        self._present = _nothing(0)
-        self._last = _nothing(0)
+    _epoch: int | None = field(init=False, default=None)
+    _present: IntArray = field(init=False, default_factory=lambda: _nothing(0))
+    _last: IntArray = field(init=False, default_factory=lambda: _nothing(0))
 
     def observe(self, reports: Reports) -> None:
-        """Take in what all workers reported of one iteration; a report of no samples or no time tells nothing."""
+        """Take in one iteration; reports without samples or time are ignored."""
         measured = np.stack((reports.samples, reports.compute_microseconds), axis=1)
         self._count(len(measured))
         self._present += np.where((measured > 0).all(axis=1, keepdims=True), measured, 0)
 
     def allocate(self, problem: Problem) -> Allocation:
-        """The sizes of the problem's epoch; ConfigError where the problem's limits admit none."""
+        """The sizes of the problem's epoch; ConfigError if the problem's limits admit none."""
         self._count(problem.workers)
         if problem.epoch != self._epoch:
             self._last = np.where(self._present > 0, self._present, self._last)
             self._present = _nothing(problem.workers)
             self._epoch = problem.epoch
-        sizes = shares(
-            problem.global_batch_size,
-            _performance(self._last),
-            lower=problem.minimum,
-            upper=problem.maximum,
-            multiple=problem.multiple,
-        )
+        sizes = shares_of(problem, _performance(self._last))
         return Allocation(sizes=sizes, basis="speed" if self._last.all() else "start")
 
-    def state_dict(self) -> State:
-        return {"epoch": self._epoch, "present": self._present.tolist(), "last": self._last.tolist()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken; with another number of workers, as if nothing were known."""
-        self._epoch = cast("int | None", state["epoch"])
-        self._present = _totals(cast("list[list[int]]", state["present"]))
-        self._last = _totals(cast("list[list[int]]", state["last"]))
-
     def _count(self, workers: int) -> None:
-        """Begin anew where there are more or fewer workers than before."""
+        """Forget everything if the number of workers has changed."""
         if len(self._last) != workers:
             self._present, self._last = _nothing(workers), _nothing(workers)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerEpoch:
+@dataclass(frozen=True, kw_only=True)
+class PerEpoch(Load):
     """DBS: sizes in step with the last epoch's speed, the same for a whole epoch."""
 
-    minimum: int | None = None
-    maximum: int | None = None
-    multiple: int = 1
-
-    def __post_init__(self) -> None:
-        if self.multiple < 1:
-            raise ConfigError(f"sizes cannot be multiples of {self.multiple}: use a multiple of at least 1")
+    uses_estimates: ClassVar[bool] = False
+    by_epoch: ClassVar[bool] = True
 
     def policy(self, workers: int) -> LoadPolicy:
-        """A new policy for this many workers."""
         return PerEpochPolicy()
-
-    def estimator(self) -> Estimator:
-        """A new estimator, whose speeds are only shown."""
-        return Estimator(PREDICTORS["change"])
 
 
 def _nothing(workers: int) -> IntArray:
@@ -105,12 +75,8 @@ def _nothing(workers: int) -> IntArray:
     return np.zeros((workers, 2), dtype=np.int64)
 
 
-def _totals(rows: list[list[int]]) -> IntArray:
-    return np.array(rows, dtype=np.int64).reshape(len(rows), 2)
-
-
 def _performance(totals: IntArray) -> IntArray:
-    """Samples per microsecond against the fastest worker's, in a fixed unit; equal where a worker's is not known."""
+    """Samples per microsecond against the fastest worker's, in a fixed unit; all equal if one is unknown."""
     if not totals.all():
         return np.ones(len(totals), dtype=np.int64)
     # Products of totals need more than 64 bits.

@@ -1,19 +1,27 @@
 """Which samples: the slices of an epoch, who takes which part of each, and what to fetch ahead for it.
 
-Everything here speaks of *positions*: position p of an epoch is the p-th sample of that epoch's order. The order itself
+Everything here uses *positions*: position p of an epoch is the p-th sample of that epoch's order. The order itself
 (a permutation, the user's sampler) belongs to the loader.
 """
 
-from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, split
+from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, slice_sizes, split
+from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
-from evenstep.core.samples.lookahead import Lookahead, Share
-from evenstep.core.samples.micro_batch import MicroBatch, micro_batches
-from evenstep.core.samples.period import ends_period
-from evenstep.core.samples.shares import Shares
-from evenstep.core.samples.weighting import WEIGHTINGS, by_samples
+from evenstep.core.samples.lookahead import Lookahead
+from evenstep.core.samples.share import (
+    WEIGHTINGS,
+    MicroBatch,
+    Share,
+    Shares,
+    by_samples,
+    ends_period,
+    micro_batches,
+)
 
 __all__ = [
     "WEIGHTINGS",
+    "Drawn",
+    "Indices",
     "Ledger",
     "Lookahead",
     "MicroBatch",
@@ -26,5 +34,6 @@ __all__ = [
     "part_of",
     "reassign",
     "short_slice_sizes",
+    "slice_sizes",
     "split",
 ]

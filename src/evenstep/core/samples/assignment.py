@@ -5,7 +5,7 @@ An assignment is an int64 array `owners` of shape [slice length]: the worker of 
 
 import numpy as np
 
-from evenstep.core.load.allocate.shares import shares
+from evenstep.core.load.shares import shares
 from evenstep.core.values import IntArray
 
 
@@ -40,6 +40,27 @@ def reassign(owners: IntArray, sizes: IntArray) -> IntArray:
 def part_of(owners: IntArray, worker: int, start: int) -> tuple[int, ...]:
     """The positions of a worker in a slice that begins at position `start`, ascending."""
     return tuple((np.flatnonzero(owners == worker) + start).tolist())
+
+
+def slice_sizes(sizes: IntArray, length: int, minimum: int, *, even: bool = False) -> IntArray:
+    """The sizes for a slice of that many samples: the planned ones, or others in their proportion.
+
+    With `even` no worker gets nothing if there is a sample for each. Only the lists of a user's batch sampler are ever
+    longer than the planned sizes together.
+
+    >>> slice_sizes(np.array([4, 4, 8, 16]), 9, minimum=2, even=True).tolist()
+    [2, 2, 2, 3]
+    >>> slice_sizes(np.array([1, 3]), 8, minimum=1).tolist()
+    [2, 6]
+    """
+    whole, workers = int(sizes.sum()), len(sizes)
+    if length == whole:
+        return sizes
+    if length > whole:
+        return shares(length, sizes, lower=sizes, upper=np.full_like(sizes, length))
+    if even and length >= workers:
+        return shares(length, sizes, lower=np.minimum(sizes, min(minimum, length // workers)), upper=sizes)
+    return short_slice_sizes(sizes, length, minimum)
 
 
 def short_slice_sizes(sizes: IntArray, length: int, minimum: int) -> IntArray:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, cast, final
+from typing import Final, cast, final
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.values import State
@@ -13,16 +13,12 @@ Range = tuple[int, int]
 
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Claim:
     """Positions that one worker alone computes on; `number` names the claim within its epoch."""
 
     number: Final[int]
     ranges: Final[tuple[Range, ...]]
-
-    def __init__(self, number: int, ranges: tuple[Range, ...]) -> None:
-        self.number = number
-        self.ranges = ranges
 
     @property
     def samples(self) -> int:
@@ -38,20 +34,20 @@ class Claim:
         return tuple(position for start, stop in self.ranges for position in range(start, stop))
 
 
-_NOBODY_S: Final = (-1, Claim(-1, ()))
+_UNKNOWN: Final = (-1, Claim(-1, ()))
 
 
 @final
 class Claims:
     """Hands out the positions 0 to `length` - 1 of an epoch; each is finished exactly once.
 
-    A claim is open until it is finished (committed) or given back (its worker left, or left the loop); what was given
-    back is handed out again before anything new. No method looks at all that is open.
+    A claim is open until it is finished (committed) or given back (its worker left, or left the loop). Positions that
+    were given back are handed out again before any new ones.
 
     Attributes:
-        length: How many positions the epoch has.
-        unclaimed: How many of them can be claimed now.
-        finished: How many are done with.
+        length: number of positions in the epoch.
+        unclaimed: how many of them can be claimed now.
+        finished: how many are finished.
     """
 
     def __init__(self, length: int) -> None:
@@ -59,10 +55,9 @@ class Claims:
         self.unclaimed = length
         self.finished = 0
         self._next = 0
-        self._returned: deque[Range] = deque()
-        self._open: dict[int, tuple[int, Claim]] = {}
-        """By number, whose it is and what."""
         self._number = 0
+        self._returned: deque[Range] = deque()
+        self._open: dict[int, tuple[int, Claim]] = {}  # Worker and claim by number.
 
     @property
     def over(self) -> bool:
@@ -70,15 +65,13 @@ class Claims:
         return self.finished == self.length
 
     def take(self, worker: int, size: int) -> Claim | None:
-        """Claim up to `size` positions; None where none is left to claim."""
+        """Claim up to `size` positions; None if none is left to claim."""
         if size > self.unclaimed:
             size = self.unclaimed
         if not size:
             return None
         ranges: list[Range] = []
-        wanted = size
-        if self._returned:
-            wanted = self._take_returned(ranges, wanted)
+        wanted = self._take_returned(ranges, size) if self._returned else size
         if wanted:
             start = self._next
             self._next = stop = start + wanted
@@ -91,7 +84,7 @@ class Claims:
         return claim
 
     def _take_returned(self, ranges: list[Range], wanted: int) -> int:
-        """Add what was given back, up to so many positions; how many are still wanted."""
+        """Add up to this many positions that were given back; returns how many are still wanted."""
         while wanted and self._returned:
             start, stop = self._returned.popleft()
             cut = min(stop, start + wanted)
@@ -102,34 +95,25 @@ class Claims:
         return wanted
 
     def finish(self, worker: int, number: int) -> None:
-        """The worker's work on this claim is in the parameters.
-
-        Raises:
-            ProtocolError: The worker holds no such claim.
-        """
-        claim = self._close(worker, number)
-        self.finished += claim.samples
+        """The worker's claim is in the parameters; ProtocolError if it does not hold this claim."""
+        self.finished += self._close(worker, number).samples
 
     def give_back(self, worker: int, numbers: Iterable[int]) -> None:
-        """Return these open claims of the worker's.
-
-        Raises:
-            ProtocolError: The worker holds no such claim.
-        """
+        """Return open claims of the worker; ProtocolError if it does not hold them."""
         for number in numbers:
             claim = self._close(worker, number)
             self._returned.extend(claim.ranges)
             self.unclaimed += claim.samples
 
     def _close(self, worker: int, number: int) -> Claim:
-        holder, claim = self._open.get(number, _NOBODY_S)
+        holder, claim = self._open.get(number, _UNKNOWN)
         if holder != worker:
             raise ProtocolError(f"worker {worker} is done with the claim {number}, which it does not hold")
         del self._open[number]
         return claim
 
     def state_dict(self) -> State:
-        """What is not finished; open claims count as given back, since nobody will hold them after a restart."""
+        """What is not finished; open claims count as given back, since no worker holds them after a restart."""
         pieces = [*self._returned, *(piece for _, claim in self._open.values() for piece in claim.ranges)]
         return {
             "length": self.length,
@@ -139,18 +123,18 @@ class Claims:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken."""
+        """Continue where the given state was taken."""
         self.length = cast("int", state["length"])
         self._next = cast("int", state["next"])
         self._number = cast("int", state["number"])
-        self._returned = deque((start, stop) for start, stop in cast("Any", state["returned"]))
+        self._returned = deque((start, stop) for start, stop in cast("list[Range]", state["returned"]))
         self._open = {}
         self.unclaimed = self.length - self._next + sum(stop - start for start, stop in self._returned)
         self.finished = self.length - self.unclaimed
 
 
 def _append(ranges: list[Range], piece: Range) -> None:
-    """Add the piece, as one with the last where it goes on there, so that pieces do not become ever smaller."""
+    """Add the piece, joined with the last one if it continues it, so that pieces do not become ever smaller."""
     if ranges and ranges[-1][1] == piece[0]:
         piece = (ranges.pop()[0], piece[1])
     ranges.append(piece)

@@ -1,14 +1,15 @@
 """The exactly-once ledger of an epoch under a barrier: which positions have been handed out, and which come next."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.values import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The union batch of one iteration: positions `start` (included) to `stop` (excluded) of the epoch's order."""
+    """The union batch of one iteration: positions `start` (included) to `stop` (excluded)."""
 
     iteration: int
     start: int
@@ -24,20 +25,33 @@ class Slice:
 class Ledger:
     """Cuts an epoch of `length` positions into slices of `global_batch_size` and hands each out exactly once.
 
-    It knows nothing of workers, so an epoch may go on with any number of them. The slices never depend on anybody's
-    batch size: with a barrier the sizes change the clock, never the mathematics.
+    It knows nothing of workers, so an epoch may continue with any number of them. The slices never depend on batch
+    sizes: with a barrier the sizes change the clock, never the mathematics.
 
     Args:
         length: Positions in the epoch, at least 1.
         global_batch_size: Positions in a slice, at least 1; the last slice holds what is left.
         drop_last: Leave out a last slice that is shorter than the others.
         iteration: How many slices have been handed out already.
+        ends: Where the slices end, int64 of shape [slices], if the user's batch sampler made them.
+        even: No worker may be without samples: if the last slice would be shorter than the others, it and the one
+            before it are cut in the middle. They do not depend on the number of workers, so an epoch may still continue
+            with another one.
 
     Raises:
         ConfigError: No slice is left to hand out at all, or a number is out of range.
     """
 
-    def __init__(self, *, length: int, global_batch_size: int, drop_last: bool = False, iteration: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        length: int,
+        global_batch_size: int,
+        drop_last: bool = False,
+        iteration: int = 0,
+        ends: IntArray | None = None,
+        even: bool = False,
+    ) -> None:
         if length < 1:
             raise ConfigError("the dataset is empty: give one with at least one sample")
         if global_batch_size < 1:
@@ -49,7 +63,14 @@ class Ledger:
             )
         self.length = length
         self.global_batch_size = global_batch_size
+        self.even: Final = even
         self.iterations = length // global_batch_size if drop_last else -(-length // global_batch_size)
+        self._last = (self.iterations - 1) * global_batch_size
+        if even and self.iterations > 1 and length - self._last < global_batch_size:
+            self._last = length - (length - self._last + global_batch_size) // 2
+        self._ends = None if ends is None else ends.tolist()
+        if self._ends is not None:
+            self.iterations = len(self._ends)
         if not 0 <= iteration <= self.iterations:
             raise ConfigError(f"iteration {iteration} is outside this epoch of {self.iterations} iterations")
         self.iteration = iteration
@@ -58,8 +79,15 @@ class Ledger:
         """The slice of an iteration, or None past the last one."""
         if not 0 <= iteration < self.iterations:
             return None
-        start = iteration * self.global_batch_size
-        return Slice(iteration=iteration, start=start, stop=min(start + self.global_batch_size, self.length))
+        start, stop = self._begin(iteration), self._begin(iteration + 1)
+        return Slice(iteration=iteration, start=start, stop=stop)
+
+    def _begin(self, iteration: int) -> int:
+        if self._ends is not None:
+            return self._ends[iteration - 1] if iteration else 0
+        if iteration == self.iterations:
+            return min(self._begin(iteration - 1) + self.global_batch_size, self.length)
+        return self._last if iteration == self.iterations - 1 else iteration * self.global_batch_size
 
     def take(self) -> Slice | None:
         """Hand out the next slice, or None when the epoch is over."""
@@ -67,3 +95,7 @@ class Ledger:
         if taken is not None:
             self.iteration += 1
         return taken
+
+    def skip(self) -> None:
+        """The next slice, which there is, has been handed out."""
+        self.iteration += 1

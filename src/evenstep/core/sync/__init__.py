@@ -1,11 +1,10 @@
 """How far ahead may a worker run before it waits for the others? Decides what is committed when, and who may run."""
 
 from evenstep.core.sync.barrier import Barrier
-from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy, SyncStatistics
-from evenstep.core.sync.bounded import Bounded
+from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync, SyncPolicy
+from evenstep.core.sync.bounded import Bounded, Unbounded
 from evenstep.core.sync.dynamic import Dynamic
 from evenstep.core.sync.grouped import Grouped
-from evenstep.core.sync.unbounded import Unbounded
 
 __all__ = [
     "Barrier",
@@ -19,6 +18,5 @@ __all__ = [
     "Release",
     "Sync",
     "SyncPolicy",
-    "SyncStatistics",
     "Unbounded",
 ]

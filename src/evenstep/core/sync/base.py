@@ -1,28 +1,27 @@
 """The interface of the question *how far ahead*, and the events and commands that pass through it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias, final
 
 from evenstep.core.groups import Groups
 from evenstep.core.values import State
 
-# Values made anew for each push have their constructor written out, and are made by position. That takes less than
-# frozen dataclasses, named tuples or keywords. Nothing changes them all the same, as the type checker sees.
+# Records made for each push are not frozen, because that takes three times as long to construct: `Final` stands for it.
 
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Push:
-    """A worker's gradients have arrived, whole.
+    """The gradients of one iteration of a worker have arrived completely.
 
     Attributes:
-        worker: Its rank.
-        iteration: Counts this worker's pushes up; with the worker it names the push.
-        samples: How many training samples it was computed on. 0: an empty push (a skipped step), which counts as an
-            iteration and changes nothing.
-        units: What it counts by beside the other pushes of a commit: its samples, or what the script weighs by.
-        share: Its samples over the global batch size.
-        version: The version of the weights that it was computed on.
+        worker: rank.
+        iteration: number of this worker's push, which rises by one; it identifies the push together with the worker.
+        samples: training samples that the gradients were computed on. 0 for an empty push (a skipped step), which
+            counts as an iteration and changes nothing.
+        units: weight within a commit: the samples, or the script's own count.
+        share: samples over the global batch size.
+        version: version of the weights that the gradients were computed on.
     """
 
     worker: Final[int]
@@ -32,38 +31,31 @@ class Push:
     share: Final[float]
     version: Final[int]
 
-    def __init__(self, worker: int, iteration: int, samples: int, units: int, share: float, version: int) -> None:
-        self.worker = worker
-        self.iteration = iteration
-        self.samples = samples
-        self.units = units
-        self.share = share
-        self.version = version
-
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Commit:
-    """Fold these pushes into the parameters as one update: their mean, weighted by units. Never empty.
+    """Fold these pushes into the parameters as one update, their mean weighted by units.
 
-    `share` is the part of a global batch that the update stands for: 1 for a whole barrier.
+    Attributes:
+        pushes: one or more, none of them empty.
+        share: part of a global batch that the update stands for; 1 for a whole barrier.
     """
 
     pushes: Final[tuple[Push, ...]]
     share: Final[float]
 
-    def __init__(self, pushes: tuple[Push, ...], share: float) -> None:
-        self.pushes = pushes
-        self.share = share
-
 
 @final
-@dataclass(init=False, slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Release:
-    """This worker may start its next iteration, on the weights as the commits before this command have left them.
+    """Let this worker start its next iteration, on the weights after all commits before this command.
 
-    `lead` is its lead at this moment and `bound` what allowed it (None: nothing bounds it); `held_seconds` is how long
-    it waited since its push, 0 for one that has just joined.
+    Attributes:
+        worker: rank.
+        lead: the worker's lead now.
+        bound: largest lead that was allowed; None for no bound.
+        held_seconds: time since the worker's push; 0 after a join.
     """
 
     worker: Final[int]
@@ -71,15 +63,10 @@ class Release:
     bound: Final[int | None]
     held_seconds: Final[float]
 
-    def __init__(self, worker: int, lead: int, bound: int | None, held_seconds: float) -> None:
-        self.worker = worker
-        self.lead = lead
-        self.bound = bound
-        self.held_seconds = held_seconds
 
-
+@final
 class Regroup(NamedTuple):
-    """From here on these are the groups, each of which takes every iteration together; `reason` is one sentence."""
+    """From now on these are the groups, each of which takes every iteration together; `reason` is one sentence."""
 
     groups: Groups
     reason: str
@@ -88,67 +75,53 @@ class Regroup(NamedTuple):
 Command: TypeAlias = Commit | Release | Regroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncStatistics:
-    """Counts since the policy was made: `pushes` and `held_seconds` by worker, `largest_lead` at any release."""
-
-    pushes: dict[int, int] = field(default_factory=dict)
-    held_seconds: dict[int, float] = field(default_factory=dict)
-    largest_lead: int = 0
-
-
 class SyncPolicy(Protocol):
-    """Decides what is committed when, and who may run.
+    """Decides when pushes are committed and which workers may run.
 
-    Times are seconds of any clock that does not go back. Commands are to be carried out in their order, before the next
-    event. A worker is *running* from its release to its push, and *held* from its push to its release; `lead` is its
-    iterations minus those of the slowest worker that has joined. Some worker that has joined is always running.
+    Times are seconds of any clock that does not go back. The driver carries out commands in their order, before the
+    next event. A worker is *running* from its release to its push, and *held* from its push to its release. Its `lead`
+    is its iterations minus those of the slowest worker that has joined. While any worker has joined, one is running.
     """
 
     def on_join(self, worker: int, now: float) -> list[Command]:
-        """A worker begins, level with the slowest; the commands release it.
+        """A worker joins, level with the slowest; the commands release it.
 
         Raises:
-            ProtocolError: It has joined already.
+            ProtocolError: The worker has joined already.
         """
 
     def on_push(self, push: Push, now: float) -> list[Command]:
-        """A running worker's push has arrived; it is held until its release, which may be among the commands.
+        """A running worker's push has arrived. The worker is held until its release, which the commands may contain.
 
         Raises:
             ProtocolError: The worker has not joined, or is held.
         """
 
     def on_leave(self, worker: int, now: float) -> list[Command]:
-        """A worker is gone, or rests: it holds nobody from now on. A push of its that has arrived is still committed.
+        """A worker leaves or rests: no other worker waits for it. Its last push is still committed.
 
         Raises:
             ProtocolError: The worker has not joined.
         """
 
     def waited_for(self) -> list[int]:
-        """The running workers that held ones wait for, ascending. Takes time for all workers."""
-
-    def statistics(self) -> SyncStatistics:
-        """What has happened so far."""
+        """The running workers that held ones wait for, ascending. Takes time proportional to the workers."""
 
     def state_dict(self) -> State:
-        """What a new policy needs beside the joins of its workers to decide as this one: plain numbers and lists."""
+        """What a new policy needs, besides the joins of its workers, to decide as this one: numbers and lists."""
+        return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the given state was taken, before any worker joins."""
+        """Continue where the given state was taken. Called before any worker joins; leads start from 0."""
+        return None
 
 
 class Sync(Protocol):
-    """The answer to *how far ahead* as a part of a scheme: makes the policy.
-
-    Attributes:
-        in_step: Workers take every iteration together, so that its samples are one slice of the epoch: all of them, or
-            those of a group where there was a `Regroup`.
-    """
+    """The part of a scheme that answers *how far ahead*: it makes the policy."""
 
     @property
-    def in_step(self) -> bool: ...
+    def in_step(self) -> bool:
+        """Whether an iteration is one slice of the epoch, shared by all workers or (after a `Regroup`) by a group."""
 
     def policy(self, workers: int) -> SyncPolicy:
-        """A new policy for a run of so many workers, none of which has joined."""
+        """A new policy for a run of this many workers, none of which has joined."""

@@ -12,7 +12,7 @@ RATES: Final = ("share", "raw")
 """The rules: ours, which is the default; and the options as they are, to reproduce papers."""
 
 _DAMPED_PART: Final = 0.3
-"""How much of momentum's gain being one global batch behind takes back."""
+"""The part of momentum's gain that one global batch of staleness takes back."""
 _COMPENSATION: Final = 3.0
 """Per unit of a weight."""
 
@@ -34,41 +34,20 @@ def commit_step(
 ) -> Step:
     """What an optimizer is to use for one commit, in place of one param group's options, as torch names them.
 
-    Source: ours. The papers of ASP, SSP and DSSP leave the rate as it was and do not say how BSP's carries over; with
-    N workers that is N times the displacement per global batch. With share s, sigma global batches behind and with
-    momentum mu (dampening d) a commit counts
+    Source: ours, described in docs/schemes/asp.md. With share s, sigma global batches behind and momentum mu
+    (dampening d) a commit counts
 
         f = s / (1 + 0.3 sigma (gain - 1)),   gain = max(1, (1 - d) / (1 - mu))
 
-    `gain` is how far momentum carries a gradient beyond its own step; 1 where there is none, and for Adam and its
-    like, whose momentum is a mean. SGD with momentum takes f into the gradient (and weight decay) that enters its
-    memory, so that a small or stale part stays small in every later step; elsewhere, where the size of a gradient
-    cancels out, f scales the learning rate.
-
-    Momentum counts commits. So that one slow worker beside a group of many does not move it on as if it were another
-    such group, a commit that is small beside those it missed, n of the mean share sigma / n, is only the part
-
-        r = min(1, s n / sigma)
-
-    of a step: mu becomes mu^r, and SGD's learning rate is taken times (1 - mu^r) / (1 - mu), which is what momentum
-    does in that part; Adam's betas become beta^r. Of equal shares r is 1 (benchmarks/group_rates.py).
-
-    Why: s keeps the displacement per global batch at BSP's. Staleness is a delay in a feedback loop, and what that
-    loop bears is a displacement per global batch of about 1 / (sigma * curvature), however long the momentum
-    remembers; plain SGD under BSP bears 2 / curvature, so momentum's gain must go, and in the measure of sigma. Most
-    of it may stay because workers compute on weights that `look_ahead` has moved on, and because what SGD with momentum
-    is still stale by is made up for to first order: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
-    Compensation", ICML 2017 (DC-ASGD), take lambda g^2 / sqrt(mean square of g) for the diagonal of the Hessian; with
-    the mean square of this gradient alone, which needs no memory, that is lambda |g| (benchmarks/rate_study.py).
-
-    Not exact: momentum remembers as many commits, so fewer samples than under BSP; so do Adam's moments and their bias
-    corrections, which count commits. Smaller parts have noisier gradients, which makes the steps of Adam and RMSprop
-    shorter. Adagrad's sum grows by every part, so its steps shrink by about the root of s.
+    SGD with momentum takes f into the gradient (and weight decay) that enters its memory; with other optimizers f
+    scales the learning rate. A commit that is small beside the n that it missed is only the part r = min(1, s n /
+    sigma) of a step: mu becomes mu^r, SGD's learning rate is multiplied by (1 - mu^r) / (1 - mu), and Adam's betas
+    become beta^r (benchmarks/group_rates.py). The gradient is compensated as in Zheng et al., ICML 2017 (DC-ASGD),
+    with lambda |g| for the diagonal of the Hessian (benchmarks/rate_study.py).
 
     Args:
         options: `lr`, and of `momentum`, `dampening`, `betas`, `weight_decay` ... what the optimizer has.
-        share: The part of the global batch that the commit stands for, above 0. At 1, and
-            0 behind, the options stay exactly as given.
+        share: The part of the global batch that the commit stands for, above 0. At 1 and 0 behind the options stay.
         behind: Global batches that were committed between its pull and its push, 0 or more.
         commits: How many commits those were, which is its staleness.
         rule: One of `RATES`; `raw` keeps the options.
@@ -100,9 +79,8 @@ def commit_step(
 def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "share") -> float:
     """How far on to move the weights that a worker is given, along the momentum: weights - this * direction.
 
-    The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. That is
-    where momentum alone will have taken the weights when so many more commits have been made, so that a worker
-    computes its gradient about where it will be committed.
+    The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. Momentum
+    alone takes the weights there in this many commits, so a worker computes its gradient about where it is committed.
 
     Source: Hakimi, Barkai, Gabel, Schuster, "Taming Momentum in a Distributed Asynchronous Environment", 2019 (DANA),
     for SGD, which looks one commit of each worker ahead; we look over the commits that the worker's last push was stale

@@ -1,60 +1,61 @@
-"""Who has joined, who runs and who is held: the book that every policy of this folder keeps.
-
-Knows which events are possible in which state, how to hold and release, and what there is to count. Whom to release
-when is the policies' to decide.
-"""
+"""The state that every sync policy keeps: how far each worker is, and whether it is running or held."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import final
 
 from evenstep.core.errors import ProtocolError
-from evenstep.core.sync.base import Push, Release, SyncStatistics
-from evenstep.core.sync.progress import Progress
+from evenstep.core.sync.base import Command, Commit, Push, Release
 
 
 @dataclass(slots=True)
 class _Member:
-    """One that has joined once; it runs or is held `since` then, if it has not left."""
+    """A worker that has joined. `since`: time of its last release (running) or push (held)."""
 
+    iterations: int
     since: float
-    running: bool = False
-    pushes: int = 0
-    held_seconds: float = 0.0
+    running: bool = True
 
 
 @final
 class Roster:
-    """The workers that have joined, each running or held. No method looks at all of them.
+    """The workers that have joined, with their iterations. It checks events; policies decide whom to release.
+
+    Every method except `waited_for` takes constant time, amortised over the pushes.
 
     Attributes:
-        progress: Their iterations; to be read only.
+        slowest, fastest: iterations of the slowest and the fastest worker, 0 without workers. Read-only.
     """
 
-    __slots__ = ("_held", "_held_at", "_largest_lead", "_members", "progress")
+    __slots__ = ("_at", "_held", "_held_at", "_members", "fastest", "slowest")
 
     def __init__(self) -> None:
-        self.progress = Progress()
-        self._members: dict[int, _Member] = {}  # those who have left too, for the statistics
-        self._held: dict[int, dict[int, None]] = {}  # by iterations, the first that came first
-        self._held_at: list[int] = []  # a heap of the iterations that _held has workers at
-        self._largest_lead = 0
+        self.slowest = 0
+        self.fastest = 0
+        self._members: dict[int, _Member] = {}
+        # Workers by iterations, in the order in which they arrived there; for the held ones also a heap of the keys.
+        self._at: dict[int, dict[int, None]] = {}
+        self._held: dict[int, dict[int, None]] = {}
+        self._held_at: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
 
     def join(self, worker: int, now: float, *, bound: int | None) -> Release:
-        """A worker begins and runs.
+        """Add a running worker, level with the slowest.
 
         Raises:
-            ProtocolError: It has joined already.
+            ProtocolError: The worker has joined already.
         """
-        if worker in self.progress:
+        if worker in self._members:
             state = self._state(worker)
             raise ProtocolError(f"worker {worker} joined while it is {state}: it must leave before it joins again")
-        self.progress.join(worker)
-        self._members.setdefault(worker, _Member(now)).since = now
-        return self.release(worker, now, bound=bound)
+        self._members[worker] = _Member(self.slowest, now)
+        self._at.setdefault(self.slowest, {})[worker] = None
+        return Release(worker, 0, bound, 0.0)
 
     def push(self, push: Push, now: float) -> float:
-        """A running worker's push has arrived: how many seconds it ran. `release` it, or `hold` it.
+        """Count a running worker's push; returns how many seconds it ran. `release` or `hold` the worker next.
 
         Raises:
             ProtocolError: The worker has not joined, or is held.
@@ -62,79 +63,100 @@ class Roster:
         worker = push.worker
         member = self._members.get(worker)
         if member is None or not member.running:
-            state = self._state(worker)
             raise ProtocolError(
-                f"worker {worker} pushed its iteration {push.iteration} while it is {state}: "
+                f"worker {worker} pushed its iteration {push.iteration} while it is {self._state(worker)}: "
                 "only a worker that has joined and was released since its last push may push"
             )
-        self.progress.advance(worker)
         seconds = now - member.since
         member.since = now
         member.running = False
-        member.pushes += 1
+        done = member.iterations
+        member.iterations = next_ = done + 1
+        level = self._at[done]
+        del level[worker]
+        if not level:
+            del self._at[done]
+            if done == self.slowest:
+                self.slowest = next_
+        if done == self.fastest:
+            self.fastest = next_
+        if next_ in self._at:
+            self._at[next_][worker] = None
+        else:
+            self._at[next_] = {worker: None}
         return seconds
 
+    def lead(self, worker: int) -> int:
+        """Iterations of this worker, which has joined, minus the slowest's."""
+        return self._members[worker].iterations - self.slowest
+
     def release(self, worker: int, now: float, *, bound: int | None) -> Release:
-        """The worker that has just joined, or whose push has just arrived, runs."""
-        member, lead = self._members[worker], self.progress.lead(worker)
+        """Let this worker run, whose push has just arrived."""
+        member = self._members[worker]
         held_seconds = now - member.since
         member.since = now
         member.running = True
-        member.held_seconds += held_seconds
-        if lead > self._largest_lead:
-            self._largest_lead = lead
-        return Release(worker, lead, bound, held_seconds)
+        return Release(worker, member.iterations - self.slowest, bound, held_seconds)
 
     def hold(self, worker: int) -> None:
-        """The worker whose push has just arrived waits until `release_up_to` comes to it."""
-        iterations = self.progress.iterations(worker)
+        """Keep this worker, whose push has just arrived, until `release_up_to` reaches its lead."""
+        iterations = self._members[worker].iterations
         if iterations not in self._held:
             self._held[iterations] = {}
             heappush(self._held_at, iterations)
         self._held[iterations][worker] = None
 
     def release_up_to(self, lead: int, now: float, *, bound: int | None) -> list[Release]:
-        """Everyone runs who is held and has at most this lead: those behind first, among equals the first that came."""
+        """Release all held workers with at most this lead: those behind first, equals in the order of their pushes."""
         released = []
-        while self._held_at and self._held_at[0] <= self.progress.slowest + lead:
+        while self._held_at and self._held_at[0] <= self.slowest + lead:
             workers = self._held.pop(heappop(self._held_at))
             released += [self.release(worker, now, bound=bound) for worker in workers]
         return released
 
     def leave(self, worker: int) -> None:
-        """A worker is gone, running or held.
+        """Remove a worker. After the last one, iterations count from 0 again.
 
         Raises:
-            ProtocolError: It has not joined.
+            ProtocolError: The worker has not joined.
         """
-        if worker not in self.progress:
+        member = self._members.pop(worker, None)
+        if member is None:
             raise ProtocolError(f"worker {worker} left while it is not joined: only a worker that has joined may leave")
-        self._held.get(self.progress.iterations(worker), {}).pop(worker, None)
-        self._members[worker].running = False
-        self.progress.leave(worker)
-        if not len(self.progress):
+        self._held.get(member.iterations, {}).pop(worker, None)
+        del self._at[member.iterations][worker]
+        if not self._at[member.iterations]:
+            del self._at[member.iterations]
+        if not self._members:
+            self.slowest = self.fastest = 0
             self._held.clear()
             self._held_at.clear()
+            return
+        while self.slowest not in self._at:
+            self.slowest += 1
+        while self.fastest not in self._at:
+            self.fastest -= 1
 
-    def waited_for(self) -> list[int]:
-        """The running workers that held ones wait for, which are the slowest. Looks at all workers."""
-        if not any(self._held.values()):
-            return []
-        return [worker for worker in self.progress.all_slowest() if self._members[worker].running]
+    def last_of_slowest(self) -> int:
+        """Of the slowest workers, of which there is one, the one that arrived at this iteration last."""
+        return next(reversed(self._at[self.slowest]))
 
     def running_since(self, worker: int) -> float:
-        """When the release of this running worker was."""
+        """Time of the release of this running worker."""
         return self._members[worker].since
 
-    def statistics(self) -> SyncStatistics:
-        """What has happened since the roster was made."""
-        return SyncStatistics(
-            pushes={worker: member.pushes for worker, member in self._members.items()},
-            held_seconds={worker: member.held_seconds for worker, member in self._members.items()},
-            largest_lead=self._largest_lead,
-        )
+    def waited_for(self) -> list[int]:
+        """The running workers that held ones wait for, which are the slowest."""
+        if not any(self._held.values()):
+            return []
+        return sorted(worker for worker in self._at[self.slowest] if self._members[worker].running)
 
     def _state(self, worker: int) -> str:
-        if worker not in self.progress:
+        if worker not in self._members:
             return "not joined"
         return "running" if self._members[worker].running else "held"
+
+
+def commit_alone(push: Push) -> list[Command]:
+    """The commit of this push as a step on its share of the global batch; nothing for an empty push."""
+    return [Commit((push,), push.share)] if push.samples else []

@@ -1,25 +1,32 @@
-"""Single iterations close up, of one run in a few places, and of several runs side by side."""
+"""Single iterations: of one run in a few places, and of several runs side by side."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from evenstep.report.iterations import FloatArray
-from evenstep.report.lanes import Part, parts_of
+from evenstep.report.iterations import Part
 from evenstep.report.overview import RunOverview
-from evenstep.report.page.blocks import PART_COLOURS, WAIT_PATTERN, Plot, Table, Trace, layout
-from evenstep.report.page.shown import MAX_WORKERS, shown_workers
+from evenstep.report.page.blocks import (
+    MAX_WORKERS,
+    PART_COLOURS,
+    WAIT_PATTERN,
+    Plot,
+    Table,
+    Trace,
+    layout,
+    shown_workers,
+)
 
 _CLOSE_UP_ITERATIONS: Final = 8
 
 
 def close_up_plot(overview: RunOverview) -> Plot:
-    """Single iterations in a few stretches of the run, each bar as long as it took, with its samples."""
+    """Single iterations in a few stretches of the run, as bars with their samples."""
     length = _stretch_seconds(overview)
+    stretches = _stretches(overview, length)
     choices = {
-        name: _bars([(overview, "", begin)], length, MAX_WORKERS, zero=False)
-        for name, begin in _stretches(overview, length).items()
+        name: _bars([(overview, "", begin)], length, MAX_WORKERS, zero=False) for name, begin in stretches.items()
     }
     workers = [str(worker) for worker in shown_workers(overview)]
     first = next(iter(choices))
@@ -30,7 +37,7 @@ def close_up_plot(overview: RunOverview) -> Plot:
         " computed on; the stretches can be chosen.",
         traces=choices[first],
         layout=_bars_layout(workers, "seconds since the run began"),
-        table=_iterations_table(overview, _stretches(overview, length)[first], length),
+        table=_iterations_table(overview, stretches[first], length),
         choices=choices,
     )
 
@@ -40,17 +47,16 @@ def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
     length = min(_stretch_seconds(each) for each in overviews) * 1.5
     rows = [(each, f"{each.name} ", _ordinary(each, length)) for each in overviews]
     most = max(2, MAX_WORKERS // len(overviews))
-    names = [f"{each.name} {worker}" for each in overviews for worker in shown_workers(each, most)]
+    lanes = {
+        f"{each.name} {worker}": each.run.iterations[worker]
+        for each in overviews
+        for worker in shown_workers(each, most)
+    }
     table = Table(
         caption="The average iteration of each worker, in milliseconds",
         headings=("run and worker", *(part.value for part in PART_COLOURS)),
         rows=[
-            (
-                f"{each.name} {worker}",
-                *(f"{1000 * parts_of(each.run.iterations[worker])[part].mean():.1f}" for part in PART_COLOURS),
-            )
-            for each in overviews
-            for worker in shown_workers(each, most)
+            (name, *(f"{1000 * done.parts[part].mean():.1f}" for part in PART_COLOURS)) for name, done in lanes.items()
         ],
     )
     return Plot(
@@ -58,7 +64,7 @@ def side_by_side_plot(overviews: Sequence[RunOverview]) -> Plot:
         title="The runs side by side",
         summary="The same time out of the middle of each run: what every worker computes, and how long it waits.",
         traces=_bars(rows, length, most, zero=True),
-        layout=_bars_layout(names, "seconds"),
+        layout=_bars_layout(list(lanes), "seconds"),
         table=table,
     )
 
@@ -86,7 +92,7 @@ def _stretch_seconds(overview: RunOverview) -> float:
 
 
 def _stretches(overview: RunOverview, length: float) -> dict[str, float]:
-    """When each stretch begins, by what it shows."""
+    """When each stretch starts, by its name."""
     last = max(0.0, overview.times.seconds - length)
     begins = {"an ordinary stretch": _ordinary(overview, length), "the beginning": 0.0}
     if overview.moves:
@@ -98,7 +104,7 @@ def _stretches(overview: RunOverview, length: float) -> dict[str, float]:
 
 
 def _ordinary(overview: RunOverview, length: float) -> float:
-    """The beginning of the iteration in the run's second half from which on they are nearest to the median."""
+    """The start of the stretch in the run's second half whose duration is closest to the median."""
     worker = overview.run.workers[0]
     done, began = overview.run.iterations[worker], overview.times.began[worker]
     half = len(done) // 2
@@ -110,7 +116,7 @@ def _ordinary(overview: RunOverview, length: float) -> float:
 
 
 def _bars(rows: Sequence[tuple[RunOverview, str, float]], length: float, most: int, *, zero: bool) -> list[Trace]:
-    """A trace per part, over all runs and so many workers of each."""
+    """A trace per part, over all runs and at most `most` workers of each."""
     bars: dict[Part, dict[str, list[Any]]] = {
         part: {"y": [], "base": [], "x": [], "text": [], "hovertext": []} for part in PART_COLOURS
     }
@@ -139,11 +145,12 @@ def _add_bars(
     end: float,
     shift: float,
 ) -> None:
-    done, began = overview.run.iterations[worker], overview.times.began[worker]
-    first = max(0, int(np.searchsorted(began, begin, side="right")) - 1)
-    for index in range(first, int(np.searchsorted(began, end))):
-        at = float(began[index])
-        for part, column in parts_of(done).items():
+    began = overview.times.began[worker]
+    shown = slice(max(0, int(np.searchsorted(began, begin, side="right")) - 1), int(np.searchsorted(began, end)))
+    done = overview.run.iterations[worker][shown]
+    parts = done.parts
+    for index, at in enumerate(began[shown].tolist()):
+        for part, column in parts.items():
             seconds = float(column[index])
             left, right = max(at, begin), min(at + seconds, end)
             at += seconds
@@ -165,15 +172,12 @@ def _iterations_table(overview: RunOverview, begin: float, length: float) -> Tab
     rows = []
     for worker in shown_workers(overview):
         done, began = overview.run.iterations[worker], overview.times.began[worker]
+        parts = done.parts
         for index in np.flatnonzero((began >= begin) & (began < begin + length))[:_CLOSE_UP_ITERATIONS]:
-            parts = (f"{1000 * float(column[index]):.1f}" for column in _ordered(parts_of(done)))
-            rows.append((str(worker), str(int(done.numbers[index])), str(int(done.samples[index])), *parts))
+            milliseconds = (f"{1000 * float(parts[part][index]):.1f}" for part in PART_COLOURS)
+            rows.append((str(worker), str(int(done.numbers[index])), str(int(done.samples[index])), *milliseconds))
     return Table(
         caption="The iterations of an ordinary stretch, in milliseconds",
         headings=("worker", "iteration", "samples", *(part.value for part in PART_COLOURS)),
         rows=rows,
     )
-
-
-def _ordered(parts: dict[Part, FloatArray]) -> list[FloatArray]:
-    return [parts[part] for part in PART_COLOURS]

@@ -1,4 +1,4 @@
-"""Puts the blocks of a page into one HTML file: readable without a network, by keyboard and by screen reader."""
+"""Puts the blocks of a page into one HTML file that works offline, by keyboard and with a screen reader."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,21 +9,17 @@ from typing import Final
 from evenstep.core.errors import ConfigError
 from evenstep.report.overview import RunOverview, compared
 from evenstep.report.page.bar_plots import close_up_plot, side_by_side_plot
-from evenstep.report.page.blocks import Plot, Table
-from evenstep.report.page.count_plots import leads_plot, staleness_plot
+from evenstep.report.page.blocks import MAX_WORKERS, Plot, Table
 from evenstep.report.page.lane_plots import lanes_plot
-from evenstep.report.page.series_plots import curve_plots, sizes_plot, speeds_plot
-from evenstep.report.page.shown import MAX_WORKERS
+from evenstep.report.page.series_plots import curve_plots, leads_plot, sizes_plot, speeds_plot, staleness_plot
 from evenstep.report.page.tables import events_table, runs_table, workers_table
 
-# Nothing is loaded from anywhere, whatever a library in the page would like to do.
+# Nothing is loaded from anywhere, whatever a library in the page does.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def page_html(overviews: Sequence[RunOverview], *, version: str, title: str = "evenstep report") -> str:
-    """The page that shows these runs, the first being what the others are compared with.
-
-    `version` is evenstep's, which the page names at its end.
+    """The page of these runs; the others are compared with the first. `version` is evenstep's.
 
     Raises:
         ConfigError: plotly is not installed.
@@ -46,7 +42,7 @@ def page_html(overviews: Sequence[RunOverview], *, version: str, title: str = "e
         title=escape(title),
         style=_file("page.css"),
         body=body,
-        # No name in it can end the script element, nor begin another in it.
+        # No name in it can end the script element.
         values=json.dumps(values, separators=(",", ":")).replace("<", "\\u003c"),
         plotly=script,
         script=_file("page.js"),
@@ -67,7 +63,7 @@ def all_plots(overviews: Sequence[RunOverview]) -> list[Plot]:
 
 
 def _compared(overviews: Sequence[RunOverview]) -> list[Plot]:
-    """The plots that all runs have in common."""
+    """The plots of all runs together."""
     side_by_side = [side_by_side_plot(overviews)] if len(overviews) > 1 else []
     return [*side_by_side, *curve_plots(overviews)]
 
@@ -135,7 +131,7 @@ def _header(overviews: Sequence[RunOverview], title: str) -> str:
 
 
 def _conclusion(overviews: Sequence[RunOverview]) -> str:
-    """Of several runs how they compare, of a single run its verdict."""
+    """How several runs compare, or the verdict on a single run."""
     text = compared(overviews) if len(overviews) > 1 else overviews[0].verdict.text
     return f'<p class="conclusion">{escape(text)}</p>\n'
 
@@ -156,7 +152,7 @@ def _run(index: int, overview: RunOverview, plots: Sequence[Plot], *, alone: boo
         [
             f'<section aria-labelledby="run-{index}">',
             f'<h2 id="run-{index}">{escape(_heading(overview))}</h2>',
-            "" if alone else f'<p class="verdict">{escape(overview.verdict.text)}</p>',  # The page begins with it.
+            "" if alone else f'<p class="verdict">{escape(overview.verdict.text)}</p>',  # The header has it.
             _figures(overview),
             _left_out(overview),
             _plot(plots[0]),

@@ -5,26 +5,32 @@ from typing import Final
 
 import numpy as np
 
-from evenstep.report.iterations import FloatArray
-from evenstep.report.lanes import Part, levels, shares
+from evenstep.report.iterations import FloatArray, Part
 from evenstep.report.overview import RunOverview
-from evenstep.report.page.blocks import PART_COLOURS, WAIT_PATTERN, Plot, Table, Trace, layout, packed
-from evenstep.report.page.shown import shown_workers
+from evenstep.report.page.blocks import (
+    PART_COLOURS,
+    WAIT_PATTERN,
+    Plot,
+    Table,
+    Trace,
+    layout,
+    line,
+    packed,
+    shown_workers,
+)
+from evenstep.report.stretches import levels, shares
 
 _LEVELS: Final = (480, 3840, 30720)
-"""Stretches of each division of the time: as many as a wide screen shows, and twice eight times finer for zooming."""
+"""Stretches of each division of the time: as many as a wide screen shows, and two finer ones for zooming."""
 _LANE: Final = 0.84
 
 
 def lanes_plot(overview: RunOverview) -> Plot:
-    """A lane for each worker; its height is filled by what the worker did in that moment."""
+    """A lane for each worker, whose height is divided by what the worker did at that moment."""
     workers = shown_workers(overview)
     count = max(len(overview.run.iterations[worker]) for worker in workers)
     divisions = levels(overview.times.seconds, count, _LEVELS)
     stacked = [np.array([_stack(overview, worker, edges) for worker in workers]) for edges in divisions]
-    traces = [
-        trace for row, bounds in enumerate(stacked[0]) for trace in _lane(divisions[0], bounds, row, first=row == 0)
-    ]
     finer = {
         "seconds": float(divisions[0][-1]),
         "workers": len(workers),
@@ -41,7 +47,7 @@ def lanes_plot(overview: RunOverview) -> Plot:
         summary=f"One lane per worker over {overview.times.seconds:.4g} seconds: the part of each moment that went on"
         f" input, compute, waiting, communication and the script. Worker {worst.worker} waited most,"
         f" {worst.parts[Part.WAIT.value]:.0%} of its time.",
-        traces=traces,
+        traces=[trace for row, bounds in enumerate(stacked[0]) for trace in _lane(divisions[0], bounds, row)],
         layout=layout(
             "seconds since the run began",
             "worker",
@@ -56,45 +62,38 @@ def lanes_plot(overview: RunOverview) -> Plot:
                 "showgrid": False,
             },
         ),
-        table=_parts_table(overview),
+        table=Table(
+            caption="The parts of each worker's time",
+            headings=("worker", *(part.value for part in PART_COLOURS)),
+            rows=[
+                (str(each.worker), *(f"{each.parts[part.value]:.1%}" for part in PART_COLOURS))
+                for each in overview.workers
+            ],
+        ),
         finer=finer,
     )
 
 
 def _stack(overview: RunOverview, worker: int, edges: FloatArray) -> FloatArray:
-    """Where each part ends when they are put on top of each other, 0 to 1; shape [parts, stretches]."""
+    """Where each part ends if they are stacked, 0 to 1; shape [parts, stretches]."""
     each = shares(overview.run.iterations[worker], overview.times.began[worker], edges)
     stacked: FloatArray = np.minimum(np.cumsum([each[part] for part in PART_COLOURS], axis=0), 1.0)
     return stacked
 
 
-def _lane(edges: FloatArray, bounds: FloatArray, row: int, *, first: bool) -> list[Trace]:
-    """The traces of one lane: its ground, and the upper edge of each part, filled down to the one below."""
+def _lane(edges: FloatArray, bounds: FloatArray, row: int) -> list[Trace]:
+    """The traces of one lane: its base line, and the upper edge of each part, filled down to the one below."""
     bottom = -row - _LANE / 2
+    ends = [edges[0], edges[-1]]
+    traces = [line(ends, [bottom, bottom], hoverinfo="skip", showlegend=False, line={"width": 0})]
     x = packed(edges)
-    ground: Trace = {
-        "type": "scatter", "mode": "lines", "x": [edges[0], edges[-1]], "y": [bottom, bottom], "hoverinfo": "skip",
-        "showlegend": False, "line": {"width": 0},
-    }  # fmt: skip
-    traces = [ground]
     for part, upper in zip(PART_COLOURS, bounds, strict=True):
-        y = packed(bottom + _LANE * np.append(upper, upper[-1]))
-        trace: Trace = {
-            "type": "scatter", "mode": "lines", "x": x, "y": y, "fill": "tonexty", "fillcolor": PART_COLOURS[part],
-            "line": {"width": 0, "shape": "hv"}, "name": part.value, "legendgroup": part.value, "showlegend": first,
-            "hoverinfo": "name",
-        }  # fmt: skip
+        trace = line(
+            x, packed(bottom + _LANE * np.append(upper, upper[-1])), fill="tonexty", fillcolor=PART_COLOURS[part],
+            line={"width": 0, "shape": "hv"}, name=part.value, legendgroup=part.value, showlegend=row == 0,
+            hoverinfo="name",
+        )  # fmt: skip
         if part is Part.WAIT:
             trace["fillpattern"] = {**WAIT_PATTERN, "fgcolor": PART_COLOURS[part], "bgcolor": "rgba(221,155,19,0.18)"}
         traces.append(trace)
     return traces
-
-
-def _parts_table(overview: RunOverview) -> Table:
-    return Table(
-        caption="The parts of each worker's time",
-        headings=("worker", *(part.value for part in PART_COLOURS)),
-        rows=[
-            (str(each.worker), *(f"{each.parts[part.value]:.1%}" for part in PART_COLOURS)) for each in overview.workers
-        ],
-    )

@@ -1,19 +1,32 @@
-"""Values over time: batch sizes, speeds beside what was predicted, and what the script noted down."""
+"""Values over time (batch sizes, speeds, notes), and histograms of how pushes went."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from evenstep.report.bins import Bins, binned
+from evenstep.report.iterations import FloatArray
 from evenstep.report.overview import RunOverview
-from evenstep.report.page.blocks import Plot, Table, Trace, layout, packed, worker_colour, worker_line
-from evenstep.report.page.shown import shown_workers
+from evenstep.report.page.blocks import (
+    MAX_WORKERS,
+    Plot,
+    Table,
+    Trace,
+    layout,
+    line,
+    packed,
+    shown_workers,
+    worker_colour,
+    worker_line,
+)
+from evenstep.report.stretches import Bins, binned
 
 _POINTS: Final = 2000
-"""Of a line at most: some for each pixel of a wide screen, so that there is more to see where somebody zooms in."""
+"""Of a line: a few for each pixel of a wide screen, so that zooming in shows more."""
 _ROWS: Final = 24
 _MAX_BANDS: Final = 8
+_MAX_BARS: Final = 60
+_TIME: Final = "seconds since the run began"
 
 
 def sizes_plot(overview: RunOverview) -> Plot:
@@ -22,16 +35,14 @@ def sizes_plot(overview: RunOverview) -> Plot:
         binned(overview.times.began[worker], overview.run.iterations[worker].samples, _POINTS)
         for worker in shown_workers(overview)
     ]
-    traces = [trace for index, bins in enumerate(series) for trace in _line(overview, index, bins, shape="hv")]
+    sizes = ", ".join(f"worker {each.worker} {each.last_batch_size}" for each in overview.workers[:16])
     return Plot(
         key=f"sizes-{overview.name}",
         title="Batch sizes",
-        summary="The samples of each worker's iterations over time. At the end: "
-        + ", ".join(f"worker {each.worker} {each.last_batch_size}" for each in overview.workers[:16])
-        + ".",
-        traces=traces,
-        layout=layout("seconds since the run began", "samples per iteration"),
-        table=_table(overview, series, "The mean samples per iteration over time", "{:.4g}"),
+        summary=f"The samples of each worker's iterations over time. At the end: {sizes}.",
+        traces=_worker_lines(overview, series, shape="hv"),
+        layout=layout(_TIME, "samples per iteration"),
+        table=_table(overview, series, "The mean samples per iteration over time"),
     )
 
 
@@ -43,23 +54,15 @@ def speeds_plot(overview: RunOverview) -> Plot:
         computed = (done.samples > 0) & (done.compute_seconds > 0)
         speed = np.where(computed, done.samples / np.where(computed, done.compute_seconds, 1.0), np.nan)
         measured.append(binned(began, speed, _POINTS))
-        # What was told after an iteration is about the next one.
+        # A prediction after an iteration is for the next one.
         predicted.append(binned(began[1:], 1.0 / done.pace[:-1], _POINTS))
-    traces = [trace for index, bins in enumerate(measured) for trace in _line(overview, index, bins, shape="linear")]
-    for index, bins in enumerate(predicted):
+    traces = _worker_lines(overview, measured, shape="linear")
+    for index, (worker, bins) in enumerate(zip(shown_workers(overview), predicted, strict=True)):
         if len(bins.x):
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "x": packed(bins.x),
-                    "y": packed(bins.mean),
-                    "line": {"color": worker_colour(index), "dash": "dot", "width": 1.2},
-                    "showlegend": False,
-                    "name": f"worker {shown_workers(overview)[index]}, predicted",
-                    "legendgroup": str(index),
-                }
-            )
+            dots = {"color": worker_colour(index), "dash": "dot", "width": 1.2}
+            name = {"name": f"worker {worker}, predicted", "showlegend": False, "legendgroup": str(index)}
+            traces.append(line(packed(bins.x), packed(bins.mean), line=dots, **name))
+    speed_title = "samples/s of compute"
     return Plot(
         key=f"speeds-{overview.name}",
         title="Speeds, and what was predicted",
@@ -67,39 +70,34 @@ def speeds_plot(overview: RunOverview) -> Plot:
         " its samples alone (a fixed part of its time is not in that).",
         traces=traces,
         layout=layout(
-            "seconds since the run began",
-            "samples/s of compute",
-            yaxis={"rangemode": "tozero", "title": {"text": "samples/s of compute"}, "automargin": True},
+            _TIME, speed_title, yaxis={"rangemode": "tozero", "title": {"text": speed_title}, "automargin": True}
         ),
-        table=_table(overview, measured, "The mean speed over time, in samples per second of compute", "{:.4g}"),
+        table=_table(overview, measured, "The mean speed over time, in samples per second of compute"),
     )
 
 
-def _line(overview: RunOverview, index: int, bins: Bins, *, shape: str) -> list[Trace]:
-    """A worker's line, and around it the band between its least and largest values where several are in a point."""
-    worker = shown_workers(overview)[index]
-    line: Trace = {
-        "type": "scatter", "mode": "lines", "x": packed(bins.x), "y": packed(bins.mean), "name": f"worker {worker}",
-        "line": {**worker_line(index), "shape": shape}, "legendgroup": str(index),
-    }  # fmt: skip
-    if np.array_equal(bins.least, bins.largest) or len(shown_workers(overview)) > _MAX_BANDS:
-        return [line]
-    edge: Trace = {
-        "type": "scatter", "mode": "lines", "x": packed(bins.x), "line": {"width": 0}, "hoverinfo": "skip",
-        "showlegend": False, "legendgroup": str(index),
-    }  # fmt: skip
-    upper = {"y": packed(bins.largest), "fill": "tonexty", "fillcolor": f"{worker_colour(index)}33"}
-    return [{**edge, "y": packed(bins.least)}, {**edge, **upper}, line]
+def _worker_lines(overview: RunOverview, series: Sequence[Bins], *, shape: str) -> list[Trace]:
+    """Each worker's line, within the band of its least and largest values if points stand for several values."""
+    workers, traces = shown_workers(overview), []
+    for index, bins in enumerate(series):
+        x, group = packed(bins.x), {"legendgroup": str(index)}
+        if not np.array_equal(bins.least, bins.largest) and len(workers) <= _MAX_BANDS:
+            edge = {**group, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            fill = {"fill": "tonexty", "fillcolor": f"{worker_colour(index)}33"}
+            traces += [line(x, packed(bins.least), **edge), line(x, packed(bins.largest), **edge, **fill)]
+        style = {**worker_line(index), "shape": shape}
+        traces.append(line(x, packed(bins.mean), name=f"worker {workers[index]}", line=style, **group))
+    return traces
 
 
-def _table(overview: RunOverview, series: Sequence[Bins], caption: str, form: str) -> Table:
+def _table(overview: RunOverview, series: Sequence[Bins], caption: str) -> Table:
     """The mean of every worker in a few stretches of the run."""
     edges = np.linspace(0.0, overview.times.seconds, _ROWS + 1)
     columns = []
     for bins in series:
         index = np.searchsorted(edges, bins.x, side="right") - 1
         columns.append(
-            [form.format(bins.mean[index == row].mean()) if (index == row).any() else "" for row in range(_ROWS)]
+            [f"{bins.mean[index == row].mean():.4g}" if (index == row).any() else "" for row in range(_ROWS)]
         )
     return Table(
         caption=caption,
@@ -109,13 +107,10 @@ def _table(overview: RunOverview, series: Sequence[Bins], caption: str, form: st
 
 
 def curve_plots(overviews: Sequence[RunOverview]) -> list[Plot]:
-    """Everything that the scripts noted down, of all runs, against time and against samples."""
+    """Everything that the scripts noted, of all runs, against time and against samples."""
     names = list(dict.fromkeys(curve.name for each in overviews for curve in each.curves))
-    return [
-        _curve_plot(overviews, name, place, axis)
-        for name in names
-        for place, axis in (("seconds", "seconds since the run began"), ("samples", "samples trained on"))
-    ]
+    axes = (("seconds", _TIME), ("samples", "samples trained on"))
+    return [_curve_plot(overviews, name, place, axis) for name in names for place, axis in axes]
 
 
 def _curve_plot(overviews: Sequence[RunOverview], name: str, place: str, axis: str) -> Plot:
@@ -125,17 +120,8 @@ def _curve_plot(overviews: Sequence[RunOverview], name: str, place: str, axis: s
             if curve.name != name:
                 continue
             bins = binned(getattr(curve, place), curve.values, _POINTS // 4, weights=curve.weights)
-            mode = "lines+markers" if len(bins.x) <= 40 else "lines"
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": mode,
-                    "x": packed(bins.x),
-                    "y": packed(bins.mean),
-                    "line": worker_line(index),
-                    "name": overview.name,
-                }
-            )
+            trace = line(packed(bins.x), packed(bins.mean), line=worker_line(index), name=overview.name)
+            traces.append({**trace, "mode": "lines+markers" if len(bins.x) <= 40 else "lines"})
             chosen = sorted(set(np.linspace(0, len(bins.x) - 1, min(_ROWS, len(bins.x))).astype(int).tolist()))
             rows += [(overview.name, f"{bins.x[each]:.4g}", f"{bins.mean[each]:.4g}") for each in chosen]
     return Plot(
@@ -143,7 +129,56 @@ def _curve_plot(overviews: Sequence[RunOverview], name: str, place: str, axis: s
         title=f"{name[:1].upper()}{name[1:]} against {'time' if place == 'seconds' else 'samples'}",
         summary=f"What the training script noted as {name}, over {axis}, one line per run.",
         traces=traces,
-        # A single line is named too where there are other runs, which noted nothing.
+        # A single line is named too if there are other runs, which noted nothing.
         layout=layout(axis, name, showlegend=len(overviews) > 1),
         table=Table(caption=f"{name} over {axis}", headings=("run", axis, name), rows=rows),
+    )
+
+
+def staleness_plot(overview: RunOverview) -> Plot:
+    """Versions committed between a pull and the matching push."""
+    values = {worker: done.staleness for worker, done in overview.run.iterations.items()}
+    what = "How many versions were committed between a worker's pull and its push"
+    return _histogram(f"staleness-{overview.name}", values, "Staleness", what, "versions between pull and push")
+
+
+def leads_plot(overview: RunOverview) -> Plot:
+    """Iterations ahead of the slowest, at each release."""
+    values = {worker: done.lead for worker, done in overview.run.iterations.items()}
+    what = "How many iterations a worker was ahead of the slowest when it was released"
+    return _histogram(f"lead-{overview.name}", values, "Lead", what, "iterations ahead of the slowest")
+
+
+def _histogram(key: str, values: dict[int, FloatArray], title: str, what: str, axis: str) -> Plot:
+    named = {f"worker {worker}": each for worker, each in values.items()}
+    if len(named) > MAX_WORKERS:
+        named = {"all workers": np.concatenate(list(named.values()))}
+    pushes = {name: np.maximum(each[np.isfinite(each)], 0.0) for name, each in named.items()}
+    most = 1 + max((int(each.max()) for each in pushes.values() if len(each)), default=0)
+    step = max(1, -(-most // _MAX_BARS))
+    starts = [step * bar for bar in range(-(-most // step))]
+    names = [str(each) if step == 1 else f"{each} to {min(each + step, most) - 1}" for each in starts]
+    sums = {
+        worker: np.bincount((each // step).astype(np.int64), minlength=len(starts)).tolist()
+        for worker, each in pushes.items()
+    }
+    traces = [
+        {
+            "type": "bar", "x": names, "y": sums[worker], "name": worker,
+            "marker": {"color": worker_colour(index), "pattern": {"shape": ("", "/", "x", "-")[index // 8 % 4]}},
+        }
+        for index, worker in enumerate(sums)
+    ]  # fmt: skip
+    return Plot(
+        key=key,
+        title=title,
+        summary=f"{what}: a histogram of all pushes, stacked by worker.",
+        traces=traces,
+        layout=layout(axis, "pushes", height=280, barmode="stack", xaxis={"type": "category", "title": {"text": axis}}),
+        table=Table(
+            caption=f"{what}: pushes",
+            headings=(axis, *sums),
+            rows=[(name, *(str(each[index]) for each in sums.values())) for index, name in enumerate(names)],
+        ),
+        zooms=False,
     )

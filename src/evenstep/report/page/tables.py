@@ -1,4 +1,4 @@
-"""The tables of a page that stand by themselves: runs side by side, workers, and what happened."""
+"""The tables of a page that belong to no plot: runs side by side, workers, and what happened."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,25 +10,23 @@ _MAX_EVENTS: Final = 200
 
 
 def runs_table(overviews: Sequence[RunOverview]) -> Table:
-    """Every run in a row; the first is what the others are compared with."""
+    """A row per run; the others are compared with the first."""
     first = overviews[0].summary.samples_per_second
-    told = any(each.name != each.run.scheme for each in overviews)
-    rows = []
-    for each in overviews:
-        gain = each.gain
-        rows.append(
-            (
-                each.name,
-                f"{each.summary.samples_per_second:,.0f}",
-                f"{each.summary.samples_per_second / first:.2f}x",
-                "" if gain.speed_up is None else f"{gain.speed_up}",
-                f"{gain.of_ideal:.0%}",
-                f"{each.waiting_share:.0%}",
-                f"{1000 * each.summary.iteration_seconds:,.1f} ms",
-                f"{each.summary.training_seconds:,.1f} s",
-                *([f"{each.run.scheme}{each.run.kind}"] if told else []),
-            )
+    named = any(each.name != each.run.scheme for each in overviews)
+    rows = [
+        (
+            each.name,
+            f"{each.summary.samples_per_second:,.0f}",
+            f"{each.summary.samples_per_second / first:.2f}x",
+            "" if each.gain.speed_up is None else f"{each.gain.speed_up}",
+            f"{each.gain.of_ideal:.0%}",
+            f"{each.waiting_share:.0%}",
+            f"{1000 * each.summary.iteration_seconds:,.1f} ms",
+            f"{each.summary.training_seconds:,.1f} s",
+            *([f"{each.run.scheme}{each.run.kind}"] if named else []),
         )
+        for each in overviews
+    ]
     return Table(
         caption=f"All runs; times as fast as {overviews[0].name}, and as the same run with equal sizes, with the 95 %"
         " interval, measured on its own iterations with equal sizes",
@@ -41,15 +39,15 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
             "waiting",
             "average iteration",
             "training time",
-            *(["scheme"] if told else []),
+            *(["scheme"] if named else []),
         ),
         rows=rows,
-        words=int(told),
+        words=int(named),
     )
 
 
 def workers_table(overview: RunOverview) -> Table:
-    """Every worker in a row."""
+    """A row per worker."""
     served = overview.run.servers is not None
     placed = any(each.place for each in overview.workers)
     rows = []
@@ -80,7 +78,7 @@ def workers_table(overview: RunOverview) -> Table:
 
 
 def events_table(overview: RunOverview) -> Table:
-    """What happened, in the order of time: sizes that changed and why, who came and went, what broke."""
+    """What happened, by time: changes of sizes and their reasons, workers that joined and left, failures."""
     times = overview.times
     found: list[tuple[float, str, str]] = [
         (
@@ -91,8 +89,8 @@ def events_table(overview: RunOverview) -> Table:
         for move in overview.moves
     ]
     for each in overview.run.happenings:
-        at = times.since_begin(each.at, each.writer)
-        found.append((float("inf") if at is None else at, each.kind.replace("_", " "), each.text))
+        at = times.since_begin(each.event.at, each.writer)
+        found.append((float("inf") if at is None else at, each.event.kind.replace("_", " "), each.text))
     found.sort(key=lambda row: row[0])
     shown = found if len(found) <= _MAX_EVENTS else [*found[: _MAX_EVENTS // 2], *found[-_MAX_EVENTS // 2 :]]
     left = len(found) - len(shown)

@@ -1,8 +1,8 @@
-"""A group server: stands between the workers of a group, on their own host, and the group's parent.
+"""A group server, which stands between the workers of a group, on their host, and the group's parent.
 
-It decides nothing but which pushes travel as one (`core.server.bundle`): what its workers ask for goes to the parent as
-it is, and so do the answers back. Gradients stop here until they are one; weights come once, and are copied for each.
-Nothing that it holds is missed when it dies: its workers begin anew, with the server that is started in its place.
+It passes requests and answers on unchanged, and decides only which pushes travel as one (`core.coordinate.bundle`).
+Gradients are combined here. Weights arrive once per version and are copied for each worker. A group server holds no
+state that could be missed: when it dies, its workers join again through the server that replaces it.
 """
 
 import os
@@ -12,63 +12,62 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
 import torch
+from msgspec import Raw
+from msgspec.structs import replace
 
 from evenstep.core.coordinate import Bundle, CombinedPush, Patience
 from evenstep.core.errors import EvenstepError, ProtocolError
-from evenstep.protocol.fields import Fields
+from evenstep.protocol import group_messages, messages
+from evenstep.protocol.encoding import decode, encode
 from evenstep.protocol.run_spec import MAX_BYTES, RunSpec
 from evenstep.server.group.member import GroupMember
 from evenstep.server.send_queue import SendQueue
 from evenstep.server.session import MAX_STATES
 from evenstep.server.shard.sums import combined
-from evenstep.tensors.memory import memory_of
-from evenstep.transport.base import Connection, ConnectionLostError, Header, Message, SilentError
-from evenstep.transport.codec import DEFAULT_LIMITS, encode_header
+from evenstep.tensors.messages import memory_of
+from evenstep.transport.base import Connection, ConnectionLostError, Message, SilentError
 
 if TYPE_CHECKING:
     from evenstep.protocol.layout import ShardLayout
 
-_GIVES_BACK: Final = frozenset({"begin", "rest", "stop"})
-"""Whoever asks for these holds no claim any more."""
-_PASSED_ON: Final = _GIVES_BACK | {"ping", "meet", "absent", "start", "goodbye", "states", "load_states"}
-"""What a worker may ask of the parent; what else the parent takes comes from the group server itself."""
 _PATIENCES: Final = 2
-"""So many times the parent's patience a worker may be away: to be given up for dead, and to find that out."""
+"""How long a worker may be away, in heartbeats of the parent: one to be given up, and one to find that out."""
 
 
 @final
 class Parent:
-    """The connection to the parent, while there is one."""
+    """The connection to the parent. `weights`: the latest message of weights."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.send_queue = SendQueue(connection)
         self.weights = torch.empty(0, dtype=torch.uint8)
-        """The message of weights that came last."""
 
     def receive_weights(self, message: Message) -> None:
-        """Take in the message of weights that comes with this one; of the one before nothing is needed any more."""
+        """Receive the payload of this message as the latest weights."""
         if message.payload_bytes != self.weights.numel():
             self.weights = torch.empty(message.payload_bytes, dtype=torch.uint8)
         self.connection.receive_payload(memory_of(self.weights))
 
     def send_together(self, members: Sequence[GroupMember], number: int, gradients: torch.Tensor) -> None:
-        """Send the requests of these in one message with the gradients, or the weights, that come with them."""
+        """Send the requests of these workers as one message, with one gradient (or the initial weights)."""
         requests = [memoryview(member.request) for member in members]
-        header = {"op": "together", "number": number, "lines": [member.line for member in members]}
-        self.send_queue.send({**header, "lengths": list(map(len, requests))}, *requests, memory_of(gradients))
+        lines, lengths = tuple(member.line for member in members), tuple(map(len, requests))
+        self.send_queue.send(
+            group_messages.Together(number=number, lines=lines, lengths=lengths), *requests, memory_of(gradients)
+        )
 
 
 @final
 class Group:
-    """What the workers of a group have in common, one event at a time.
+    """The workers of a group, one event at a time.
 
-    The connection to the parent is made when a worker needs it. When it is lost every worker begins anew, as after its
-    own line was lost: what had not arrived at the parent was never heard of, and its claims are given to others.
+    The connection to the parent is made when a worker needs it. When it is lost, every worker joins again, as if its
+    own connection had been lost, and the parent gives its claims to others.
 
     Args:
-        workers: Of the whole run.
-        connect: Makes a connection to the parent.
+        workers: Number of workers of the whole run.
+        connect: Connects to the parent.
         patience_seconds: How long the parent may be silent.
     """
 
@@ -84,20 +83,20 @@ class Group:
         self._layout: ShardLayout | None = None
         self._draining: list[Connection] = []
         self._away: dict[int, int] = {}
-        """The processes of those who were sent away to begin anew and have not come back, by rank."""
+        """By rank, the processes of workers that have to join again and have not done so yet."""
         self._needed = 0.0
-        """When somebody was here, or nobody away."""
+        """The last time at which a worker was here, or no worker was away."""
         self._events = 0
-        """What the workers have asked for and the parent has answered, counted, as `Primary` counts."""
+        """Counts requests and answers, as `Primary.events` does."""
         self._patience = Patience()
 
     @property
     def deserted(self) -> bool:
-        """Whether no worker is here, or on its way back."""
+        """Whether no worker is here or expected back."""
         return not self._members and not self._away
 
     def look(self, now: float) -> None:
-        """Time has passed: who has ended while away, or is so for long when all others have left, is not waited for."""
+        """Give up workers that hang, or that will not come back; to be called often."""
         with self._lock:
             for line in self._patience.exceeded(self._bundle.waited_for(), now):
                 self._give_up(self._members[line])
@@ -109,106 +108,111 @@ class Group:
             self._say_drained()
 
     def open(self, connection: Connection) -> GroupMember:
-        """A session for this connection."""
+        """Open a session over this connection."""
         with self._lock:
             self._opened += 1
             return GroupMember(self, connection, self._opened)
 
-    # What a worker asks for.
+    # Requests of workers.
 
-    def asked(self, member: GroupMember, fields: Fields, message: Message) -> None:
-        operation = fields.text("op")
-        if operation != "ping":
+    def asked(self, member: GroupMember, asked: messages.Asked, message: Message) -> None:
+        if not isinstance(asked, messages.Ping):
             self._events += 1
             self._patience.asked(member.line)
-        if operation == "ping":
+        if isinstance(asked, messages.Ping):
             if member.started:
-                self._pass_on(member, fields, message)
-        elif operation in ("push", "initialise"):
-            self._put(member, fields, message)
-        elif operation == "again":
-            self._again(member, fields)
-        elif operation == "drain":
+                # The echo shows that a parent without an answer is alive.
+                self._pass_on(member, replace(asked, echo=True), b"")
+        elif isinstance(asked, messages.Request):
+            self._request(member, asked, message)
+        elif isinstance(asked, messages.Again):
+            self._again(member, asked.sequence)
+        elif isinstance(asked, messages.Drain):
             with self._lock:
                 self._draining.append(member.connection)
                 self._say_drained()
-        elif operation in _PASSED_ON:
-            self._pass_on(member, fields, message)
+        elif isinstance(asked, messages.Stage | messages.Follow | messages.ServeGroup):
+            raise ProtocolError(f"a worker sent {type(asked).__name__}, which only servers send to each other")
         else:
-            raise ProtocolError(f"a message asked for {operation[:40]!r}, which no group server does")
+            self._pass_on(member, asked, self._payload_of(member.connection, message))
 
-    def _put(self, member: GroupMember, fields: Fields, message: Message) -> None:
-        """Gradients, or the weights to begin with, come to their place, and from there to the parent."""
-        slot, sequence = member.slot, fields.whole("seq", least=1)
-        initial = fields.text("op") == "initialise"
-        samples, units = (0, 0) if initial else (fields.whole("samples"), fields.whole("units"))
+    def _request(self, member: GroupMember, request: messages.Request, message: Message) -> None:
+        body = request.body
+        if isinstance(body, messages.Push | messages.Initialise):
+            self._put(member, request, body, message)
+            return
+        with self._lock:
+            if member.is_new(request.sequence):
+                self._bundle.ask(member.line)
+                self._pass_on(member, request, b"")
+
+    def _put(
+        self,
+        member: GroupMember,
+        request: messages.Request,
+        body: messages.Push | messages.Initialise,
+        message: Message,
+    ) -> None:
+        """Receive gradients or initial weights, which go to the parent later."""
+        slot = member.slot
         if message.payload_bytes:
             if message.payload_bytes != slot.gradients.numel():
-                raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is no gradient of this run")
-            if sequence > slot.sequence:
+                raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is not a gradient of this run")
+            if request.sequence > slot.sequence:
                 member.connection.receive_payload(memory_of(slot.gradients))
         with self._lock:
-            if not member.is_new(sequence):
+            if not member.is_new(request.sequence):
                 return
-            member.request = encode_header(message.header, DEFAULT_LIMITS)
-            if not initial:
-                self._bundle.push(member.line, samples, units)
+            member.request = message.header
+            if isinstance(body, messages.Push):
+                self._bundle.push(member.line, body.samples, body.units)
                 self._pass_on_what_is_due()
             elif self._parent is not None:
                 self._parent.send_together([member], 0, slot.gradients)
 
-    def _again(self, member: GroupMember, fields: Fields) -> None:
-        """The worker misses an answer: give it once more, ask for a request that never came, or say that it waits."""
+    def _again(self, member: GroupMember, sequence: int) -> None:
+        """Repeat the answer, ask for a request that did not arrive, or tell the worker to wait."""
         with self._lock:
-            slot, sequence = member.slot, fields.whole("seq")
+            slot = member.slot
             if sequence > slot.sequence:
-                member.connection.send({"resend": sequence}, wait=False)
+                member.connection.send(encode(messages.Resend(sequence=sequence)), wait=False)
             elif sequence == slot.sequence and not slot.resend():
-                member.connection.send({"pending": sequence, "events": self._events}, wait=False)
+                member.connection.send(encode(messages.Pending(sequence=sequence, events=self._events)), wait=False)
 
-    def _pass_on(self, member: GroupMember, fields: Fields, message: Message) -> None:
-        """Have the parent do it."""
-        operation = fields.text("op")
-        payload = self._payload_of(member.connection, message)
+    def _pass_on(self, member: GroupMember, asked: messages.Asked, payload: bytes | bytearray) -> None:
         with self._lock:
             if member.gone:
-                raise ConnectionLostError("the worker was given up for dead")
-            if operation in _GIVES_BACK:
-                if not member.is_new(fields.whole("seq", least=1)):
-                    return
-                self._bundle.ask(member.line)
-            if operation == "start":
+                raise ConnectionLostError("the worker was given up")
+            if isinstance(asked, messages.Start):
                 self._learn(bytes(payload))
-                member.rank, member.process = fields.whole("rank"), fields.whole("process", least=1)
-                self._patience.joined(member.line, fields.number("timeout"))
-            member.done = member.done or operation == "goodbye"
+                member.rank, member.process = asked.rank, asked.process
+                self._patience.joined(member.line, asked.timeout)
+            member.done = member.done or isinstance(asked, messages.Goodbye)
             self._members[member.line] = member
-            # A parent that has nothing to say shows by the echo that it lives.
-            header = {**message.header, "line": member.line, **({"echo": True} if operation == "ping" else {})}
             try:
-                self._reach_parent().send_queue.send(header, memoryview(payload))
+                passed_on = group_messages.FromLine(line=member.line, message=Raw(encode(asked)))
+                self._reach_parent().send_queue.send(passed_on, memoryview(payload))
             except ValueError as error:
-                raise ProtocolError("a message was too long to be passed on") from error
+                raise ProtocolError("a message is too long to be passed to the parent") from error
             self._pass_on_what_is_due()
 
     def _learn(self, description: bytes) -> None:
-        """What the run is; the parent checks that all say the same."""
+        """Learn the layout of the run. The parent checks that all workers describe the same run."""
         if self._layout is None:
-            with suppress(EvenstepError):  # Of which the parent tells the worker.
+            with suppress(EvenstepError):  # The parent answers with the error.
                 self._layout = RunSpec.decode(description, self._workers).layout.shards(1)[0]
 
     def lost(self, member: GroupMember) -> None:
         with self._lock:
-            self._end(member, {})
+            self._end(member)
 
     def _give_up(self, member: GroupMember) -> None:
-        """The worker hangs, and keeps others of its group waiting."""
         self._expect([member])
-        self._end(member, {"hung": self._patience.limit_seconds(member.line)})
+        self._end(member, self._patience.limit_seconds(member.line))
 
-    def _end(self, member: GroupMember, why: Header) -> None:
+    def _end(self, member: GroupMember, hung: float | None = None) -> None:
         if self._members.get(member.line) is member and self._parent is not None:
-            self._parent.send_queue.send({"op": "end", "line": member.line, **why})
+            self._parent.send_queue.send(group_messages.LineEnded(line=member.line, hung=hung))
         self._forget(member)
         self._pass_on_what_is_due()
 
@@ -220,7 +224,7 @@ class Group:
         self._say_drained()
 
     def _expect(self, members: Iterable[GroupMember]) -> None:
-        """These are about to be sent away, and come back unless they were done."""
+        """Expect these workers back, unless they were done."""
         self._away |= {member.rank: member.process for member in members if member.started and not member.done}
 
     def _say_drained(self) -> None:
@@ -228,7 +232,7 @@ class Group:
             return
         for connection in self._draining:
             with suppress(ConnectionLostError):
-                connection.send({"empty": True}, wait=False)
+                connection.send(encode(messages.Drained()), wait=False)
         self._draining.clear()
 
     # To the parent.
@@ -236,14 +240,14 @@ class Group:
     def _reach_parent(self) -> Parent:
         if self._parent is None:
             self._parent = parent = Parent(self._connect())
-            parent.send_queue.send({"op": "group"})
+            parent.send_queue.send(messages.ServeGroup())
             threading.Thread(target=self._hear, args=(parent,), name="evenstep-parent", daemon=True).start()
         return self._parent
 
     def _pass_on_what_is_due(self) -> None:
         parent, layout = self._parent, self._layout
         if parent is None or layout is None:
-            return  # Nobody is here, or will not be in a moment.
+            return  # No worker has joined yet, or the parent was lost.
         while (together := self._bundle.due()) is not None:
             self._send_together(parent, layout, together)
 
@@ -260,18 +264,21 @@ class Group:
     # From the parent.
 
     def _hear(self, parent: Parent) -> None:
-        """Until the connection to the parent ends."""
         try:
             while True:
                 message = parent.connection.receive(self._patience_seconds)
+                said = decode(group_messages.TO_GROUP, message.header)
+                answer = (
+                    decode(messages.ANSWERED, bytes(said.message)) if isinstance(said, group_messages.ToLine) else None
+                )
                 payload = bytearray()
-                if message.header.get("weights") and message.payload_bytes:
+                if isinstance(answer, messages.Answer) and answer.weights and message.payload_bytes:
                     parent.receive_weights(message)
                 else:
                     payload = self._payload_of(parent.connection, message)
                 with self._lock:
-                    self._told(parent, message.header, payload)
-        except (ConnectionLostError, SilentError):
+                    self._told(parent, said, answer, payload)
+        except (ConnectionLostError, SilentError, ProtocolError):
             pass
         finally:
             parent.send_queue.close()
@@ -284,63 +291,69 @@ class Group:
                         self._forget(member)
 
     def _payload_of(self, connection: Connection, message: Message) -> bytearray:
-        """What came with a message that is passed on as it is."""
+        """The payload of a message that is passed on unchanged."""
         nbytes = 0 if self._layout is None else self._layout.nbytes
         if message.payload_bytes > MAX_BYTES + MAX_STATES * nbytes:
-            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is more than there can be")
+            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is too large for this run")
         payload = bytearray(message.payload_bytes)
         connection.receive_payload(memoryview(payload))
         return payload
 
-    def _told(self, parent: Parent, header: Header, payload: bytearray) -> None:
-        fields = Fields(header)
-        if "refused" in header:
-            self._bundle.refuse(fields.whole("refused"))
+    def _told(
+        self, parent: Parent, said: group_messages.ToGroup, answer: messages.Answered | None, payload: bytearray
+    ) -> None:
+        if isinstance(said, group_messages.TogetherRefused):
+            self._bundle.refuse(said.number)
             self._pass_on_what_is_due()
             return
-        if "line" not in header:
-            raise ConnectionLostError(f"the parent sends no more: {header.get('error')}")
-        member = self._members.get(fields.whole("line"))
-        if member is None or "pong" in header:
+        if isinstance(said, messages.Refusal):
+            raise ConnectionLostError(f"the parent refused this group server: {said.error}")
+        member = self._members.get(said.line)
+        if member is None or isinstance(answer, messages.Pong):
             return
         self._events += 1
-        answer = {name: value for name, value in header.items() if name != "line"}
         try:
-            self._answer(member, parent, answer, payload)
+            if isinstance(said, group_messages.LineClosed):
+                self._expect([member])
+                self._forget(member)
+                self._pass_on_what_is_due()
+            else:
+                assert answer is not None
+                self._answer(member, parent, bytes(said.message), answer, payload)
         except ConnectionLostError:
             self.lost(member)
 
-    def _answer(self, member: GroupMember, parent: Parent, answer: Header, payload: bytearray) -> None:
-        """Give the parent's answer to the worker."""
-        fields = Fields(answer)
-        if "ended" in answer:
-            self._expect([member])
-            self._forget(member)
-            self._pass_on_what_is_due()
-        elif "incarnation" in answer:
-            slot = member.take_place(fields.whole("incarnation"), fields.whole("nbytes"))
+    def _answer(
+        self, member: GroupMember, parent: Parent, header: bytes, answer: messages.Answered, payload: bytearray
+    ) -> None:
+        if isinstance(answer, messages.Placed):
+            slot = member.take_place(answer.incarnation, answer.nbytes)
             self._bundle.join(member.line)
             self._away.pop(member.rank, None)
             files = [slot.segment.descriptor] if slot.segment is not None else []
-            member.connection.send(answer, files=files, wait=False)
-        elif member.started and answer.get("answer") == member.slot.sequence:
-            weights, claims = bool(answer.get("weights")), answer.get("claims")
+            member.connection.send(header, files=files, wait=False)
+        elif (
+            isinstance(answer, messages.Answer | messages.Refusal)
+            and member.started
+            and answer.sequence == member.slot.sequence
+        ):
+            weights, body = isinstance(answer, messages.Answer) and answer.weights, getattr(answer, "body", None)
             if weights:
                 member.slot.weights.copy_(parent.weights)
-            held = len(claims) if isinstance(claims, list) else 0
-            self._bundle.answer(member.line, held, over=bool(answer.get("over")))
-            member.slot.answer(answer, weights=weights)
+            claims, over = (len(body.claims), body.over) if isinstance(body, messages.Work) else (0, False)
+            self._bundle.answer(member.line, claims, over=over)
+            member.slot.answer(header, weights=weights)
         else:
-            # An optimizer's state, say: nobody else must wait until the worker has taken it in.
+            # The other workers must not wait until this one has received, for example, an optimizer state.
             SendQueue(member.connection).send_last(answer, memoryview(payload))
 
 
 def _lives(process: int) -> bool:
-    """Whether there is such a process on this host, where the workers of a group with a server are."""
+    """Whether this process runs; the workers of a group server are on its host."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # There is, and it is another user's.
+        pass  # It is another user's.
     return True

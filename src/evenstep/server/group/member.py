@@ -1,39 +1,40 @@
-"""One worker's connection to the server of its group: reads what comes, and has the group do it."""
+"""The session of a worker at its group server."""
 
-import traceback
 from typing import Protocol, final
 
-from evenstep.core.errors import EvenstepError, ProtocolError
-from evenstep.protocol.fields import Fields
+from evenstep.core.errors import ProtocolError
+from evenstep.protocol.encoding import decode
+from evenstep.protocol.messages import ASKED, Asked
+from evenstep.server.serving import serve_one
 from evenstep.server.worker_slot import WorkerSlot, refused
-from evenstep.transport.base import Connection, ConnectionLostError, Message
+from evenstep.transport.base import Connection, Message
 
 
 class Serving(Protocol):
-    """What does what its members ask for."""
+    """The part of a group that its members need."""
 
-    def asked(self, member: "GroupMember", fields: Fields, message: Message) -> None:
-        """Do what the worker asks for, or have the parent do it.
+    def asked(self, member: "GroupMember", asked: Asked, message: Message) -> None:
+        """Carry out a request, or pass it to the parent.
 
         Raises:
-            ProtocolError, ConnectionLostError: It makes no sense, or cannot be done now.
+            ProtocolError, ConnectionLostError: The request is invalid, or not possible now.
         """
 
     def lost(self, member: "GroupMember") -> None:
-        """The worker's connection has ended, and so has the worker, or it will start anew."""
+        """The worker's connection has ended. The worker has ended too, or will join again."""
 
 
 @final
 class GroupMember:
-    """A worker as its group server sees it; `serve` runs in a thread of its own.
+    """A worker at its group server.
 
     Attributes:
-        connection: To the worker.
-        line: What the group server and its parent know this connection by.
-        rank, process: The worker's, and its process's number on this host, once it has asked for its place.
+        connection: The connection to the worker.
+        line: The number of this connection at the group server and its parent.
+        rank, process: The worker's rank and process id; -1 until it has asked for a place.
         done: Whether it has said goodbye.
-        request: What it pushed last, as the parent will read it.
-        gone: Whether nothing that still comes from it counts.
+        request: Its last push, encoded.
+        gone: Whether later messages of the worker are ignored.
     """
 
     def __init__(self, group: Serving, connection: Connection, line: int) -> None:
@@ -48,68 +49,43 @@ class GroupMember:
 
     @property
     def slot(self) -> WorkerSlot:
-        """Its place.
-
-        Raises:
-            ProtocolError: It has none, or not any more.
-        """
+        """The slot of the worker; ProtocolError if it has none (any more)."""
         if self._slot is None:
-            raise ProtocolError("the worker has not started here, or was given up for dead: start anew")
+            raise ProtocolError("the worker has not joined here, or was given up: join again")
         return self._slot
 
     @property
     def started(self) -> bool:
-        """Whether it has a place."""
+        """Whether the worker has a slot."""
         return self._slot is not None
 
     def take_place(self, incarnation: int, nbytes: int) -> WorkerSlot:
-        """Give it one, as this incarnation."""
+        """Give the worker a slot, as this incarnation."""
         self._slot = WorkerSlot(self.line, incarnation, nbytes, self.connection)
         return self._slot
 
     def is_new(self, sequence: int) -> bool:
-        """Whether this request has not been taken in before; if it was answered, it is once more."""
-        if sequence > self.slot.sequence:
+        """Accept a request if it is new; a repeated one is answered again if it was answered."""
+        new = self.slot.is_new(sequence)
+        if new:
             self.slot.take_in(sequence)
-            return True
-        if sequence == self.slot.sequence:
-            self.slot.resend()
-        return False
+        return new
 
     def leave(self) -> None:
-        """Its place is free, and its connection ends."""
+        """Free the slot and end the connection."""
         self.gone = True
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.close()
         self.connection.close()
 
-    def serve(self) -> None:
-        """Until the connection ends."""
-        while self.serve_one():
-            pass
-
     def serve_one(self) -> bool:
-        """Wait for a message and do what it asks for; False where the connection has ended, and is done with."""
-        try:
-            message = self.connection.receive()
-            try:
-                self._group.asked(self, Fields(message.header), message)
-            except ConnectionLostError:
-                raise
-            except Exception as error:
-                # The worker must hear of it, whatever it is, instead of asking again for ever.
-                if not isinstance(error, EvenstepError):
-                    traceback.print_exc()
-                self._refuse(Fields(message.header), error)
-        except ConnectionLostError:
-            self.connection.close()
-            self._group.lost(self)
-            return False
-        return True
+        return serve_one(self.connection, self._take, self._refuse, lambda: self._group.lost(self))
 
-    def _refuse(self, fields: Fields, error: Exception) -> None:
-        """Answer with the error."""
-        refusal = refused(self._slot, fields, error)
+    def _take(self, message: Message) -> None:
+        self._group.asked(self, decode(ASKED, message.header), message)
+
+    def _refuse(self, message: Message, error: Exception) -> None:
+        refusal = refused(self._slot, message.header, error)
         if refusal is not None:
             self.connection.send(refusal, wait=False)

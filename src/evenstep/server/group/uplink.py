@@ -1,7 +1,7 @@
-"""The parent's end of its connection to a group server: a line for each worker behind it, weights and gradients once.
+"""The parent's end of its connection to a group server.
 
-What a worker asks for comes over its line as it would over a connection of its own, to a session of its own. What is
-heavy is shared: one gradient comes for pushes that travel as one, and weights go to the group server if it has others.
+Each worker behind the group server has a line, which is a virtual connection to its own session. Gradients and weights
+are shared: pushes that travel together have one gradient, and each version of the weights travels once.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,40 +9,42 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol, final
 
 import torch
+from msgspec import Raw
 
 from evenstep.core.errors import ProtocolError
-from evenstep.protocol.fields import Fields
+from evenstep.protocol import group_messages
+from evenstep.protocol.encoding import decode
 from evenstep.server.send_queue import SendQueue
-from evenstep.tensors.memory import memory_of
-from evenstep.transport.base import Connection, ConnectionLostError, Header, Message
-from evenstep.transport.codec import decode_header
+from evenstep.server.serving import Serves
+from evenstep.tensors.messages import memory_of
+from evenstep.transport.base import Connection, ConnectionLostError, Message
 
 MAX_LINES: Final = 2**12
-"""The most workers behind one group server."""
+"""Of one group server."""
 MAX_REQUEST_BYTES: Final = 2**26
-"""The most that the requests which travel as one take, beside their gradient."""
+"""Of requests that travel together, without their gradient."""
 
 
-class Serves(Protocol):
-    """A session, over a connection that it was given."""
+class ServesLine(Serves, Protocol):
+    """The session of a worker behind a group server."""
 
-    def serve_one(self) -> bool:
-        """Do what the next message asks for; False where the connection has ended, and is done with."""
+    def give_up(self, seconds: float) -> None:
+        """The worker has kept the others of its group waiting for this long."""
 
 
-class Seats(Protocol):
-    """Of a shard state, what an uplink needs."""
+class Slots(Protocol):
+    """The part of `ShardState` that an uplink needs."""
 
     @property
     def nbytes(self) -> int: ...
 
     def share(self, gradients: torch.Tensor, connections: Sequence[Connection]) -> bool:
-        """These gradients are in the places of the workers reached over these; False, and nothing, if one has none."""
+        """Set these gradients for the workers on these connections; False if one of them has no slot."""
 
 
 @final
 class VirtualConnection:
-    """One worker's line through a group server, as a `Connection`: it never waits, and its end is known at once."""
+    """A worker's line through a group server, as a `Connection`. It never waits, and its end is known at once."""
 
     local = True
 
@@ -53,14 +55,14 @@ class VirtualConnection:
         self._ended = False
 
     def put(self, message: Message | None) -> None:
-        """What is received next; None: the line has ended."""
+        """Set the message that `receive` returns; None ends the line."""
         self._message = message
         self._ended = self._ended or message is None
 
-    def send(self, header: Header, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
+    def send(self, header: bytes, *payload: memoryview, files: Sequence[int] = (), wait: bool = True) -> None:
         if self._ended:
             raise ConnectionLostError("the line to the worker has ended")
-        self.uplink.send({**header, "line": self._number}, *payload)
+        self.uplink.send_queue.send(group_messages.ToLine(line=self._number, message=Raw(header)), *payload)
 
     def receive(self, timeout: float | None = None) -> Message:
         message, self._message = self._message, None
@@ -74,116 +76,110 @@ class VirtualConnection:
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            self.uplink.send({"line": self._number, "ended": True})
+            self.uplink.send_queue.send(group_messages.LineClosed(line=self._number))
 
 
 @final
 class Uplink:
-    """Takes a group server's messages apart, and sends its workers' answers; `take` by one thread at a time.
+    """Passes a group server's messages to the sessions of its workers, and sends their answers.
 
     Args:
-        connection: To the group server.
-        shard_state: What is shared goes into its places.
+        connection: The connection to the group server.
+        shard_state: Receives shared gradients.
         lock: Held for every call of the shard state.
-        open_session: Makes the session of a worker.
-        receiving: Is told whether much is on its way from these lines, whose silence means nothing then.
+        open_session: Opens the session of a worker.
+        receiving: Called with True before a gradient is received for these lines, and with False afterwards. Meanwhile
+            they send no pulse.
     """
 
     def __init__(
         self,
         connection: Connection,
         *,
-        shard_state: Seats,
+        shard_state: Slots,
         lock: AbstractContextManager[bool],
-        open_session: Callable[[Connection], Serves],
+        open_session: Callable[[Connection], ServesLine],
         receiving: Callable[[Sequence[Connection], bool], None],
     ) -> None:
         self.connection = connection
+        self.send_queue = SendQueue(connection)
         self._shard_state = shard_state
         self._lock = lock
         self._open_session = open_session
         self._receiving = receiving
-        self._lines: dict[int, tuple[VirtualConnection, Serves]] = {}
-        self._send_queue = SendQueue(connection)
+        self._lines: dict[int, tuple[VirtualConnection, ServesLine]] = {}
         self._weights: tuple[tuple[float, ...], torch.Tensor] | None = None
-        """The latest that any of its workers was given, and what tells them from others."""
+        """The latest weights of any of its workers, with their version and look-ahead."""
         self._sent = False
-        """Whether the group server has them."""
+        """Whether the group server has these weights."""
 
-    def take(self, fields: Fields, message: Message) -> None:
-        """Do what the group server says, or what a worker behind it asks for.
+    def take(self, message: Message) -> None:
+        """Carry out a message of the group server.
 
         Raises:
-            ProtocolError, ConnectionLostError: It makes no sense.
+            ProtocolError, ConnectionLostError: The message is invalid.
         """
-        operation = fields.text("op")
-        if operation == "together":
-            self._together(fields, message)
-        elif operation == "end":
-            self._end(fields)
+        said = decode(group_messages.FROM_GROUP, message.header)
+        if isinstance(said, group_messages.Together):
+            self._take_together(said, message)
+        elif isinstance(said, group_messages.LineEnded):
+            self._end(said)
         else:
-            self._feed(fields.whole("line"), message)
+            self._feed(said, message)
 
     def lost(self) -> None:
-        """The group server is gone, and with it all lines."""
-        self._send_queue.close()
+        """The connection has ended, and with it every line."""
+        self.send_queue.close()
         for number in list(self._lines):
-            self._end(Fields({"line": number}))
+            self._end(group_messages.LineEnded(line=number))
 
     @property
     def latest(self) -> torch.Tensor | None:
-        """The message of weights that the group server was given last."""
+        """The latest message of weights."""
         return None if self._weights is None else self._weights[1]
 
-    def weights(self, what: tuple[float, ...], read: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """The weights that are known by `what`, which `read` writes into a message; the same for all who ask in a row.
-
-        A new message each time that they are others, since the former may still be on its way.
-        """
-        if self._weights is None or self._weights[0] != what:
+    def weights(self, which: tuple[float, ...], read: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        """A message of these weights, which `read` writes if they are not the latest."""
+        if self._weights is None or self._weights[0] != which:
+            # New memory, since the former message may still be in the send queue.
             message = torch.empty(self._shard_state.nbytes, dtype=torch.uint8)
             read(message)
-            self._weights, self._sent = (what, message), False
+            self._weights, self._sent = (which, message), False
         return self._weights[1]
 
-    def send(self, header: Header, *payload: memoryview) -> None:
-        """Send this to the group server, after all before; weights that it has do not go again."""
-        if header.get("weights"):
-            payload, self._sent = () if self._sent else payload, True
-        self._send_queue.send(header, *payload)
+    def unsent_weights(self) -> list[memoryview]:
+        """The latest weights as a payload; empty once they were sent."""
+        if self._sent or self._weights is None:
+            return []
+        self._sent = True
+        return [memory_of(self._weights[1])]
 
-    def _feed(self, number: int, message: Message) -> None:
-        if number not in self._lines:
+    def _feed(self, said: group_messages.FromLine, message: Message) -> None:
+        if said.line not in self._lines:
             if len(self._lines) >= MAX_LINES:
-                raise ProtocolError(f"a group server has more than {MAX_LINES} workers: start more of them")
-            line = VirtualConnection(self, number)
-            self._lines[number] = line, self._open_session(line)
-        line, session = self._lines[number]
-        line.put(message)
+                raise ProtocolError(f"a group server has more than {MAX_LINES} workers: start more group servers")
+            line = VirtualConnection(self, said.line)
+            self._lines[said.line] = line, self._open_session(line)
+        line, session = self._lines[said.line]
+        line.put(Message(header=bytes(said.message), payload_bytes=message.payload_bytes))
         session.serve_one()
 
-    def _end(self, fields: Fields) -> None:
-        """The line has ended; `hung` tells for how long its worker kept the others of its group waiting."""
-        line, session = self._lines.pop(fields.whole("line"), (None, None))
+    def _end(self, said: group_messages.LineEnded) -> None:
+        line, session = self._lines.pop(said.line, (None, None))
         if line is None or session is None:
             return
-        if fields.has("hung"):
-            line.put(Message(header={"op": "hung", "seconds": fields.number("hung")}))
-            session.serve_one()
+        if said.hung is not None:
+            session.give_up(said.hung)
         line.put(None)
         session.serve_one()
 
-    def _together(self, fields: Fields, message: Message) -> None:
-        """Several workers' requests, and one gradient that stands for all of theirs, or the weights to begin with."""
-        number = fields.whole("number")
-        lengths = fields.listed_wholes("lengths")
-        gradient_bytes = message.payload_bytes - sum(lengths)
-        if sum(lengths) > MAX_REQUEST_BYTES or gradient_bytes not in (0, self._shard_state.nbytes):
-            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is no group's push")
-        requests = [bytearray(length) for length in lengths]
+    def _take_together(self, said: group_messages.Together, message: Message) -> None:
+        gradient_bytes = message.payload_bytes - sum(said.lengths)
+        if sum(said.lengths) > MAX_REQUEST_BYTES or gradient_bytes not in (0, self._shard_state.nbytes):
+            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes is not the push of a group")
+        requests = [bytearray(length) for length in said.lengths]
         gradients = torch.empty(gradient_bytes, dtype=torch.uint8)
-        known = [self._lines.get(line) for line in fields.listed_wholes("lines")]
-        lines = [each[0] for each in known if each is not None]
+        known = [self._lines[line] for line in said.lines if line in self._lines]
         everyone = [line for line, _ in self._lines.values()]
         self._receiving(everyone, True)
         try:
@@ -191,11 +187,10 @@ class Uplink:
         finally:
             self._receiving(everyone, False)
         with self._lock:
-            # All or nothing: of a sum no part can be left out.
-            if len(lines) != len(requests) or not self._shard_state.share(gradients, lines):
-                self._send_queue.send({"refused": number})
+            # All or nothing: a part of a mean cannot be left out.
+            if len(known) != len(requests) or not self._shard_state.share(gradients, [line for line, _ in known]):
+                self.send_queue.send(group_messages.TogetherRefused(number=said.number))
                 return
-            for each, request in zip(known, requests, strict=True):
-                assert each is not None
-                each[0].put(Message(header=decode_header(memoryview(request))))
-                each[1].serve_one()
+            for (line, session), request in zip(known, requests, strict=True):
+                line.put(Message(header=bytes(request)))
+                session.serve_one()

@@ -1,4 +1,4 @@
-"""A shard's weights in chunks, the torch optimizers over these, and their state by chunk and by parameter."""
+"""Splits a shard's weights into chunks, runs torch optimizers on them, and converts their state per parameter."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from evenstep.tensors.messages import flat_views
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
-    """Elements `start` to `stop` of a block: what a torch optimizer takes for one parameter."""
+    """Elements `start` to `stop` of a block. A torch optimizer sees it as one parameter."""
 
     block: int
     start: int
@@ -27,7 +27,7 @@ class Chunk:
     weights: torch.Tensor
 
     def of(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
-        """These elements of a message's blocks."""
+        """These elements in the blocks of another message."""
         return flats[self.block][self.start : self.stop]
 
 
@@ -36,10 +36,10 @@ class Chunks:
     """All chunks of a shard, in the order of its message, and its optimizers.
 
     Args:
-        layout: The shard's.
-        weights: A message; its memory is what the optimizers change.
-        updates: The run's optimizers; their groups count up over all of them.
-        cuts: For each block where its chunks begin, and the end.
+        layout: The layout of the shard.
+        weights: A message, which the optimizers change in place.
+        updates: The run's optimizers. Groups are numbered over all of them.
+        cuts: The edges of the chunks in each block, its end included.
     """
 
     def __init__(
@@ -63,8 +63,7 @@ class Chunks:
             owner, group = groups[layout.blocks[chunk.block].group]
             members[owner][group].append(chunk.weights)
         self._optimizers = [update.build(parameters) for update, parameters in zip(updates, members, strict=True)]
-        # The update itself: nobody has hooks on these optimizers, and what torch puts around a step for hooks and
-        # profilers takes longer than the update of a small model.
+        # Without torch's wrappers for hooks and profilers, which take longer than the update of a small model.
         self._steps = [MethodType(inspect.unwrap(type(each).step), each) for each in self._optimizers]
         self._options: list[Options] = []
 
@@ -77,12 +76,12 @@ class Chunks:
         states: Mapping[str, State],
         largest: int,
     ) -> Self:
-        """Go on from states by parameter; where there is none, from the start.
+        """Chunks that continue from states by parameter. Parameters without a state start new.
 
-        Chunks end where the scalars of neighbours differ, since a chunk has one `step` and the like.
+        A chunk has one `step` (and other scalars), so chunks end where the scalars of neighbours differ.
 
         Raises:
-            ConfigError: A state is not one that its optimizer could go on from.
+            ConfigError: An optimizer could not continue from its state.
         """
         checked = dict(_checked(layout, updates, states))
         cuts = [cut(_edges(block, checked), largest) for block in layout.blocks]
@@ -94,10 +93,10 @@ class Chunks:
         return chunks
 
     def set_options(self, options: Sequence[Options]) -> None:
-        """From now on, one mapping for each group of the run; what it does not name stays.
+        """Set options, one mapping for each group of the run. Options that it does not name stay.
 
         Raises:
-            ConfigError: As for `Update.check`; nothing has changed then.
+            ConfigError: As for `UpdateRule.check`; nothing has changed then.
         """
         if list(options) == self._options:
             return
@@ -125,7 +124,7 @@ class Chunks:
         ]
 
     def step(self, chunks: Sequence[Chunk], gradients: Sequence[torch.Tensor]) -> None:
-        """Update these chunks alone. The gradients are not kept."""
+        """Update these chunks only. The gradients are not kept."""
         for chunk, gradient in zip(chunks, gradients, strict=True):
             chunk.weights.grad = gradient
         try:
@@ -136,11 +135,11 @@ class Chunks:
                 chunk.weights.grad = None
 
     def state(self, chunk: Chunk) -> State:
-        """The state of a chunk itself; empty before its first update, if the optimizer makes it then."""
+        """The optimizer's own state of a chunk. Most optimizers create it at the first update; it is empty before."""
         return cast("State", self._optimizers[self._owners[chunk.block]].state.get(chunk.weights, {}))
 
     def load(self, states: Sequence[State]) -> None:
-        """Go on from states by chunk, whose tensors become the optimizers'; an empty one leaves a chunk as it is."""
+        """Continue from states by chunk, whose tensors become the optimizers'. An empty state changes nothing."""
         for owner, optimizer in enumerate(self._optimizers):
             given = [state for chunk, state in zip(self.all, states, strict=True) if self._owners[chunk.block] == owner]
             state_dict = optimizer.state_dict()
@@ -148,7 +147,7 @@ class Chunks:
             optimizer.load_state_dict(state_dict)
 
     def states(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """The state of each parameter that has one: copies, made one by one, of the parameter's shape."""
+        """The state of each parameter that has one, in the parameter's shape: copies, made one at a time."""
         for _, group in groupby(self._pieces(), key=lambda piece: piece.parameter.name):
             pieces = list(group)
             state: dict[str, object] = {}
@@ -168,7 +167,7 @@ class Chunks:
         return whole
 
     def _pieces(self) -> "Iterator[_Piece]":
-        """The parts of parameters that lie in one chunk each, in the order of the message."""
+        """The overlaps of parameters and chunks, in the order of the message."""
         chunks = iter(self.all)
         for block in self._layout.blocks:
             chunk: Chunk | None = None
@@ -190,14 +189,14 @@ class Chunks:
 
 
 def cut(edges: Sequence[int], largest: int) -> list[int]:
-    """The edges and as many more as leave no more than `largest` elements between any two."""
+    """The edges, and more of them so that at most `largest` elements lie between two."""
     return [edges[0], *(min(at + largest, end) for begin, end in pairwise(edges) for at in range(begin, end, largest))]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Piece:
-    """What a parameter and a chunk have in common."""
+    """The overlap of a parameter and a chunk."""
 
     parameter: ParameterSpec
     chunk: Chunk
@@ -217,7 +216,7 @@ def _checked(
 
 
 def _edges(block: Block, states: Mapping[str, ParameterState]) -> list[int]:
-    """Where the scalars of neighbouring parameters differ, and the ends of the block."""
+    """The ends of the block, and the places where the scalars of neighbouring parameters differ."""
     edges = [0]
     at = 0
     before: object = None
@@ -233,11 +232,11 @@ def _edges(block: Block, states: Mapping[str, ParameterState]) -> list[int]:
 
 
 def _joined(pieces: Sequence[_Piece], states: Mapping[str, ParameterState]) -> State:
-    """A chunk's state out of those of the parameters in it, which all have one or none."""
+    """A chunk's state from those of its parameters, which either all have one or all have none."""
     first = states.get(pieces[0].parameter.name)
     if first is None:
         return {}
-    # Each chunk needs its own: optimizers count in place.
+    # Optimizers count in place, so each chunk needs a copy.
     state: dict[str, object] = {
         key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in first.scalars.items()
     }

@@ -1,6 +1,6 @@
-"""A shard's weights and optimizer state, and the updates on them; which pushes and with what weights, others decide.
+"""A shard's weights and optimizer state, and the updates on them. Others decide which pushes count, and how much.
 
-Deterministic and without threads of its own: one caller at a time.
+It is deterministic and not thread-safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +10,14 @@ import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.layout import ShardLayout, aligned
-from evenstep.protocol.optimizer import Options, State, options_from_record, options_to_record
+from evenstep.protocol.optimizer import Options, State
 from evenstep.server.shard.chunks import Chunk, Chunks, cut
-from evenstep.server.shard.moved_on import moved_on
-from evenstep.server.shard.sums import add_up, wide
+from evenstep.server.shard.sums import add_up, moved_on, wide
 from evenstep.server.shard.updates import UpdateRule
 from evenstep.tensors.messages import all_finite, as_message, flat_views, norm_of
 
 Gradients: TypeAlias = Sequence[tuple[torch.Tensor | memoryview | list[torch.Tensor], float]]
-"""Gradients messages (bytes, as the shard's layout has them) with their weights; their sum is what is meant."""
+"""Messages of gradients, in the shard's layout, with their weights."""
 
 _Counted: TypeAlias = Sequence[tuple[Sequence[torch.Tensor], float]]
 
@@ -28,11 +27,11 @@ _MIN_CHUNKS: Final = 16
 
 
 _LARGEST_USE: Final = 3
-"""Wide copies of a chunk in the scratch memory: its sum, how far the weights have moved, and the sum's size."""
+"""Wide copies of a chunk in scratch memory: its sum, the distance that the weights moved, and the sum's size."""
 
 
 class _MakesUp(NamedTuple):
-    """The weights that a gradient was computed on, block by block, and for each group how much is made up for."""
+    """The weights that a gradient was computed on, by block, and the compensation of each group."""
 
     stale: list[torch.Tensor]
     compensation: Sequence[float]
@@ -40,19 +39,19 @@ class _MakesUp(NamedTuple):
 
 @final
 class Shard:
-    """The weights, which are zeros at first, and the optimizers over them.
+    """The weights, initially zeros, and the optimizers over them.
 
-    The optimizers see the weights in chunks, which gives the same result, since they are element-wise, and keeps what
-    an update needs beside weights and state within a few megabytes. Messages that a method reads are never changed.
+    The optimizers see the weights in chunks. Since they are element-wise, the result is the same, and an update needs
+    only a few megabytes besides weights and state. Methods never change the messages that they read.
 
     Args:
         layout: What the shard holds.
-        updates: The run's optimizers, in order; their groups count up over all of them, as in the layout.
-        chunk_elements: The largest chunk. None: a sixteenth of the weights, but 2^16 to 2^20 elements; with fewer the
-            Python of each shows, with more there is little to gain (benchmarked for SGD and Adam).
+        updates: The run's optimizers, in order. Groups are numbered over all of them, as in the layout.
+        chunk_elements: The largest chunk. None: a sixteenth of the weights, but 2^16 to 2^20 elements. Smaller chunks
+            cost Python time, and larger ones gain little (benchmarked for SGD and Adam).
 
     Raises:
-        ConfigError: The layout has groups that the optimizers do not.
+        ConfigError: The layout has groups that the optimizers lack.
     """
 
     def __init__(
@@ -68,15 +67,14 @@ class Shard:
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def initialise(self, weights: torch.Tensor | memoryview) -> None:
-        """Take these weights, a message."""
+        """Copy the weights from a message."""
         self._weights.copy_(as_message(self.layout, weights))
 
     @torch.no_grad()
     def read_weights(self, into: torch.Tensor | memoryview, ahead: Sequence[float] = ()) -> None:
         """Write the weights into a message.
 
-        With `ahead`, one number for each group of the run, moved on by so much along the momentum
-        (`core.sync.rate.look_ahead`).
+        `ahead`, one number for each group of the run, moves them along the momentum (`core.sync.rate.look_ahead`).
         """
         if not any(ahead):
             as_message(self.layout, into).copy_(self._weights)
@@ -88,7 +86,7 @@ class Shard:
             moved_on(chunk.weights, self._chunks.state(chunk), options[group], ahead[group], out=chunk.of(flats))
 
     def finite(self) -> bool:
-        """Whether no weight is a NaN or an infinity; found without memory beside the weights."""
+        """Whether no weight is NaN or infinite. Needs no further memory."""
         return all(all_finite(flat) for flat in flat_views(self.layout, self._weights))
 
     @torch.no_grad()
@@ -101,22 +99,22 @@ class Shard:
         stale: torch.Tensor | None = None,
         compensation: Sequence[float] = (),
     ) -> None:
-        """One update with the weighted sum of the messages, times each group's factor.
+        """Update the weights once, with the weighted sum of the messages times each group's factor.
 
-        Messages are added in their order; one of weight 0 does not count, not even where it holds a NaN. Without any
-        that counts the weights stay as they are. The update is computed in the dtype of the weights, half precision
-        too, as torch would on a worker; but a sum of half-precision messages is taken in float32 and rounded once.
+        Messages are added in order. A message of weight 0 is ignored, even if it holds NaNs. If none counts, the
+        weights do not change. The update is computed in the dtype of the weights, as torch does on a worker, but
+        half-precision messages are summed in float32 and rounded once.
 
         Args:
             gradients: Messages and weights.
-            options: One mapping for each group of the run, from now on; what it does not name stays.
-            factors: One number for each group of the run, at least 0; none: 1 for all.
-            stale: The weights that the gradients were computed on, a message; None where they are as these.
-            compensation: For each group of the run, how much is made up for what has changed since
-                (`core.sync.rate.Step`); none: nothing.
+            options: One mapping for each group of the run, as for `Chunks.set_options`.
+            factors: One number, at least 0, for each group of the run; empty for 1.
+            stale: The weights that the gradients were computed on, a message; None if they are the present ones.
+            compensation: One number for each group of the run, which corrects for the weights' change since then
+                (`core.sync.rate.Step`); empty for none.
 
         Raises:
-            ConfigError: As for `Update.check`; nothing has changed then.
+            ConfigError: As for `UpdateRule.check`; nothing has changed then.
         """
         messages = self._counted(gradients)
         self._chunks.set_options(options)
@@ -133,9 +131,9 @@ class Shard:
 
     @torch.no_grad()
     def squared_norm(self, gradients: Gradients) -> float:
-        """The sum of the squares of the weighted sum of the messages: not finite where one of its elements is not.
+        """The squared norm of the weighted sum of the messages.
 
-        Where all are, it overflows only where float64 does.
+        It is not finite if an element of the sum is not. Otherwise it overflows only if float64 does.
         """
         messages = self._counted(gradients)
         if not messages:
@@ -146,19 +144,21 @@ class Shard:
         return sum(_squares(total) for chunks in self._batches() for total in self._sums(chunks, messages))
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """The state of each parameter by name, as torch has it: in the parameter's shape, scalars copied.
+        """The state of each parameter by name, as torch has it, in the parameter's shape.
 
-        Copies, made one by one, so that sending them takes no second copy of everything. Parameters without a state,
-        before the first update, are left out.
+        The copies are made one at a time, so that sending them needs no second copy of everything. Parameters without
+        a state, before the first update, are left out.
         """
         return self._chunks.states()
 
     @torch.no_grad()
     def load_optimizer_state(self, states: Mapping[str, State]) -> None:
-        """Go on from states by parameter name, as torch has them; those without one begin anew, others' are ignored.
+        """Continue from states by parameter name, as torch has them.
+
+        Parameters without a state start new. States of other parameters are ignored.
 
         Raises:
-            ConfigError: A state is not one that the optimizer could go on from; nothing has changed then.
+            ConfigError: An optimizer could not continue from a state; nothing has changed then.
         """
         options = self._chunks.options()
         chunks = Chunks.with_states(self.layout, self._weights, self._updates, states, self._largest)
@@ -166,7 +166,7 @@ class Shard:
         self._chunks = chunks
 
     def state_dict(self) -> dict[str, object]:
-        """For `torch.save`, and `torch.load` with `weights_only`. Its tensors are the shard's: save, then commit."""
+        """For `torch.save`, and `torch.load` with `weights_only`. The tensors are the shard's: save before a commit."""
         return {
             "layout": self.layout.fingerprint,
             "weights": self._weights,
@@ -175,21 +175,21 @@ class Shard:
                 for block in range(len(self.layout.blocks))
             ],
             "states": [dict(self._chunks.state(chunk)) for chunk in self._chunks.all],
-            "options": options_to_record(self._chunks.options()),
+            "options": self._chunks.options(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where the given state was taken, whatever the chunks were; its optimizer state becomes the shard's own.
+        """Continue from a state of any chunk size. Its optimizer state becomes the shard's own.
 
         Raises:
-            ConfigError: It is of a shard with other parameters.
+            ConfigError: It belongs to a shard with other parameters.
         """
         if state["layout"] != self.layout.fingerprint:
             raise ConfigError("the snapshot is of other parameters than this shard's: resume with the same model")
         chunks = Chunks(self.layout, self._weights, self._updates, cast("list[list[int]]", state["cuts"]))
         chunks.load(cast("list[State]", state["states"]))
-        chunks.set_options(options_from_record(state["options"]))
+        chunks.set_options(cast("list[Options]", state["options"]))
         self.initialise(cast("torch.Tensor", state["weights"]))
         self._chunks = chunks
 
@@ -201,10 +201,7 @@ class Shard:
         ]
 
     def _batches(self, uses: int = 1) -> Iterator[list[Chunk]]:
-        """Neighbouring chunks that fit into the scratch memory together, so that small ones share a step.
-
-        There is room for as many wide copies of each as it is used for.
-        """
+        """Neighbouring chunks that fit into the scratch memory together, with `uses` wide copies of each."""
         room = max(_scratch_bytes(chunk, uses) for chunk in self._chunks.all)
         if self._scratch.numel() < room:
             self._scratch = torch.empty(room, dtype=torch.uint8)
@@ -225,7 +222,7 @@ class Shard:
         factors: Sequence[float] = (),
         makes_up: "_MakesUp | None" = None,
     ) -> list[torch.Tensor]:
-        """The weighted sums of the messages over these chunks, times their groups' factors, in the scratch memory."""
+        """The weighted sums of the messages over these chunks, times the factors of their groups, in scratch memory."""
         sums: list[torch.Tensor] = []
         used = 0
         for chunk in chunks:
@@ -247,13 +244,13 @@ class Shard:
         return sums
 
     def _room(self, chunk: Chunk, dtype: torch.dtype, used: int) -> tuple[torch.Tensor, int]:
-        """Scratch memory for a chunk from byte `used` on, and what is used then."""
+        """Scratch memory for a chunk from byte `used` on, and the new value of `used`."""
         nbytes = (chunk.stop - chunk.start) * dtype.itemsize
         return self._scratch[used : used + nbytes].view(dtype), used + aligned(nbytes)
 
 
 def _scratch_bytes(chunk: Chunk, uses: int) -> int:
-    """For its sum and what else it takes, and for the sum in the dtype of the weights where it is another."""
+    """The scratch bytes of a chunk: `uses` wide copies, and a sum in the dtype of the weights if that is narrower."""
     elements, dtype = chunk.stop - chunk.start, chunk.weights.dtype
     summed = wide(dtype)
     return uses * aligned(elements * summed.itemsize) + (0 if summed == dtype else aligned(elements * dtype.itemsize))

@@ -1,5 +1,6 @@
-"""Snapshots of a run on disk: one file per shard and version, each written whole or not at all."""
+"""Snapshots of a run on disk: one file per shard and version, each complete or absent."""
 
+import os
 import re
 import shutil
 import threading
@@ -11,23 +12,22 @@ from typing import Any, Final, final
 import torch
 
 from evenstep.core.errors import ConfigError
-from evenstep.server.shard.durable import sync
 
 KEPT: Final = 2
-"""Complete snapshots that stay on disk."""
+"""The number of complete snapshots that stay on disk."""
 
 _FOLDER: Final = re.compile(r"version-(\d{12})")
 
 
 @final
 class Snapshots:
-    """The snapshots of a run of `count` shards in one directory. One is complete when every shard has written its file.
+    """The snapshots of a run in one directory. A snapshot is complete when every shard has written its file.
 
-    A thread writes, one file at a time, so that nobody waits for the disk.
+    A thread writes one file at a time, so that training does not wait for the disk.
 
     Args:
-        directory: Made where it does not exist, with the first snapshot.
-        count: The shards of the run.
+        directory: Created with the first snapshot if it does not exist.
+        count: The number of shards.
     """
 
     def __init__(self, directory: Path, count: int) -> None:
@@ -36,10 +36,10 @@ class Snapshots:
         self._last: threading.Thread | None = None
 
     def write(self, version: int, shard: int, state: Mapping[str, Any], told: Callable[[str | None], None]) -> None:
-        """Begin to write one shard's file, after the one before; a reader finds it whole or not at all.
+        """Start writing one shard's file, after waiting for the file before. Readers see a complete file or none.
 
-        Nobody may change the state from now on. `told` is called by the thread that writes, when the file is on the
-        disk and has its name, or with the reason why it could not be written. What was there before is then untouched.
+        The caller must not change the state from now on. The writing thread calls `told` with None once the file is on
+        the disk and has its name, or with the reason why it could not be written. Older files are untouched then.
         """
         self.wait()
         arguments = (version, shard, state, told)
@@ -53,7 +53,7 @@ class Snapshots:
         return self._last is not None and self._last.is_alive()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until no file is being written."""
         if self._last is not None:
             self._last.join()
 
@@ -67,7 +67,7 @@ class Snapshots:
             sync(partial)
             partial.replace(folder / f"shard-{shard}.pt")
             sync(folder)
-        except Exception as error:  # torch has errors of its own where the disk is full.
+        except Exception as error:  # torch raises its own errors if the disk is full.
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             told(str(error).partition("\n")[0])
@@ -76,19 +76,15 @@ class Snapshots:
             told(None)
 
     def latest(self) -> int | None:
-        """The newest version of which every shard has written its part; None where there is none."""
+        """The newest version with the files of all shards; None if there is none."""
         complete = self._complete()
         return complete[-1] if complete else None
 
     def read(self, version: int, shard: int) -> dict[str, Any]:
-        """One shard's part.
-
-        Raises:
-            ConfigError: The file is damaged.
-        """
+        """One shard's state; ConfigError if the file is damaged."""
         path = self._directory / f"version-{version:012}" / f"shard-{shard}.pt"
         try:
-            # Plain values and tensors only: nothing in the file can run code.
+            # With weights_only, nothing in the file can run code.
             state: dict[str, Any] = torch.load(path, weights_only=True)
         except Exception as error:  # torch raises whatever the damage leads to.
             raise ConfigError(
@@ -108,3 +104,12 @@ class Snapshots:
         for version in self._complete()[:-KEPT]:
             with suppress(OSError):  # Another shard may do the same at this moment.
                 shutil.rmtree(self._directory / f"version-{version:012}")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

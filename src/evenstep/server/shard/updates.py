@@ -1,4 +1,4 @@
-"""Builds the optimizers that were described to the server, and checks what they are given in training."""
+"""Builds the optimizers that a worker described to the server, and checks their options and states."""
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
@@ -19,19 +19,19 @@ _LARGEST: Final = 60_000.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterState:
-    """A parameter's state, by kind: tensors of the parameter's shape, and numbers such as `step`."""
+    """A parameter's state: tensors of the parameter's shape, and numbers such as `step`."""
 
     elementwise: Mapping[str, torch.Tensor]
     scalars: Mapping[str, torch.Tensor | float]
 
     def alike(self) -> tuple[object, ...]:
-        """What elements must have in common to be one chunk of an optimizer."""
+        """What parameters must have in common to share a chunk."""
         return *sorted(self.elementwise), *sorted((key, float(value)) for key, value in self.scalars.items())
 
 
 @final
 class UpdateRule:
-    """The update rule that a spec stands for, on the server. `allowed` are names "module.path:Class" beyond the table.
+    """The update rule of a spec. `allowed` are names "module.path:Class" beyond the table.
 
     Raises:
         ConfigError: The name is not allowed, or the optimizer does not take the options.
@@ -48,23 +48,22 @@ class UpdateRule:
     def build(self, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
         """A new optimizer of these parameters, one sequence for each group of the spec; some may be empty.
 
-        float32 and float64 take torch's fused form where there is one: the same arithmetic in a single pass, without
+        float32 and float64 use torch's fused form if there is one: the same arithmetic in a single pass, without
         temporaries. (With several threads torch wakes all of them for the smallest tensor: run a server with one.)
-        Half-precision weights take torch's plain loop, as on a worker's CPU: the update is
-        computed in their own dtype, every operation rounded to it.
+        Half precision uses torch's plain loop, as on a worker's CPU, which rounds every operation to that dtype.
         """
         groups: list[dict[str, object]] = [
             {**options, **self._computed({parameter.dtype for parameter in group}), "params": list(group)}
             for options, group in zip(self.spec.groups, parameters, strict=True)
         ]
-        # Once more as defaults: Adagrad reads its initial accumulator value nowhere else.
+        # Also as defaults: Adagrad reads its initial accumulator value only there.
         return _constructed(self._kind, groups, self.spec.groups[0])
 
     def check(self, options: Sequence[Options]) -> None:
-        """Whether these options, one mapping per group, can be set from one commit to the next.
+        """Check that these options, one mapping per group, can be set between two commits.
 
         Raises:
-            ConfigError: One is unknown, of the wrong kind or out of range, or would need another state.
+            ConfigError: An option is unknown, of the wrong kind or out of range, or would need another state.
         """
         if len(options) != len(self.spec.groups):
             raise ConfigError(f"options came for {len(options)} groups: send those of all {len(self.spec.groups)}")
@@ -73,10 +72,10 @@ class UpdateRule:
                 self._check(name, known.get(name), value)
 
     def checked_state(self, group: int, name: str, shape: torch.Size, state: State) -> ParameterState:
-        """A state that a peer gave for a parameter of that name and shape in that group of this optimizer; not empty.
+        """Check a state, not empty, that a peer sent for the parameter of that name and shape in that group.
 
         Raises:
-            ConfigError: A step could not go on from it.
+            ConfigError: A step could not continue from it.
         """
         given = {key: value for key, value in state.items() if value is not None}
         elementwise: dict[str, torch.Tensor] = {}
@@ -104,22 +103,22 @@ class UpdateRule:
             raise ConfigError(
                 f"{self.spec.name} has no option {name!r} like {value!r}: send those it was described with"
             )
-        # Zero momentum keeps no state in RMSprop; SGD makes its own when it first needs it.
+        # Without momentum RMSprop has no state for it; SGD creates its state when it first needs it.
         keeps = name == "momentum" and self.spec.name != "SGD" and bool(value) != bool(known)
         if keeps or (name in _SHAPES_THE_STATE and value != known):
             raise ConfigError(f"{name} cannot change from {known} to {value} in training: set it before prepare")
         numbers = value if isinstance(value, tuple) else (value,)
-        # Beyond it torch divides by zero, or fails to convert to float16, in the middle of an update.
-        limit = 1.0 if isinstance(value, tuple) else _LARGEST
+        # Beyond the limit torch divides by zero, or fails to convert to float16, in the middle of an update.
+        limit = 1.0 if isinstance(value, tuple) and self.spec.name in OPTIMIZERS else _LARGEST
         if not all(0 <= number < limit for number in numbers):
             raise ConfigError(f"{name} cannot be {value}: use numbers of at least 0 and below {limit:g}")
 
     def _tried(self, options: Options) -> dict[str, bool]:
-        """Which state a step with these options makes, and whether it is element-wise; torch checks the options."""
+        """The state that a step with these options creates, and whether each entry is element-wise."""
         parameter = torch.zeros(1)
         parameter.grad = torch.zeros(1)
         optimizer = _constructed(self._kind, [{"params": [parameter]}], {**options, **self._computed({torch.float32})})
-        optimizer.step()
+        inspect.unwrap(type(optimizer).step)(optimizer)  # As in `Chunks`.
         return {
             name: isinstance(value, torch.Tensor) and value.ndim > 0
             for name, value in optimizer.state[parameter].items()

@@ -1,4 +1,59 @@
-"""Other people's formats, each fed from the event log: it costs training nothing, and works live and afterwards.
+"""Formats of other tools, fed from the event log: they cost training nothing, and work live and afterwards.
 
 A sink is a `Recorder` for the events of all workers and servers of a run.
 """
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.telemetry.events import Event, IterationDone, Noted, Run
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Values of one worker in one iteration; `wall` is in seconds since 1970."""
+
+    worker: int
+    iteration: int
+    wall: float
+    values: Mapping[str, float]
+
+
+@final
+class Points:
+    """The points of curves in the events of a run, with what scripts noted under `noted/`."""
+
+    def __init__(self) -> None:
+        self._zeros: dict[int, float] = {}
+
+    def of(self, event: Event) -> Point | None:
+        """The point of an event; None for an event without one."""
+        match event:
+            case Run():
+                self._zeros[event.worker] = event.wall_offset
+                return None
+            case IterationDone():
+                at, values = (event.at or 0.0) + event.iteration_seconds, dict(scalars_of(event))
+            case Noted():
+                at = event.at
+                values = {f"noted/{name}": value for name, value in event.values.items() if value is not None}
+            case _:
+                return None
+        return Point(event.worker, event.iteration, at + self._zeros.get(event.worker, 0.0), values)
+
+
+def scalars_of(event: IterationDone) -> Iterator[tuple[str, float]]:
+    """Names and values: batch size, speed, the parts in seconds, and on servers how stale and how far ahead."""
+    yield "batch_size", event.samples
+    if event.compute_seconds > 0:
+        yield "speed_samples_per_second", event.samples / event.compute_seconds
+    yield "iteration_seconds", event.iteration_seconds
+    yield "input_seconds", event.input_seconds
+    yield "compute_seconds", event.compute_seconds
+    yield "wait_seconds", event.wait_seconds
+    yield "comm_seconds", event.comm_seconds
+    for name, value in (("staleness", event.staleness), ("behind", event.behind), ("lead", event.lead)):
+        if value is not None:
+            yield name, value

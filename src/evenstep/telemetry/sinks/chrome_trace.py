@@ -5,34 +5,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
-from evenstep.core.errors import ConfigError
+import msgspec
 
-_PARTS: Final = ("input", "compute", "wait", "comm")
-_SERVERS: Final = -1
-_MOMENTS: Final = frozenset(
-    (
-        "join",
-        "leave",
-        "regroup",
-        "snapshot",
-        "snapshot_failed",
-        "restored",
-        "lost",
-        "checkpoint",
-        "disturbance",
-        "error",
-        "out_of_memory",
-        "servers_restarted",
-        "servers_lost",
-        "server_failed",
-    )
+from evenstep.core.errors import ConfigError
+from evenstep.telemetry.events import (
+    Begun,
+    Ended,
+    Event,
+    FetchedAhead,
+    IterationDone,
+    Noted,
+    Pushed,
+    Rested,
+    Run,
+    Stopped,
+    Tallied,
 )
-"""What happens at a time and takes none."""
+
+_SERVERS: Final = -1
+_ROUTINE: Final = (Begun, Ended, FetchedAhead, Pushed, Rested, Stopped, Tallied)
+"""Too frequent to be marked in a trace."""
 
 
 @final
 class ChromeTrace:
-    """Writes a file as events come; it can be opened even where it ends without a closing bracket.
+    """Writes a file as events come; it can be opened even if it ends without a closing bracket.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -47,33 +44,40 @@ class ChromeTrace:
         self._named: set[int] = set()
         self._zeros: dict[int, float] = {}
 
-    def record(self, event: Mapping[str, Any]) -> None:
-        """Add an event; those without a time are left out."""
-        kind, worker = event["event"], event.get("worker", _SERVERS)
-        if kind == "run":
-            # Clocks of several hosts are brought together by the wall clock.
-            self._zeros[worker] = event.get("unix_seconds", 0.0) - event.get("at", 0.0)
-        elif "at" not in event:
+    def record(self, event: Event) -> None:
+        """Add an event; events without a time are left out."""
+        at = event.at
+        if isinstance(event, Run):
+            self._zeros[event.worker] = event.wall_offset
+        elif at is None or isinstance(event, _ROUTINE):
             return
-        elif kind == "iteration":
-            self._iteration(worker, event)
-        elif kind == "note":
-            values = {name: value for name, value in event["values"].items() if value is not None}
+        elif isinstance(event, IterationDone):
+            self._iteration(event, at)
+        elif isinstance(event, Noted):
+            values = {name: value for name, value in event.values.items() if value is not None}
             if values:
-                self._write({"ph": "C", "name": f"noted by worker {worker}", "args": values}, worker, event["at"])
-        elif kind in _MOMENTS:
-            about = {key: value for key, value in event.items() if key not in ("event", "at", "server")}
-            self._write({"ph": "i", "s": "g", "name": kind, "args": about}, worker, event["at"])
+                self._write({"ph": "C", "name": f"noted by worker {event.worker}", "args": values}, event.worker, at)
+        else:
+            about = msgspec.to_builtins(event)
+            args = {name: value for name, value in about.items() if name not in ("event", "at", "server")}
+            self._write({"ph": "i", "s": "g", "name": event.kind, "args": args}, about.get("worker", _SERVERS), at)
 
-    def _iteration(self, worker: int, event: Mapping[str, Any]) -> None:
-        at = event["at"]
-        about = {key: event[key] for key in ("iteration", "samples", "staleness", "lead") if key in event}
-        whole = {"ph": "X", "name": f"iteration {event['iteration']}", "args": about}
-        self._write({**whole, "dur": 1e6 * event["iteration_seconds"]}, worker, at)
-        for part in _PARTS:
-            seconds = event[f"{part}_seconds"]
+    def _iteration(self, event: IterationDone, at: float) -> None:
+        about: dict[str, Any] = {"iteration": event.iteration, "samples": event.samples}
+        if event.staleness is not None:
+            about["staleness"] = event.staleness
+        if event.lead is not None:
+            about["lead"] = event.lead
+        whole = {"ph": "X", "name": f"iteration {event.iteration}", "args": about}
+        self._write({**whole, "dur": 1e6 * event.iteration_seconds}, event.worker, at)
+        for part, seconds in (
+            ("input", event.input_seconds),
+            ("compute", event.compute_seconds),
+            ("wait", event.wait_seconds),
+            ("comm", event.comm_seconds),
+        ):
             if seconds > 0:
-                self._write({"ph": "X", "name": part, "dur": 1e6 * seconds, "args": {}}, worker, at)
+                self._write({"ph": "X", "name": part, "dur": 1e6 * seconds, "args": {}}, event.worker, at)
             at += seconds
 
     def _write(self, entry: Mapping[str, Any], worker: int, at: float) -> None:
@@ -88,7 +92,7 @@ class ChromeTrace:
         self._file.write(",\n" + json.dumps(entry, separators=(",", ":")))
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """No more events follow."""
         if not self._file.closed:
             self._file.write("]\n")
             self._file.close()

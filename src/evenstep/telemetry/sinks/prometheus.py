@@ -1,18 +1,18 @@
-"""Metrics for Prometheus, over HTTP; on this host alone unless another address is given."""
+"""Metrics for Prometheus over HTTP, on this host only unless another address is given."""
 
-from collections.abc import Mapping
 from typing import Any, final
 
 from evenstep.core.errors import ConfigError
-from evenstep.telemetry.sinks.scalars import scalars_of
+from evenstep.telemetry.events import Event, Failed, IterationDone, Left, Noted
+from evenstep.telemetry.sinks import scalars_of
 
 
 @final
 class Prometheus:
-    """Serves each worker's latest figures as gauges and what it has done so far as counters, at `/metrics`.
+    """Serves each worker's latest values as gauges and its totals as counters, at `/metrics`.
 
     Attributes:
-        port: The port that it listens on.
+        port: The port of the server.
 
     Raises:
         ConfigError: prometheus-client is not installed, or the address is taken.
@@ -27,7 +27,7 @@ class Prometheus:
         self._gauges: dict[str, Any] = {}
         self._iterations = Counter("evenstep_iterations", "Iterations done", ["worker"], registry=self._registry)
         self._samples = Counter("evenstep_samples", "Samples trained on", ["worker"], registry=self._registry)
-        self._left = Counter("evenstep_workers_left", "Workers that went", registry=self._registry)
+        self._left = Counter("evenstep_workers_left", "Workers that left", registry=self._registry)
         self._failed = Counter("evenstep_workers_failed", "Workers that an error ended", registry=self._registry)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=self._registry)
@@ -35,21 +35,22 @@ class Prometheus:
             raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another port") from error
         self.port: int = self._server.server_port
 
-    def record(self, event: Mapping[str, Any]) -> None:
+    def record(self, event: Event) -> None:
         """Take in an event."""
-        worker = str(event.get("worker", ""))
-        if event["event"] == "iteration":
-            self._iterations.labels(worker).inc()
-            self._samples.labels(worker).inc(event["samples"])
-            for name, value in scalars_of(event):
-                self._set(name, value, worker)
-        elif event["event"] == "note":
-            for name, value in event["values"].items():
-                self._set(f"noted_{name}", float("nan") if value is None else value, worker)
-        elif event["event"] == "leave":
-            self._left.inc()
-        elif event["event"] == "error":
-            self._failed.inc()
+        match event:
+            case IterationDone():
+                worker = str(event.worker)
+                self._iterations.labels(worker).inc()
+                self._samples.labels(worker).inc(event.samples)
+                for name, value in scalars_of(event):
+                    self._set(name, value, worker)
+            case Noted():
+                for name, noted in event.values.items():
+                    self._set(f"noted_{name}", float("nan") if noted is None else noted, str(event.worker))
+            case Left():
+                self._left.inc()
+            case Failed():
+                self._failed.inc()
 
     def _set(self, name: str, value: float, worker: str) -> None:
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
@@ -60,7 +61,7 @@ class Prometheus:
         self._gauges[safe].labels(worker).set(value)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -5,46 +5,39 @@ import io
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from evenstep.core.samples import Shares
-from evenstep.core.values import IntArray
-from evenstep.torch.data.order import SeededRandomness, seed_everything
+from evenstep.core.samples import Indices, Shares
+from evenstep.torch.data.order import Generators, seed_everything
 
 Address = tuple[int, int, int]
 """Epoch, position in the epoch, index in the dataset."""
-
-
-class Fetcher(Protocol):
-    """Gets this worker's samples of one iteration."""
-
-    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
-        """The collated batch of these positions, in their order; `last`: no more of the iteration will be asked for."""
 
 
 @final
 class SeededDataset(Dataset[Any]):
     """The user's dataset, addressed by `Address`; each sample's randomness derives from seed, epoch and position.
 
-    So an augmentation does not depend on which worker, or which of its processes, happens to compute it. Attributes
-    are the dataset's own, because a user's `worker_init_fn` reads and sets them on what it finds.
+    So an augmentation does not depend on the worker, or the process, that computes it. Seeding takes longer than many a
+    sample, so samples are fetched without it until one of them draws a random number. Attributes are the dataset's own,
+    because a user's `worker_init_fn` reads and sets them.
     """
 
-    __slots__ = ("_dataset", "_random", "_seed")
+    __slots__ = ("_dataset", "_draws", "_seed")
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         object.__setattr__(self, "_dataset", dataset)
         object.__setattr__(self, "_seed", seed)
-        object.__setattr__(self, "_random", not _draws_nothing(dataset))
+        object.__setattr__(self, "_draws", False)
 
     def __getitem__(self, address: Address) -> Any:
         epoch, position, index = address
-        if self._random:
-            seed_everything(self._seed, epoch, position)
+        seed_everything(self._seed, epoch, position)
         return self._dataset[index]
 
     def __getattr__(self, name: str) -> Any:
@@ -59,13 +52,37 @@ class SeededDataset(Dataset[Any]):
     def __setstate__(self, state: tuple[Any, int]) -> None:
         self.__init__(*state)
 
-    # Without this, DataLoader would find the user's batched getter through __getattr__ and hand it our addresses.
     def __getitems__(self, addresses: list[Address]) -> list[Any]:
-        return [self[address] for address in addresses]
+        samples: list[Any] = fetched(self, addresses, list)
+        return samples
 
 
-def _draws_nothing(dataset: Dataset[Any]) -> bool:
-    """Whether getting a sample is known to draw no random numbers, so that seeding each one can be spared."""
+def fetched(dataset: SeededDataset, addresses: list[Address], collate: Callable[[list[Any]], Any]) -> Any:
+    """The collated samples of these addresses; the script's own stream of random numbers does not move.
+
+    A fetch that draws a number is done once more, with a seed for each sample, and so are all after it. So what one
+    gets never depends on which fetch was the first to draw.
+    """
+    generators, own = Generators(), object.__getattribute__(dataset, "_dataset")
+    if not object.__getattribute__(dataset, "_draws"):
+        batch = collate(_unseeded(own, [index for _, _, index in addresses]))
+        if generators.same():
+            return batch
+        object.__setattr__(dataset, "_draws", True)
+    try:
+        return collate([dataset[address] for address in addresses])
+    finally:
+        generators.restore()
+
+
+def _unseeded(dataset: Any, indices: list[int]) -> list[Any]:
+    if indices and callable(getattr(dataset, "__getitems__", None)):
+        return list(dataset.__getitems__(indices))
+    return [dataset[index] for index in indices]
+
+
+def _is_plain(dataset: Dataset[Any]) -> bool:
+    """Whether its samples are rows of tensors."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
@@ -75,27 +92,20 @@ def _draws_nothing(dataset: Dataset[Any]) -> bool:
 class InlineFetcher:
     """Fetches in this process, when the batch is needed."""
 
-    def __init__(self, source: DataLoader[Any], seed: int, epoch: int, order: IntArray) -> None:
-        self._source = source.dataset
-        self._dataset = SeededDataset(source.dataset, seed)
-        self._collate: Callable[[list[Any]], Any] = source.collate_fn
-        self._pin = source.pin_memory
-        self._epoch = epoch
+    def __init__(self, source: DataLoader[Any], dataset: SeededDataset, epoch: int, order: Indices) -> None:
+        self._source = source
+        self._dataset = dataset
         self._order = order
-        self._key = (seed, epoch)
-        self._plain = _draws_nothing(source.dataset)
+        self._epoch = epoch
+        self._plain = _is_plain(source.dataset)
 
-    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
-        """The collated batch."""
-        indices = self._order[np.array(positions)]
-        if self._plain and self._collate is default_collate:
-            return _pinned(_rows_of(self._source, torch.from_numpy(indices)), self._pin)
-        addresses = list(zip([self._epoch] * len(positions), positions, indices.tolist(), strict=True))
-        if self._plain:
-            return _pinned(self._collate([self._dataset[address] for address in addresses]), self._pin)
-        # The script's own stream of random numbers (dropout) must not notice that samples were drawn in between.
-        with SeededRandomness(*self._key, iteration):
-            return _pinned(self._collate([self._dataset[address] for address in addresses]), self._pin)
+    def fetch(self, _: int, positions: Sequence[int], *, last: bool = True) -> Any:
+        """The collated batch of these positions, in their order."""
+        indices, pin = self._order[np.array(positions)], self._source.pin_memory
+        if self._plain and self._source.collate_fn is default_collate:
+            return _pinned(_rows_of(self._source.dataset, torch.from_numpy(indices)), pin)
+        addresses = [(self._epoch, *each) for each in zip(positions, indices.tolist(), strict=True)]
+        return _pinned(fetched(self._dataset, addresses, self._source.collate_fn), pin)
 
 
 def _rows_of(dataset: Dataset[Any], indices: torch.Tensor) -> list[torch.Tensor]:
@@ -108,57 +118,23 @@ def _rows_of(dataset: Dataset[Any], indices: torch.Tensor) -> list[torch.Tensor]
 
 
 @final
-class ProcessFetcher:
-    """Fetches in a DataLoader's worker processes, in chunks, along a lookahead that may change its mind at any time.
-
-    The DataLoader asks for work whenever it hands back a chunk; it then gets what is needed soonest. It keeps the order
-    of requests, so a late one waits for those under way. Where nothing is left to ask for it gets an empty chunk, since
-    its index sampler must not end before the epoch does.
-    """
-
-    def __init__(
-        self, inner: DataLoader[Any], requests: "Requests", collate: Callable[[list[Any]], Any] | None, pin: bool
-    ) -> None:
-        self._chunks = iter(inner)
-        self._requests = requests
-        self._collate = collate
-        self._pin = pin
-        self._held: dict[tuple[int, int], tuple[Any, int]] = {}
-
-    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
-        """The collated batch; receives chunks until it is complete."""
-        keys = [(iteration, position) for position in positions]
-        while any(key not in self._held for key in keys):
-            chunk = next(self._chunks)
-            of_iteration, received = self._requests.issued.popleft()
-            samples = chunk if self._collate is None or not received else pickle.loads(chunk)
-            self._held.update({(of_iteration, p): (samples, row) for row, p in enumerate(received)})
-        pieces = [self._held[key] for key in keys]
-        if last:  # Other micro-batches of this iteration may need the same samples again, as copies.
-            self._held = {key: piece for key, piece in self._held.items() if key[0] > iteration}
-        if self._collate is not None:
-            return _pinned(self._collate([samples[row] for samples, row in pieces]), self._pin)
-        return _pinned(_joined(_runs(pieces)), self._pin)
-
-
-@final
 class Requests:
     """The index sampler of the inner DataLoader: an endless stream of chunks of addresses."""
 
-    def __init__(self, source: DataLoader[Any]) -> None:
-        self._processes = source.num_workers
+    def __init__(self) -> None:
         self.issued: deque[tuple[int, tuple[int, ...]]] = deque()
         self._ask: Callable[[], list[Address]] = list
 
-    def begin(self, shares: Shares, epoch: int, order: IntArray, chunk_size: Callable[[], int]) -> None:
-        """Ask along these shares from now on."""
+    def begin(self, shares: Shares, epoch: int, order: Indices, chunk_size: Callable[[], int]) -> None:
+        """From now on, ask for the samples of these shares."""
         self.issued.clear()
 
         def ask() -> list[Address]:
             request = shares.request(chunk_size())
             iteration, positions = request if request is not None else (-1, ())
             self.issued.append((iteration, positions))
-            return [(epoch, position, int(order[position])) for position in positions]
+            indices = order[np.array(positions, dtype=np.int64)].tolist()
+            return [(epoch, *address) for address in zip(positions, indices, strict=True)]
 
         self._ask = ask
 
@@ -171,20 +147,58 @@ class Requests:
             yield self._ask()
 
 
-def inner_loader(source: DataLoader[Any], seed: int, requests: Requests) -> DataLoader[Any]:
+@final
+class ProcessFetcher:
+    """Fetches in a DataLoader's worker processes, in chunks, along shares that may change at any time.
+
+    Whenever the DataLoader hands back a chunk it asks for work, and gets what is needed soonest. It keeps the order of
+    requests, so a late request waits for those under way. When nothing is left to ask for it gets an empty chunk,
+    since its index sampler must not end before the epoch does.
+    """
+
+    def __init__(self, inner: DataLoader[Any], requests: Requests, source: DataLoader[Any]) -> None:
+        self._chunks = iter(inner)
+        self._requests = requests
+        self._collate = None if source.collate_fn is default_collate else source.collate_fn
+        self._pin = source.pin_memory
+        self._held: dict[tuple[int, int], tuple[Any, int]] = {}
+
+    def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
+        """The collated batch of these positions, in their order; receives chunks until it is complete.
+
+        `last`: no more positions of this iteration will be asked for.
+        """
+        keys = [(iteration, position) for position in positions]
+        while any(key not in self._held for key in keys):
+            chunk = next(self._chunks)
+            of_iteration, received = self._requests.issued.popleft()
+            samples = chunk if self._collate is None or not received else pickle.loads(chunk)
+            self._held.update({(of_iteration, p): (samples, row) for row, p in enumerate(received)})
+        pieces = [self._held[key] for key in keys]
+        if last:  # Other micro-batches of this iteration may need copies of the same samples.
+            self._held = {key: piece for key, piece in self._held.items() if key[0] > iteration}
+        if self._collate is None:
+            return _pinned(_joined(_runs(pieces)), self._pin)
+        return _pinned(self._collate([samples[row] for samples, row in pieces]), self._pin)
+
+
+Fetcher: TypeAlias = InlineFetcher | ProcessFetcher
+
+
+def inner_loader(source: DataLoader[Any], dataset: SeededDataset, seed: int, requests: Requests) -> DataLoader[Any]:
     """A DataLoader with the user's worker settings that fetches chunks as `requests` asks for them."""
     generator = torch.Generator()
-    generator.manual_seed(seed)  # Else it would draw from the script's own stream.
+    generator.manual_seed(seed)  # Otherwise it draws from the script's own stream.
     prefetch_factor = source.prefetch_factor or 2
     return DataLoader(
-        SeededDataset(source.dataset, seed),
+        dataset,
         batch_sampler=requests,
         num_workers=source.num_workers,
         collate_fn=_pack_default if source.collate_fn is default_collate else _pack_samples,
         timeout=source.timeout,
         worker_init_fn=source.worker_init_fn,
         multiprocessing_context=source.multiprocessing_context,
-        # The user counts whole batches; a batch is one chunk of each process here.
+        # The user counts whole batches, of which each process fetches one chunk.
         prefetch_factor=prefetch_factor * source.num_workers,
         persistent_workers=source.persistent_workers,
         generator=generator,
@@ -192,12 +206,12 @@ def inner_loader(source: DataLoader[Any], seed: int, requests: Requests) -> Data
 
 
 def _pack_default(samples: list[Any]) -> Any:
-    """One tensor per field, not one per sample: each takes a file descriptor on its way between processes."""
+    """One tensor per field: each tensor takes a file descriptor on its way between processes."""
     return default_collate(samples) if samples else None
 
 
 def _pack_samples(samples: list[Any]) -> bytes | None:
-    """For a `collate_fn` of the user's own, which gets samples: one string of bytes, for the same reason."""
+    """For a `collate_fn` of the user's own, which takes samples: one string of bytes, for the same reason."""
     if not samples:
         return None
     packed = io.BytesIO()
@@ -207,14 +221,14 @@ def _pack_samples(samples: list[Any]) -> bytes | None:
 
 @final
 class _CompactPickler(pickle.Pickler):
-    """Packs of each tensor only the elements that it shows.
+    """Packs only the elements that a tensor shows.
 
-    A sample of an in-memory dataset is a view (`self.x[i]`), with which pickle would pack the storage of the dataset.
+    A sample of an in-memory dataset is a view (`self.x[i]`), for which pickle packs the storage of the whole dataset.
     """
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-            return NotImplemented  # What a sparse tensor is made of comes here by itself.
+            return NotImplemented  # A sparse tensor's parts come here one by one.
         stored = value.untyped_storage().nbytes()
         if _is_array(value) and value.nbytes <= stored:
             return torch.from_numpy, (value.numpy(),)  # Ten times as fast as a tensor.
@@ -229,7 +243,7 @@ class _CompactPickler(pickle.Pickler):
 
 
 def _is_array(tensor: torch.Tensor) -> bool:
-    """Whether a NumPy array says everything of it."""
+    """Whether a NumPy array holds all of it."""
     return (
         type(tensor) is torch.Tensor
         and tensor.dtype in _ARRAYS
@@ -281,15 +295,5 @@ def _rows(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 def _pinned(batch: Any, pin: bool) -> Any:
-    """The batch in page-locked memory, where the user's loader asked for that and there is a GPU."""
-    if not pin or not torch.cuda.is_available():
-        return batch
-    if hasattr(batch, "pin_memory"):
-        return batch.pin_memory()
-    if isinstance(batch, dict):
-        return {name: _pinned(value, pin) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_pinned(value, pin) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_pinned(value, pin) for value in batch)
-    return batch
+    """The batch in page-locked memory, if the user's loader asks for that and there is a GPU."""
+    return pin_memory(batch) if pin and torch.cuda.is_available() else batch  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Metrics over all workers, whose shares are uneven: a mean of means would be wrong."""
+"""Metrics over all workers: their shares are uneven, so a mean of means would be wrong."""
 
 import math
 import warnings
@@ -15,7 +15,7 @@ Value = TypeVar("Value", bound=float | torch.Tensor)
 
 
 def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
-    """Everybody's values weighted by their counts, added up in the order of workers, so in the same bits everywhere.
+    """The mean of all workers' values, weighted by counts; added up in one order, so the bits are the same on all.
 
     Raises:
         ConfigError: The value or the count is no number, a count is negative or not finite, or all counts are 0.
@@ -36,9 +36,9 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
             stacklevel=3,
         )
         return value
-    # A value that counts nothing may be anything, a NaN too.
+    # A value of count 0 may be a NaN.
     values = mine.double().cpu().flatten() if count else torch.zeros(mine.numel(), dtype=torch.float64)
-    rows = _everybodys(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))
+    rows = _of_all(workers, torch.cat([values, torch.tensor([count], dtype=torch.float64)]))
     counts = rows[:, -1:]
     if not counts.any():
         raise ConfigError("there is no mean over workers that counted nothing: leave out such a metric on all of them")
@@ -48,7 +48,27 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
     return cast("Value", mean.to(mine.device, mine.dtype if mine.is_floating_point() else torch.get_default_dtype()))
 
 
-def _everybodys(workers: Workers, row: torch.Tensor) -> torch.Tensor:
+def gather_over_workers(workers: Workers, values: torch.Tensor) -> torch.Tensor:
+    """The rows of all workers' tensors, in the order of the workers, which may have different numbers of rows.
+
+    Raises:
+        ConfigError: It is a scalar, which has no rows, or workers do not wait for each other.
+    """
+    if not values.dim():
+        raise ConfigError(f"gather takes a tensor with a row for each sample, not {shown(values)}")
+    if workers.count > 1 and workers.host_group is None:
+        raise ConfigError(
+            "workers of parameter servers do not wait for each other: gather after the run, on one of them"
+        )
+    own = values.detach().cpu()
+    lengths = [int(row) for row in _of_all(workers, torch.tensor([len(own)]))]
+    padded = own.new_zeros((max(lengths), *own.shape[1:]))
+    padded[: len(own)] = own
+    parts = zip(_of_all(workers, padded), lengths, strict=True)
+    return torch.cat([rows[:length] for rows, length in parts]).to(values.device)
+
+
+def _of_all(workers: Workers, row: torch.Tensor) -> torch.Tensor:
     if workers.host_group is None:
         return row.unsqueeze(0)
     rows = [torch.empty_like(row) for _ in range(workers.count)]

@@ -1,9 +1,14 @@
 """The order of an epoch's samples: position p of epoch e is dataset index `order(e)[p]`, alike on every worker."""
 
 import random
-from collections.abc import Sized
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from functools import lru_cache
+from itertools import islice
+from operator import index
+from typing import Any, Final, cast, final
 
 import numpy as np
 import torch
@@ -11,9 +16,46 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Drawn
+from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
+from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.data.shards import ShardedDataset, ShardedShuffle
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, gather
+
+_PIECE: Final = 2**16
+"""Samples that are drawn at a time with replacement."""
+
+_MAX_DRAWN: Final = 2**28
+"""Samples that a sampler of the user's own may give in an epoch; each worker keeps all of their indices."""
+
+
+@final
+class PiecewiseIndices:
+    """Indices that are drawn in pieces of `length`, when they are looked up; the latest pieces are kept.
+
+    A piece depends on its number alone. So every worker draws alike, in any order, and an epoch may have any length.
+    """
+
+    def __init__(self, draw: Callable[[int], torch.Tensor], length: int) -> None:
+        self._length = length
+        self._piece = lru_cache(maxsize=4)(lambda number: draw(number).numpy())
+
+    def __getitem__(self, positions: IntArray, /) -> IntArray:
+        numbers, places = np.divmod(positions, self._length)
+        indices = np.empty_like(positions)
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            indices[chosen] = self._piece(number)[places[chosen]]
+        return indices
+
+
+@final
+class InOrder:
+    """Each position is its own index, whatever the length of the epoch."""
+
+    def __getitem__(self, positions: IntArray, /) -> IntArray:
+        return positions
 
 
 @final
@@ -21,67 +63,173 @@ from evenstep.torch.processes.workers import Workers
 class EpochOrder:
     """Draws the order of any epoch.
 
-    Shuffling draws `torch.randperm` from a generator seeded with seed + epoch, as `DistributedSampler` does: slice k of
-    the epoch is then the very set of samples on which plain DDP would do its iteration k. A sampler of the user's own
-    is drawn once per epoch, on worker 0 under a seed of its own, and shared. The seed is the DistributedSampler's, or
-    that of the loader's generator, or else the argument of `prepare`. As there, the whole dataset is shuffled before
-    drop_last cuts the end off, so that every sample has its turn.
+    Shuffling draws `torch.randperm` from a generator seeded with seed + epoch, as `DistributedSampler` does, and
+    shuffles the whole dataset before `drop_last` cuts the end off. Slice k of the epoch then has the same samples as
+    iteration k of plain DDP. A `RandomSampler` with replacement, or of another length than its dataset, is drawn in
+    pieces (`pieces`). A sampler of the user's own is drawn once per epoch, on worker 0, and shared. The seed is the
+    DistributedSampler's, or that of the loader's generator, or else the argument of `prepare`.
     """
 
     length: int
     dataset_length: int
     seed: int
     shuffle: bool
+    sampling: Sampling
     sampler: Any | None = None
+    pieces: RandomSampler | None = None
 
-    def draw(self, epoch: int, workers: Workers) -> IntArray:
-        """The dataset indices of the epoch, int64 of shape [length]; with a sampler, all workers must draw together."""
+    @property
+    def endless(self) -> bool:
+        """Whether the epoch never ends."""
+        return self.sampling.endless
+
+    @property
+    def kept(self) -> bool:
+        """Whether a checkpoint needs the order itself, since the sampler may not draw the same again."""
+        return self.sampler is not None
+
+    def draw(self, epoch: int, workers: Workers) -> Drawn:
+        """The samples of the epoch; with a sampler of the user's own, all workers must draw together.
+
+        Raises:
+            ConfigError: The sampler gave something else than its length says, or no indices.
+        """
         if self.sampler is not None:
             return self._drawn(epoch, workers)
+        if self.pieces is not None:
+            return Drawn(indices=self._in_pieces(epoch, self.pieces))
         if not self.shuffle:
-            return np.arange(self.length, dtype=np.int64)
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + epoch)
-        shuffled = torch.randperm(self.dataset_length, generator=generator)
-        return np.asarray(shuffled[: self.length].numpy(), dtype=np.int64)
+            return Drawn(indices=InOrder())
+        shuffled = torch.randperm(self.dataset_length, generator=_generator(self.seed + epoch))
+        return Drawn(indices=np.asarray(shuffled[: self.length].numpy(), dtype=np.int64))
 
-    def _drawn(self, epoch: int, workers: Workers) -> IntArray:
-        indices = torch.zeros(self.length, dtype=torch.int64)
-        drawn = self.length
-        # Without a group every worker draws for itself, from the same seed.
-        if workers.rank == 0 or workers.host_group is None:
-            with SeededRandomness(self.seed, epoch):
-                order = [int(index) for index in self.sampler or ()]
-            drawn = len(order)
-            indices[: min(drawn, self.length)] = torch.tensor(order[: self.length], dtype=torch.int64)
-        if workers.host_group is not None:
-            count = torch.tensor([drawn])
-            dist.broadcast(count, 0, group=workers.host_group)
-            dist.broadcast(indices, 0, group=workers.host_group)
-            drawn = int(count)
-        if drawn != self.length:
-            raise ConfigError(
-                f"the sampler gave {drawn} samples where its length says {self.length}: give it the right __len__"
+    def _in_pieces(self, epoch: int, sampler: RandomSampler) -> PiecewiseIndices:
+        count = self.dataset_length
+        if sampler.replacement:
+            return PiecewiseIndices(
+                lambda piece: torch.randint(count, (_PIECE,), generator=_generator(_mixed(self.seed, epoch, piece))),
+                _PIECE,
             )
-        return np.asarray(indices.numpy(), dtype=np.int64)
+        return PiecewiseIndices(
+            lambda piece: torch.randperm(count, generator=_generator(_mixed(self.seed, epoch, piece))), count
+        )
+
+    def _drawn(self, epoch: int, workers: Workers) -> Drawn:
+        # Without a group, every worker draws from the same seed.
+        if workers.host_group is None:
+            return self._given(epoch)
+        drawn: Drawn | None = None
+        failure: Exception | None = None
+        if workers.rank == 0:
+            try:
+                drawn = self._given(epoch)
+            except Exception as error:  # Whatever it is, the others must not wait for this worker.
+                failure = error
+        return _of_first(drawn, failure, workers)
+
+    def _given(self, epoch: int) -> Drawn:
+        """What the sampler gives in this process."""
+        lists, length = self.sampling.lists, len(cast("Sized", self.sampler))
+        with seeded_randomness(self.seed, epoch):
+            # A sampler that never ends must not fill the memory.
+            given = islice(cast("Iterable[Any]", self.sampler), 2 * length + 1)
+            drawn = _flat(given) if lists else Drawn(indices=_indices(given))
+        count = len(cast("IntArray", drawn.indices if drawn.ends is None else drawn.ends))
+        if count > 2 * length or (count != length and not lists):
+            raise ConfigError(
+                f"the sampler gave {count} {'lists' if lists else 'samples'} where its length says {length}: give it"
+                " the right __len__"
+            )
+        if lists and (not count or drawn.shortest < 1):
+            raise ConfigError("the batch sampler gave an empty list, or none at all: leave out empty lists")
+        return drawn
+
+
+def _flat(lists: Iterable[Any]) -> Drawn:
+    """The indices of all lists, one after another, and where each list ends."""
+    indices, ends = array("q"), array("q")
+    for each in lists:
+        if not isinstance(each, Iterable):
+            raise ConfigError(f"the batch sampler gave {shown(each)}, not a list of indices of the dataset")
+        indices.extend(_indices(each).tolist())
+        ends.append(len(indices))
+    return Drawn(indices=np.array(indices, dtype=np.int64), ends=np.array(ends, dtype=np.int64))
+
+
+def _indices(given: Iterable[Any]) -> IntArray:
+    try:
+        return np.fromiter(map(index, given), dtype=np.int64)
+    except TypeError as error:
+        raise ConfigError(f"the loader's sampler gives something else than indices of the dataset: {error}") from error
+
+
+def _of_first(drawn: Drawn | None, failure: Exception | None, workers: Workers) -> Drawn:
+    """What worker 0 drew, or why it could not."""
+    mine: dict[str, Any] = {}
+    if drawn is not None:
+        ends = None if drawn.ends is None else len(drawn.ends)
+        mine = {"samples": len(cast("IntArray", drawn.indices)), "lists": ends}
+    elif failure is not None:
+        mine = {"error": str(failure) if isinstance(failure, ConfigError) else f"{type(failure).__name__}: {failure}"}
+    first = gather(workers, mine)[0]
+    if failure is not None:
+        raise failure
+    if "error" in first:
+        raise ConfigError(f"worker 0: {first['error']}")
+    indices = _sent(None if drawn is None else drawn.indices, first["samples"], workers)
+    if first["lists"] is None:
+        return Drawn(indices=indices)
+    return Drawn(indices=indices, ends=_sent(None if drawn is None else drawn.ends, first["lists"], workers))
+
+
+def _sent(mine: Any, count: int, workers: Workers) -> IntArray:
+    """The array of worker 0, of this length."""
+    values = torch.zeros(count, dtype=torch.int64) if mine is None else torch.from_numpy(mine)
+    dist.broadcast(values, group_src=0, group=workers.host_group)
+    return cast("IntArray", values.numpy())
+
+
+def _generator(seed: int) -> torch.Generator:
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return generator
+
+
+@contextmanager
+def seeded_randomness(*key: int) -> Iterator[None]:
+    """Inside, the generators of Python, NumPy and torch (CPU) start from the key; afterwards they are restored."""
+    before = Generators()
+    seed_everything(*key)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 @final
-class SeededRandomness:
-    """Inside, the generators of Python, NumPy and torch (CPU) start from the key; afterwards they are restored."""
+class Generators:
+    """The states of the global generators of Python, NumPy and torch (CPU) when this was created."""
 
-    def __init__(self, *key: int) -> None:
-        self._key = key
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._cpu = torch.default_generator.get_state()
 
-    def __enter__(self) -> None:
-        self._states = (random.getstate(), np.random.get_state(), torch.default_generator.get_state())
-        seed_everything(*self._key)
+    def same(self) -> bool:
+        """Whether they have not moved since."""
+        now = Generators()
+        (name, key, *rest), (name_now, key_now, *rest_now) = self._numpy, now._numpy
+        return (
+            torch.equal(self._cpu, now._cpu)
+            and (name, rest) == (name_now, rest_now)
+            and np.array_equal(key, key_now)
+            and self._python == now._python
+        )
 
-    def __exit__(self, *exception: object) -> None:
-        python, numpy, cpu = self._states
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(cpu)
+    def restore(self) -> None:
+        """Put the generators back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.default_generator.set_state(self._cpu)
 
 
 def seed_everything(*key: int) -> None:
@@ -93,7 +241,7 @@ def seed_everything(*key: int) -> None:
 
 
 def _mixed(*key: int) -> int:
-    """63 bits that differ for keys that differ: SplitMix64's finaliser over the parts."""
+    """63 bits of the key: SplitMix64's finaliser over its parts."""
     state = 0
     for part in key:
         state = (state + part + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
@@ -104,15 +252,16 @@ def _mixed(*key: int) -> int:
 
 
 def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder:
-    """The order that the loader's sampler stands for.
+    """The order in which the loader's sampler draws.
 
     Raises:
-        ConfigError: The sampler has no length, was made for another number of workers, or is one of those that draw
-            each worker's own part in a way that only they know.
+        ConfigError: The sampler has no length or is too long, was made for another number of workers, or draws each
+            worker's own part.
     """
-    sampler = loader.sampler
+    sampling = Sampling.of(loader)
+    sampler = sampling.sampler
     length = len(cast("Sized", loader.dataset))
-    order = EpochOrder(length=length, dataset_length=length, seed=seed, shuffle=False)
+    order = EpochOrder(length=length, dataset_length=length, seed=seed, shuffle=False, sampling=sampling)
     if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
         if sampler.num_replicas != workers.count:
             raise ConfigError(
@@ -123,17 +272,25 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
         return replace(order, length=whole, shuffle=sampler.shuffle, seed=sampler.seed)
     if type(sampler) is SequentialSampler:
         return order
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length:
-        if sampler.generator is not None:
-            order = replace(order, seed=sampler.generator.initial_seed())
-        if isinstance(loader.dataset, ShardedDataset):
-            return replace(order, sampler=ShardedShuffle(loader.dataset.lengths))
-        return replace(order, shuffle=True)
-    if (getattr(sampler, "num_replicas", None) or 1) > 1:
+    if type(sampler) is RandomSampler:
+        return _random(order, sampler, loader.dataset)
+    sampling.require_whole()
+    if (drawn := len(sampler)) > _MAX_DRAWN:
         raise ConfigError(
-            f"the loader's sampler {type(sampler).__name__} gives each worker a part of its own, and evenstep shares"
-            " out what all are to have: make it with num_replicas=1 and rank=0"
+            f"the loader's sampler {type(sampler).__name__} has a length of {drawn}, and all of it is drawn at the"
+            f" beginning of an epoch: give it a length of at most {_MAX_DRAWN}, or use PyTorch's RandomSampler, which"
+            " is drawn in pieces"
         )
-    if not isinstance(sampler, Sized):
-        raise ConfigError(f"the loader's sampler {type(sampler).__name__} has no length: give it a __len__")
-    return replace(order, length=len(sampler), sampler=sampler)
+    # The lists' samples are only known when they are drawn.
+    return replace(order, length=length if sampling.lists else drawn, sampler=sampler)
+
+
+def _random(order: EpochOrder, sampler: RandomSampler, dataset: Any) -> EpochOrder:
+    if sampler.generator is not None:
+        order = replace(order, seed=sampler.generator.initial_seed())
+    if not sampler.replacement and sampler.num_samples == order.length:
+        if isinstance(dataset, ShardedDataset):
+            return replace(order, sampler=ShardedShuffle(dataset.lengths))
+        return replace(order, shuffle=True)
+    count = len(sampler.data_source)
+    return replace(order, length=sampler.num_samples, dataset_length=count, pieces=sampler)

@@ -1,4 +1,4 @@
-"""Data that is read as streams, a shard at a time, in the map-style form that lets workers take uneven parts of it."""
+"""Datasets of files that are read whole, in the map-style form that workers can share unevenly."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,19 +15,20 @@ ShardT = TypeVar("ShardT")
 
 @final
 class ShardedDataset(Dataset[Any], Generic[ShardT]):
-    """The samples of many shards (files, say), of which each process reads those shards that its samples lie in.
+    """The samples of many shards, such as files; each process reads the shards that its samples lie in.
 
-    Workers whose batches change size cannot each iterate over a stream of their own: who had how much of it would be
-    settled by whoever reads faster, and nobody could resume. Here sample i has a place, in one shard, and counts once.
-    A process that needs one sample of a shard reads that shard whole and keeps it, so shards should fit into memory
-    `keep` times per process; with `shuffle=True` evenstep shuffles the shards, and the samples inside each.
+    Workers whose batch sizes change cannot each iterate over a stream: how the samples are shared would depend on
+    timing, and a run could not be resumed. Here each sample has an index, in one shard, and counts once. A process
+    reads whole shards and keeps the latest `keep` in memory. With `shuffle=True` evenstep shuffles the order of the
+    shards and the samples inside each.
 
     Args:
-        shards: What `read` takes, one for each shard; a path, usually.
+        shards: The arguments of `read`, one for each shard; usually paths.
         lengths: How many samples each shard has.
         read: Opens a shard and iterates over its samples, in the same order every time.
-        transform: What is done to a sample when it is used (decoding, augmentation); it may draw random numbers.
-        keep: How many shards a process keeps, at least 1: two, where batches reach over the end of one.
+        transform: Applied to a sample when it is used (decoding, augmentation); may draw random numbers.
+        keep: How many shards a process keeps, at least 1. A batch may reach over the end of a shard: 2 avoids reading
+            shards twice.
 
     Raises:
         ConfigError: The numbers of shards and lengths differ, or a number is out of range.
@@ -45,7 +46,7 @@ class ShardedDataset(Dataset[Any], Generic[ShardT]):
         if len(shards) != len(lengths):
             raise ConfigError(f"there are {len(shards)} shards but {len(lengths)} lengths: give each shard its length")
         if min(lengths, default=0) < 0 or keep < 1:
-            raise ConfigError("shards have lengths of at least 0, and at least one is kept: mend lengths or keep")
+            raise ConfigError("shards have lengths of at least 0, and at least one is kept: correct lengths or keep")
         self.shards = shards
         self.lengths = tuple(lengths)
         self._read = read
@@ -55,14 +56,14 @@ class ShardedDataset(Dataset[Any], Generic[ShardT]):
         self._kept: OrderedDict[int, list[Any]] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many samples all shards have."""
+        """The samples of all shards."""
         return sum(self.lengths)
 
     def __getitem__(self, index: int) -> Any:
-        """The sample, by its place in all shards put together.
+        """The sample of this index, counted through all shards.
 
         Raises:
-            ConfigError: Its shard did not have as many samples as its length says.
+            ConfigError: Its shard has another number of samples than its length says.
         """
         if not 0 <= index < len(self):
             raise IndexError(index)
@@ -76,7 +77,7 @@ class ShardedDataset(Dataset[Any], Generic[ShardT]):
             if len(samples) != self.lengths[number]:
                 raise ConfigError(
                     f"shard {self.shards[number]!r} has {len(samples)} samples where its length says"
-                    f" {self.lengths[number]}: mend lengths"
+                    f" {self.lengths[number]}: correct lengths"
                 )
             while len(self._kept) >= self._keep:
                 self._kept.popitem(last=False)
@@ -85,7 +86,7 @@ class ShardedDataset(Dataset[Any], Generic[ShardT]):
         return self._kept[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the shards that are kept, for data workers of another process."""
+        """Without the shards in memory, for data workers."""
         return {**self.__dict__, "_kept": OrderedDict()}
 
 
@@ -97,7 +98,7 @@ class ShardedShuffle(Sampler[int]):
         self._lengths = lengths
 
     def __len__(self) -> int:
-        """How many samples all shards have."""
+        """The samples of all shards."""
         return sum(self._lengths)
 
     def __iter__(self) -> Iterator[int]:

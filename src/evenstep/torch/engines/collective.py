@@ -1,130 +1,126 @@
-"""The collective engine: barrier schemes on DistributedDataParallel.
+"""The collective engine: schemes with a barrier, on DistributedDataParallel or FSDP2.
 
-One communication hook does two things: it weighs each worker's gradient by its share, and it is the stopwatch. Every
-worker runs only its own predictor; the workers exchange integers and run the same allocation on them.
+Its communication hook weighs each worker's gradient by its share and stops the clock of compute. Each worker runs its
+own predictor; the workers exchange integers and run the same allocation on them.
 """
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeAlias, cast, final
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from evenstep.core.disagreement import require_same_plan
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import WEIGHTINGS, Ledger, MicroBatch, Share, Shares, by_samples
-from evenstep.core.values import IntArray, Reports
-from evenstep.launch.c10d import GradBucket
+from evenstep.core.samples import by_samples
+from evenstep.core.values import IntArray
+from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.direct_sum import DirectSum, suits
-from evenstep.torch.engines.gradient_watch import GradientWatch
-from evenstep.torch.engines.running_statistics import RunningStatistics
-from evenstep.torch.engines.weighting import GradientWeight
-from evenstep.torch.processes.exchange import Exchange
-from evenstep.torch.processes.liveness import Liveness, explained
-from evenstep.torch.processes.workers import Workers, gather
-from evenstep.worker.balancer import Balancer
-from evenstep.worker.iteration import Iteration, units_of
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.reports import ReportExchange
+from evenstep.torch.engines.summed_model import SummedModel
+from evenstep.torch.engines.weighting import GradientWeight, UnitCount, Weights, weight_function
+from evenstep.torch.processes.liveness import Liveness
+from evenstep.torch.processes.workers import Workers
+from evenstep.worker.hand_outs import HandedOut
+from evenstep.worker.iteration import Iteration
+from evenstep.worker.tracker import Tracker
 
-CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]]
+Reduced: TypeAlias = torch.futures.Future[torch.Tensor]
+CommHook: TypeAlias = tuple[Any, Callable[[Any, GradBucket], Reduced]]
 """A state and an averaging DDP communication hook, as `register_comm_hook` takes them."""
 
 
 @final
-class CollectiveEngine:
-    """An `Engine` that sums gradients in every iteration, behind a barrier."""
+class CollectiveEngine(Engine):
+    """Sums gradients over all workers in every iteration."""
 
     def __init__(
         self,
-        *,
         workers: Workers,
-        balancer: Balancer,
+        balancer: Tracker,
+        liveness: Liveness | None,
+        *,
         scheme: Scheme,
+        weights: Weights,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        wait: Callable[[float], None],
-        clock: Callable[[], float],
-        liveness: Liveness | None = None,
     ) -> None:
-        self.balancer = balancer
-        self.workers = workers
-        self.reports: Reports | None = None
-        self._outside: IntArray = np.zeros((self.workers.count, 2), dtype=np.int64)
-        self._on_host = all(parameter.device.type == "cpu" for model in models for parameter in model.parameters())
-        # Weakly, since their hooks hold this engine, and with it the data workers.
+        super().__init__(workers, balancer, liveness)
+        self._models = [SummedModel.of(model, workers) for model in models]
+        self._averages_statistics = any(model.statistics is not None for model in self._models)
+        devices = {parameter.device.type for model in models for parameter in model.parameters()}
+        self._on_host = workers.on_host and devices <= {"cpu"}
+        # Weak references: the optimizers' hooks refer to this engine and so to the data workers.
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._weights = [GradientWeight(model.parameters()) for model in models]
-        together = self.workers.count > 1
-        self._watches = [GradientWatch(model) for model in models] if together else []
-        self._statistics = [RunningStatistics(model, self.workers) for model in models] if together else []
-        self._weight_of = WEIGHTINGS[scheme.weighting]
+        self._weight_of = weight_function(weights, scheme, workers.count)
+        self._sums_to_one = weights == "samples"
         self._blocking = scheme.exchange == "blocking"
         self._accumulates = scheme.micro_batch is not None
-        self._clock = clock
-        self._wait = wait
-        self._liveness = liveness
-        self._exchange = Exchange(self.workers, columns=3 + Reports.columns())
+        self._one_at_a_time = "micro_batch" if self._accumulates else ""
+        self._alone = self._accumulates and workers.count == 1
+        self._exchange = ReportExchange(workers, balancer)
         self._failure: Exception | None = None
-        self._counted: tuple[dist.Work | None, torch.Tensor, int] | None = None
-        self._to_tell = False
-        self._plan: Callable[[], dict[str, Any]] = dict
-        """Of the iteration that was told last."""
-        self._left_loop_behind = False
+        self._sums: list[dist.Work] = []  # Of buckets, under way, on hosts.
+        self._units: UnitCount | None = None
+        """What `weigh_by` counted, until the weight is set."""
+        self._weighed = False
+        self._report_due = False
+        self._steps = 0
+        self._stepped_after_loop = False
         self._warned = False
-        self._alone = self._accumulates and self.workers.count == 1
         if self._alone:
-            for weight in self._weights:
-                weight.apply_by_itself()
+            for model in self._models:
+                model.weight.apply_by_itself()
 
     # The loader's side.
 
     def enter_loader(self) -> None:
-        self.balancer.enter_loader()
-        self.balancer.synchronised()
-        self._tell_now()
+        now = self.hand_outs.in_hand
+        self._end_batch(ended=now is None or now.finished)
+
+    def hand_out(self, batch: HandedOut) -> None:
+        batch.weight = self._weight_of(batch.share) * batch.piece.portion
+        super().hand_out(batch)
+
+    def batch_ends(self) -> None:
+        self._end_batch(ended=True)
+
+    def _end_batch(self, *, ended: bool) -> None:
+        self.balancer.enter_loader(ended=ended)
+        self.balancer.stopwatch.synchronised()
         self._collect()
-        if self.reports is not None:
-            self.balancer.learn(self.reports, self._outside)
-            self.reports = None
+        self._exchange.learn()
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
-        return self.balancer.shares(ledger, epoch=epoch, depth=depth)
-
-    def leave_loop(self) -> None:
-        self.balancer.leave_loop()
-
-    def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
-        self.balancer.begin(share, piece, epoch)
-        self._counted = None
-        self._set_weight(self._weight_of(share) * piece.portion)
+    def begin(self, batch: HandedOut) -> None:
+        self.balancer.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
+        self._units, self._weighed = batch.units, batch.units is not None
+        assert batch.weight is not None
+        self._set_weight(batch.weight)
 
     def close(self) -> None:
-        self.balancer.close()
-        for watch in self._watches:
-            watch.close()
-        if self._liveness is not None:
-            self._liveness.close()
-        self.workers.leave()
+        for model in self._models:
+            model.close()
+        super().close()
 
-    def weigh_by(self, count: int) -> None:
-        now = self.balancer.iteration
-        count = units_of(now, count)
+    def units_of_all(self, units: int) -> UnitCount:
         if self._accumulates:
             raise ConfigError(
                 "weigh_by does not go with micro_batch, whose number differs from worker to worker: leave out one of"
                 " them"
             )
-        total = torch.tensor([count], dtype=torch.int64)
-        work = None
-        if self.workers.host_group is not None:
-            work = dist.all_reduce(total, group=self.workers.host_group, async_op=True)
-        self._counted = (work, total, count)
-        if any(weight.accumulating for weight in self._weights):
-            self._settle_weight()  # Before the gradient adds to others, weighted otherwise.
+        return UnitCount(units, self.workers.host_group)
+
+    def weigh(self, batch: HandedOut) -> None:
+        self._units, self._weighed = batch.units, True
+        for model in self._models:
+            model.weight.leave()
+        if any(model.weight.accumulating for model in self._models):
+            self._settle_weight()  # Before this gradient is added to others of another weight.
 
     # The model's side.
 
@@ -132,114 +128,118 @@ class CollectiveEngine:
     def synchronises(self) -> bool:
         return self.balancer.iteration is None or self.balancer.iteration.piece.last
 
-    @property
-    def unsettled(self) -> str | None:
-        return None
-
-    def settle(self) -> None:
-        """They are alike after every step."""
-
-    def forward_begins(self, model: int, *, synchronises: bool) -> None:
-        if self._watches:
-            self._watches[model].forward(synchronises=synchronises)
-            self._finish_statistics()  # A pass must not be undone by the average over those before it.
+    def reduction_begins(self, model: int, *, synchronises: bool) -> None:
+        own = self._models[model]
+        if own.watch is not None:
+            own.watch.forward(synchronises=synchronises)
+        if self._averages_statistics:
+            self._finish_statistics()  # The average must not overwrite the statistics of this pass.
         if self.balancer.iteration is None:
             return
         if self._after_the_loop:
-            self._weights[model].set(1 / self.workers.count)
+            own.weight.set(1 / self.workers.count)
             return
         if not synchronises and not self._alone:
             self._settle_weight()
-            self._weights[model].accumulate()
-        self.balancer.resume()
+            own.weight.accumulating = True
+        own.weight.expect(synchronises=synchronises)
+        own.weight.begin(synchronises=synchronises and self._units is None)
+        self.balancer.stopwatch.run()
 
-    def forward_ends(self, outputs: object) -> None:
-        """No gradient is stale here, so a learning rate that goes well in one process does so too."""
+    def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor) -> None:
+        super()._backward_begins(model, batch, gradient)
+        if self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
+            self._models[model].weight.keep_sum()
 
-    def communicate(
-        self, model: int, comm_hook: CommHook | None, bucket: GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
-        """The DDP communication hook: a bucket's gradient summed over all workers, weighted by share."""
-        weight = self._weights[model]
-        gradients = bucket.buffer()
+    def weigh_on_the_way(self, model: int, replica: DistributedDataParallel) -> None:
+        """The gradients of this model are views of the replica's buckets."""
+        self._models[model].weight.weigh_on_the_way(replica)
+
+    def communicate(self, model: int, comm_hook: CommHook | None, bucket: GradBucket) -> Reduced:
+        """The DDP communication hook: the weighted sum of a bucket's gradients over all workers."""
+        gradients, last = bucket.buffer(), bucket.is_last()
         if self._failure is not None:
-            return _completed(gradients)
+            return completed(gradients)
         try:
-            self._settle_weight()
-            if self.balancer.iteration is None:
-                weight.set(1 / self.workers.count)  # A backward outside the loop: what DDP does.
-            if bucket.is_last():
-                weight.synchronised()
-                self._watches[model].reduced()
-                self._compute_ends()
-            weight.apply(bucket, scale=1 if comm_hook is None else self.workers.count)
-            if bucket.is_last() and self._on_host and comm_hook is None:
-                self._reduce_last(gradients)
-                self._start_statistics(model)
-                self.balancer.waiting_ends()
-                return _completed(gradients)
+            self._weigh_bucket(model, bucket, 1 if comm_hook is None else self.workers.count, last=last)
+            if self._on_host and comm_hook is None:
+                self._reduce_on_host(model, gradients, last=last)
+                return completed(gradients)
             if comm_hook is None:
                 work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
                 reduced = work.get_future()
             else:
-                state, hook = comm_hook
-                reduced = hook(state, bucket)
-            if bucket.is_last():
-                self._tell()
+                reduced = comm_hook[1](comm_hook[0], bucket)
+            if last:
+                self._overlap_report()
                 self._start_statistics(model)
         except (RuntimeError, EvenstepError) as error:
             self._fail(error)
-            return _completed(gradients)
-        last = bucket.is_last()
-        weighted: torch.futures.Future[torch.Tensor] = reduced.then(
-            lambda future: self._reduced(future, gradients, last=last)
-        )
-        return weighted
+            return completed(gradients)
+        return cast("Reduced", reduced.then(lambda future: self._reduced(future, gradients, last=last)))
 
-    def weigh(self, model: int, gradients: torch.Tensor) -> None:
-        """Weigh gradients of a sharded model in place, before they are summed over all workers."""
-        self._settle_weight()
-        if self.balancer.iteration is None:
-            self._weights[model].set(1 / self.workers.count)  # A backward outside the loop: what FSDP does.
-        self._weights[model].apply_whole(gradients)
+    def _weigh_bucket(self, model: int, bucket: GradBucket, scale: float, *, last: bool) -> None:
+        weight = self._settled_weight(model)
+        if last:
+            self._models[model].summed()
+            self._compute_ends()
+        weight.apply(bucket, scale, self.workers.count)
 
-    def backward_ends(self, model: int) -> None:
-        """A backward of a sharded model is over, its gradients are summed; its compute ended as it sent the last."""
-        self._weights[model].synchronised()
-        self._watches[model].reduced()
-        self.balancer.discard()
-        self._compute_ends()
-        self._tell()
-        self._start_statistics(model)
+    def _reduce_on_host(self, model: int, gradients: torch.Tensor, *, last: bool) -> None:
+        """Start to sum a bucket; with the last one, wait for all, since nothing is left to overlap with.
+
+        DistributedDataParallel reads no bucket before the last, so none needs a thread that wakes up to hand it on.
+        """
+        assert self.workers.device_group is not None
+        if not last:
+            self._sums.append(start_sum(gradients, self.workers.device_group))
+            return
+        now = self.balancer.iteration
+        if now is not None and self._report_due and not self._blocking and suits(gradients, self.workers):
+            direct = DirectSum(gradients, self.workers)
+            self._report_due = False
+            self._exchange.deliver(direct.finish(self._row(now)))
+        else:
+            self._sums.append(start_sum(gradients, self.workers.device_group))
+            self._overlap_report()  # After the gradients, which all workers wait for.
+        for each in self._sums:
+            each.wait()
+        self._sums.clear()
+        if self._averages_statistics:
+            self._start_statistics(model)
         self.balancer.waiting_ends()
 
-    def _reduce_last(self, gradients: torch.Tensor) -> None:
-        """Sum the bucket that everybody waits for; nothing is left to overlap with, so wait here."""
-        now = self.balancer.iteration
-        if now is not None and self._to_tell and not self._blocking and suits(gradients, self.workers):
-            direct = DirectSum(gradients, self.workers)
-            self._to_tell = False
-            self._exchange.deliver(direct.finish(self._row(now)))
-            return
-        work = dist.all_reduce(gradients, group=self.workers.device_group, async_op=True)
-        self._tell()  # After the gradients have left: they are what everybody waits for.
-        work.wait()
-
     def _reduced(self, future: torch.futures.Future[Any], local: torch.Tensor, *, last: bool) -> torch.Tensor:
-        """The sum over all workers; after a failure, which is kept, the local gradients in its place."""
+        """The sum over all workers; the local gradients after a failure, which is kept."""
         try:
             if last:
                 self.balancer.waiting_ends()
-            return _tensor(future.value())
+            value = future.value()
         except RuntimeError as error:
             self._fail(error)
             return local
+        # c10d gives a list of one tensor, a user's hook a tensor.
+        return cast("torch.Tensor", value[0] if isinstance(value, list) else value)
+
+    def weigh_sharded(self, model: int, gradients: torch.Tensor) -> None:
+        """Weigh gradients of a sharded model in place, before they are summed over all workers."""
+        self._settled_weight(model).apply_whole(gradients)
+
+    def backward_ends(self, model: int) -> None:
+        """A backward of a sharded model is over and its gradients are summed; compute ended when the last were sent."""
+        self._models[model].summed()
+        self.balancer.stopwatch.drop()
+        self._compute_ends()
+        self._overlap_report()
+        self._start_statistics(model)
+        self.balancer.waiting_ends()
 
     # The optimizer's side.
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before any weight changes: everybody is here, and everybody did the same iteration with the same sizes."""
+        """Check that all workers did the same iteration with the same sizes, and that gradients are sums."""
         now = self.balancer.iteration
+        self.check_batch(optimizer)
         if not self.synchronises:
             raise ConfigError(
                 "the optimizer was stepped between two micro-batches of an iteration: step the one that prepare"
@@ -247,30 +247,39 @@ class CollectiveEngine:
             )
         if self.workers.device_group is None and now is not None and now.paused is None:
             self._compute_ends()
-        self.balancer.synchronised()
-        self._tell_now()
+        self.balancer.stopwatch.synchronised()
         self._collect()
-        for watch in self._watches:
-            trouble = watch.trouble(optimizer)
+        for model in self._models:
+            trouble = None if model.watch is None else model.watch.trouble(optimizer)
             if trouble is not None:
                 raise ConfigError(trouble)
+        self._require_summed()
         self.balancer.steps()
-        if self._left_loop_behind and not self._warned:
+        self._steps += 1
+        if self._stepped_after_loop and not self._warned:
             self._warned = True
             warnings.warn(
                 "the optimizer steps on a batch after the loop over the prepared loader has ended, where every worker's"
-                " gradient counts alike: loop over the loader anew for each epoch (itertools.cycle hands out old"
+                " gradient counts alike: loop over the loader again for each epoch (itertools.cycle hands out old"
                 " batches, whose sizes are not known any more)",
                 stacklevel=2,
             )
+
+    def _require_summed(self) -> None:
+        batch = self.hand_outs.in_hand
+        if batch is None or self.workers.count == 1 or not batch.backward or batch.closed or self._after_the_loop:
+            return
+        raise ConfigError(
+            "the gradients of the batch in hand were not summed over the workers, as those of torch.autograd.grad are"
+            " not: run backward() on a loss of what the model that prepare returned gave"
+        )
 
     # In between.
 
     @property
     def _after_the_loop(self) -> bool:
-        """Whether a loop has ended, and what is computed on is none of its batches: what plain training does, then."""
-        now = self.balancer.iteration
-        return now is not None and now.ended is not None
+        """Whether the loop over the loader has ended; gradients then count as in plain training."""
+        return self._all_done
 
     def _compute_ends(self) -> None:
         """This worker's gradient is complete; from here on it only communicates."""
@@ -278,106 +287,111 @@ class CollectiveEngine:
         if now is None:
             return
         if self._after_the_loop:
-            self._left_loop_behind = True
+            self._stepped_after_loop = True
             return
         if self._accumulates and now.paused is not None:
             raise ConfigError(
                 "a second backward in an iteration does not go with micro_batch: add the losses up and run one backward"
             )
         self.balancer.compute_ends()
-        self._to_tell = True
+        if self.hand_outs.in_hand is not None:
+            self.hand_outs.in_hand.closed = True
+        self._report_due = True
 
-    def _tell(self) -> None:
-        """Start the exchange with the others, while the gradients are on their way."""
+    def _overlap_report(self) -> None:
+        """Send this worker's report while its gradients are under way, unless the scheme waits for them first."""
         if not self._blocking:
-            self._tell_now()
+            self._send_report()
 
-    def _tell_now(self) -> None:
-        if self._to_tell and self.balancer.iteration is not None:
-            self._to_tell = False
+    def _send_report(self) -> None:
+        if self._report_due and self.balancer.iteration is not None:
+            self._report_due = False
             self._exchange.start(self._row(self.balancer.iteration))
 
     def _row(self, now: Iteration) -> list[int]:
-        optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
-        rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-        # One that is a tensor may be on a device, which would have to be waited for.
-        rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
-        weighed = self._counted is not None
-        self._plan = partial(now.plan, weighed=weighed, rates=rates)
-        return [now.fingerprint(weighed=weighed, rates=rates), *now.outside, *self.balancer.row(now)]
+        rates = [
+            group["lr"]
+            for reference in self._optimizers
+            if (optimizer := reference()) is not None
+            for group in optimizer.param_groups
+            # A tensor may be on a device, and reading it would wait for the device.
+            if "lr" in group and not isinstance(group["lr"], torch.Tensor)
+        ]
+        return self._exchange.row(now, weighed=self._weighed, rates=rates, steps=self._steps)
 
     def _settle_weight(self) -> None:
-        """Wait for the units that the other workers counted, where this iteration is weighted by them."""
-        if self._counted is None:
+        """If the iteration is weighed by units, wait for the other workers' counts."""
+        units, self._units = self._units, None
+        if units is None:
             return
-        work, total, count = self._counted
-        if work is None and self.workers.host_group is not None:
-            return
-        if work is not None:
-            self.balancer.compute_pauses()
-            try:
-                with self.balancer.activity.waiting():
-                    work.wait()
-            except RuntimeError as error:
-                raise self.explained(error) from error
-            self.balancer.resume()
-        self._counted = (None, total, count)
-        # Where nothing counts anywhere there is nothing to learn, as with a loss that is divided by max(count, 1).
-        self._set_weight(count / max(int(total), 1))
+        self.balancer.stopwatch.pause()
+        try:
+            with self.balancer.activity.waiting():
+                weight = units.weight()
+        except RuntimeError as error:
+            raise self.explained(error) from error
+        self.balancer.stopwatch.run()
+        self._set_weight(weight)
 
-    def _set_weight(self, share: float) -> None:
-        for weight in self._weights:
-            weight.set(share)
+    def _settled_weight(self, model: int) -> GradientWeight:
+        if self._units is not None:
+            self._settle_weight()
+        weight = self._models[model].weight
+        if self.balancer.iteration is None:
+            weight.set(1 / self.workers.count)  # Outside the loop: as DDP and FSDP do.
+        return weight
+
+    def _set_weight(self, weight: float) -> None:
+        for model in self._models:
+            model.weight.set(weight)
 
     def _start_statistics(self, model: int) -> None:
-        now = self.balancer.iteration
-        weight = 1 / self.workers.count if now is None or self._after_the_loop else by_samples(now.share)
-        self._statistics[model].start(weight)
+        statistics, now = self._models[model].statistics, self.balancer.iteration
+        if statistics is not None:
+            outside = now is None or self._after_the_loop
+            statistics.start(1 / self.workers.count if outside or now is None else by_samples(now.share))
 
     def _finish_statistics(self) -> None:
-        for statistics in self._statistics:
+        for model in self._models:
+            if model.statistics is None or not model.statistics.under_way:
+                continue
             try:
                 with self.balancer.activity.waiting():
-                    statistics.finish()
+                    model.statistics.finish()
             except RuntimeError as error:
                 self._fail(error)
 
     def _collect(self) -> None:
-        """Await the exchange and check that the workers agree; raise what has failed since."""
-        self._finish_statistics()
-        try:
-            with self.balancer.waiting():
-                table = self._exchange.finish()
-        except RuntimeError as error:
-            self._fail(error)
-            table = None
+        """Exchange the reports and check that the workers agree; raise what has failed since the last time."""
+        if self._report_due:
+            self._send_report()
+        if self._averages_statistics:
+            self._finish_statistics()
+        arrived = self._awaited_rows() if self._exchange.pending is not None else None
         if self._failure is not None:
             raise self.explained(self._failure) from self._failure
-        if table is None:
+        if arrived is None:
             return
         now = self.balancer.iteration
         if now is not None and now.paused is not None:
-            now.synchronised_seconds = self._clock() - now.paused
-        require_same_plan(lambda: gather(self.workers, self._plan()), table[:, 0])
-        self.reports, self._outside = Reports.from_table(table[:, 3:]), table[:, 1:3]
+            now.synchronised_seconds = time.perf_counter() - now.paused
+        self._exchange.check(arrived)
+
+    def _awaited_rows(self) -> IntArray | None:
+        try:
+            with self.balancer.waiting():
+                return self._exchange.wait()
+        except RuntimeError as error:
+            self._fail(error)
+            return None
 
     def _fail(self, cause: Exception) -> None:
-        """Keep the first failure; a communication thread may be the one that meets it."""
+        """Keep the first failure, which may occur in a thread of the communication library."""
         if self._failure is None:
             self._failure = cause
 
     def explained(self, cause: Exception) -> EvenstepError:
-        """The error to raise after a collective failed with `cause`; nothing is stepped after it."""
-        self._failure = explained(cause, self._liveness, self._wait)
-        return self._failure
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """What a reduction's future holds: c10d gives a list of one tensor, a user's hook a tensor."""
-    return cast("torch.Tensor", value[0] if isinstance(value, list) else value)
-
-
-def _completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(value)
-    return future
+        """As `Engine.explained`; no weight changes afterwards."""
+        failure = super().explained(cause)
+        self._failure = failure
+        return failure

@@ -1,18 +1,26 @@
-"""Describes a model and its optimizers to the servers."""
+"""Describes a model and its optimizer to the servers."""
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
+import msgspec
 import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.layout import Layout, ParameterSpec
 from evenstep.protocol.optimizer import OptimizerSpec, Option, Options, State, plain_option
+from evenstep.server.shard.elementwise import require_elementwise
 from evenstep.tensors.messages import DTYPES
 from evenstep.tensors.optimizers import OPTIMIZERS, optimizer_named
+from evenstep.transport.codec import DEFAULT_LIMITS
 
+_MAX_OPTIONS_BYTES: Final = DEFAULT_LIMITS.header_bytes - 2**13  # A header has other fields, too.
 _HOW_IT_IS_COMPUTED: Final = frozenset({"foreach", "fused", "capturable", "differentiable"})
+_OF_SCHEDULERS: Final = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr", "param_names"}
+)
+"""What schedulers and torch note in param groups, which no optimizer reads."""
 
 
 def layout_of(named: Iterable[tuple[str, torch.Tensor]], optimizers: Sequence[torch.optim.Optimizer]) -> Layout:
@@ -21,9 +29,9 @@ def layout_of(named: Iterable[tuple[str, torch.Tensor]], optimizers: Sequence[to
     Raises:
         ConfigError: One is in two groups, has no name, or is of a kind that a message cannot carry.
     """
-    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
     named = list(named)
     names = {id(parameter): name for name, parameter in named}
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
     stepped: dict[int, int] = {}
     for number, group in enumerate(groups):
         for parameter in group:
@@ -37,7 +45,7 @@ def layout_of(named: Iterable[tuple[str, torch.Tensor]], optimizers: Sequence[to
             stepped[id(parameter)] = number
     trained = {
         id(parameter): _spec(name, parameter, stepped[id(parameter)])
-        for name, parameter in reversed(named)  # Of a tied parameter's names the first counts.
+        for name, parameter in reversed(named)  # A tied parameter goes by its first name.
         if parameter.requires_grad and id(parameter) in stepped
     }
     if not trained:
@@ -61,28 +69,52 @@ def describe(optimizer: torch.optim.Optimizer, allowed: Collection[str] = ()) ->
     """How a server can run this optimizer; `allowed` are the names beyond the table that the servers were given.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: It cannot.
     """
     kind = type(optimizer)
     names = [name for name in (*OPTIMIZERS, *allowed) if optimizer_named(name, allowed) is kind]
     if not names:
         raise ConfigError(
             f"a server cannot run {kind.__module__}:{kind.__qualname__}: use {', '.join(OPTIMIZERS)} of torch.optim,"
-            " exactly, or allow another element-wise optimizer by that name on the server's command line"
+            " exactly, or name another element-wise class in the scheme, as ssp:optimizer=my_module:MyClass"
         )
     known = [name for name in inspect.signature(kind).parameters if name not in _HOW_IT_IS_COMPUTED]
     groups = tuple(
         {name: _plain(name, group[name]) for name in known if group.get(name) is not None and name != "params"}
         for group in optimizer.param_groups
     )
-    return OptimizerSpec(name=names[0], groups=groups)
+    spec = OptimizerSpec(name=names[0], groups=groups)
+    if names[0] not in OPTIMIZERS:
+        _require_all_described(optimizer, known)
+        numbered = ((each, number) for number, group in enumerate(optimizer.param_groups) for each in group["params"])
+        require_elementwise(
+            spec, allowed, [(tuple(each.shape), group) for each, group in numbered if each.requires_grad]
+        )
+    return spec
+
+
+def _require_all_described(optimizer: torch.optim.Optimizer, known: Collection[str]) -> None:
+    """Check that the param groups say everything that the constructor was given, since servers construct it from them.
+
+    Raises:
+        ConfigError: They say less, or more than the constructor takes.
+    """
+    kind, default = type(optimizer), inspect.signature(type(optimizer)).parameters
+    for group in optimizer.param_groups:
+        given = set(group) - _HOW_IT_IS_COMPUTED - _OF_SCHEDULERS
+        unsaid = {name for name in given & {*known} if group[name] is None and default[name].default is not None}
+        for name in sorted(({"params", *known} ^ given) | unsaid):
+            raise ConfigError(
+                f"servers cannot run {kind.__module__}:{kind.__qualname__}: its option {name!r} is not both an argument"
+                " of its constructor and in its param groups; give all arguments as defaults to torch.optim.Optimizer"
+            )
 
 
 def options_of(spec: OptimizerSpec, optimizer: torch.optim.Optimizer) -> tuple[Options, ...]:
-    """The options as the optimizer has them now: a scheduler may have changed them.
+    """The options as the optimizer has them now; a scheduler may have changed them.
 
     Raises:
-        ConfigError: One of them is nothing that can be sent, or a group was added.
+        ConfigError: One of them cannot be sent, or a group was added.
     """
     if len(optimizer.param_groups) != len(spec.groups):
         raise ConfigError("a param group was added after prepare: add all groups before it")
@@ -92,31 +124,39 @@ def options_of(spec: OptimizerSpec, optimizer: torch.optim.Optimizer) -> tuple[O
     )
 
 
+def require_small_options(spec: OptimizerSpec, optimizer: torch.optim.Optimizer) -> None:
+    """Check that the options fit into the header of a push.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    options = options_of(spec, optimizer)
+    needed = len(msgspec.msgpack.encode(options))
+    if needed > _MAX_OPTIONS_BYTES:
+        raise ConfigError(
+            f"the options of {len(options)} param groups take {needed} bytes, and at most {_MAX_OPTIONS_BYTES} can"
+            " travel with a push to parameter servers: put parameters with the same options into one group"
+        )
+
+
 def state_by_name(
     optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], state_dict: Mapping[str, object]
 ) -> dict[str, State]:
     """The states in a state dict of this optimizer, by the names of its parameters."""
     states = cast("Mapping[int, State]", state_dict["state"])
-    return {
-        names[parameter]: states[index]
-        for index, parameter in enumerate(_parameters(optimizer))
-        if parameter in names and states.get(index)
-    }
+    return {name: states[index] for index, name in _named(optimizer, names) if states.get(index)}
 
 
 def state_by_index(
     optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], states: Mapping[str, State]
 ) -> dict[int, State]:
-    """States by name as this optimizer's `state_dict()["state"]` has them; the inverse of `state_by_name`."""
-    return {
-        index: states[names[parameter]]
-        for index, parameter in enumerate(_parameters(optimizer))
-        if parameter in names and states.get(names[parameter])
-    }
+    """States by name in the form of this optimizer's `state_dict()["state"]`; the inverse of `state_by_name`."""
+    return {index: states[name] for index, name in _named(optimizer, names) if states.get(name)}
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _named(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> Iterator[tuple[int, str]]:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return ((index, names[parameter]) for index, parameter in enumerate(parameters) if parameter in names)
 
 
 def _plain(name: str, value: object) -> Option:

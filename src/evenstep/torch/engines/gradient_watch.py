@@ -1,21 +1,21 @@
-"""Finds gradients that DistributedDataParallel left local: it says nothing of them, and the workers would part."""
+"""Finds gradients that DistributedDataParallel did not sum: it does not report them, and the workers would diverge."""
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import torch
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-_MAX_NAMED = 3
+_MAX_NAMED: Final = 3
 
 
 @final
 class GradientWatch:
-    """Knows whether a model's gradients are sums over all workers, from the first trained parameter's.
+    """Knows whether a model's gradients are sums over all workers.
 
-    Backward reaches the first parameter last. A gradient that arrives there and is not followed by the reduction of
-    the last bucket is this worker's alone.
+    Backward reaches the first trained parameter last. If a gradient arrives there and the reduction of the last bucket
+    does not follow, the gradients are this worker's alone.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -42,7 +42,9 @@ class GradientWatch:
         self._local = self._awaited = self._unsynchronised = False
 
     def trouble(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """Why an optimizer must not step; None where all gradients that it steps on are sums."""
+        """Why an optimizer must not step; None if all its gradients are sums."""
+        if not self._frozen and not self._local:
+            return None
         thawed = [name for name, each in self._frozen.items() if each.requires_grad and each.grad is not None]
         if not thawed and not self._local:
             return None
@@ -71,7 +73,7 @@ class GradientWatch:
         )
 
     def close(self) -> None:
-        """Look no more; autograd holds its hooks where no garbage collector looks."""
+        """Remove the hook, which autograd keeps alive."""
         if self._handle is not None:
             self._handle.remove()
 

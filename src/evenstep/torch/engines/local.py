@@ -1,82 +1,79 @@
-"""The local engine: each worker trains alone for some iterations, then all average their models (local SGD)."""
+"""The local engine: workers train alone for some iterations, then average their models (local SGD)."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from evenstep.core.disagreement import require_same_plan
-from evenstep.core.errors import DisagreementError, EvenstepError
-from evenstep.core.samples import Ledger, MicroBatch, Share, Shares, ends_period
-from evenstep.core.values import IntArray, Reports
+from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError
+from evenstep.core.samples import ends_period
 from evenstep.core.workers import minority, name_workers
-from evenstep.torch.engines.average import (
-    agree_on_step_counts,
-    average,
-    averaged_tensors,
-    digest,
-    digest_of_counts,
-    step_counts,
-)
-from evenstep.torch.processes.exchange import Exchange
-from evenstep.torch.processes.liveness import Liveness, explained
-from evenstep.torch.processes.workers import Workers, gather
-from evenstep.worker.balancer import Balancer
-from evenstep.worker.iteration import Iteration, units_of
+from evenstep.torch.engines.average import agree_on_step_counts, average, averaged_tensors, digest, step_counts
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.reports import ReportExchange
+from evenstep.torch.processes.liveness import Liveness
+from evenstep.torch.processes.workers import Workers
+from evenstep.worker.hand_outs import HandedOut
+from evenstep.worker.iteration import Iteration
+from evenstep.worker.tracker import Tracker
 
 
 @final
-class LocalEngine:
-    """An `Engine` whose workers step alone and meet every `period` iterations.
+class LocalEngine(Engine):
+    """Workers step alone and average their models every `period` iterations.
 
-    What was computed on between two averages is one iteration to the balancer and in the event log. The average takes
-    place when the script asks for the next batch, so after its optimizer has stepped.
+    All iterations between two averages are one iteration to the balancer and in the event log. The average takes place
+    when the script asks for the next batch, after its optimizer has stepped.
     """
 
     def __init__(
         self,
-        *,
         workers: Workers,
-        balancer: Balancer,
+        balancer: Tracker,
+        liveness: Liveness | None,
+        *,
         period: int,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        wait: Callable[[float], None],
-        clock: Callable[[], float],
-        liveness: Liveness | None = None,
     ) -> None:
-        self.balancer = balancer
-        self.workers = workers
+        super().__init__(workers, balancer, liveness)
         self._period = period
         self._models = models
         self._optimizers = optimizers
-        self._clock = clock
-        self._wait = wait
-        self._liveness = liveness
-        self._exchange = Exchange(self.workers, columns=6 + Reports.columns())
-        self._reports: Reports | None = None
-        self._outside: IntArray = np.zeros((self.workers.count, 2), dtype=np.int64)
+        self._exchange = ReportExchange(workers, balancer)
         self._units = 0
         self._count = 0
         self._weighed = False
         self._in_hand = False
-        self._begun_at = 0.0
-        if self.workers.device_group is not None:
-            # As DistributedDataParallel does: all start from the first worker's model.
+        self._began_at = 0.0
+        self._stepped: set[int] = set()
+        if workers.device_group is not None:
+            # As under DistributedDataParallel, all workers start from the model of worker 0.
             for model in models:
                 for tensor in (*model.parameters(), *model.buffers()):
-                    dist.broadcast(tensor.detach(), group=self.workers.device_group, group_src=0)
-
-    # The loader's side.
+                    dist.broadcast(tensor.detach(), group=workers.device_group, group_src=0)
 
     def enter_loader(self) -> None:
-        self._come_in(meet=False)
+        now = self.hand_outs.in_hand
+        if now is None or now.finished:
+            self._end_iteration(meet=False)
+        else:
+            self.balancer.enter_loader(ended=False)
 
-    def _come_in(self, *, meet: bool) -> None:
-        """The iteration in hand is over: hold the worker where it is emulated, and `meet` the others or where due."""
-        self.balancer.compute_pauses()
+    def batch_ends(self) -> None:
+        now = self.hand_outs.in_hand
+        if now is not None and not now.finished and ends_period(now.share, self._period):
+            raise ConfigError(
+                "the models are to be averaged after a batch whose backward has not run when the next one begins: run"
+                " the backward of a batch before the forward pass of the next"
+            )
+        self._end_iteration(meet=False)
+
+    def _end_iteration(self, *, meet: bool) -> None:
+        """Finish the iteration in hand; average if `meet` is set or the period is over."""
+        self.balancer.stopwatch.pause()
         now = self.balancer.iteration
         if now is not None and self._in_hand:
             self._finish(now)
@@ -88,56 +85,35 @@ class LocalEngine:
             except (RuntimeError, EvenstepError) as error:
                 raise self.explained(error) from error
         self.balancer.enter_loader()
-        if self._reports is not None:
-            self.balancer.learn(self._reports, self._outside)
-            self._reports = None
+        self._exchange.learn()
 
     def _finish(self, now: Iteration) -> None:
-        """Count what was computed on, and hold the worker where it is emulated."""
+        """Count the batch in hand, and hold the worker if slowness is emulated."""
         self._in_hand = False
         self._units += self._count
         hold = self.balancer.hold
         if hold is not None:
-            elapsed = self.balancer.compute_seconds() - self._begun_at
-            self.balancer.resume()
+            elapsed = self.balancer.stopwatch.read() - self._began_at
+            self.balancer.stopwatch.run()
             hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes[-1:], elapsed_seconds=elapsed)
-            self.balancer.compute_pauses()
+            self.balancer.stopwatch.pause()
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
-        return self.balancer.shares(ledger, epoch=epoch, depth=depth)
-
-    def leave_loop(self) -> None:
-        self.balancer.leave_loop()
-
-    def begin(self, share: Share, piece: MicroBatch, epoch: int) -> None:
-        before = self.balancer.iteration
+    def begin(self, batch: HandedOut) -> None:
+        before, hold = self.balancer.iteration, self.balancer.hold
         goes_on = before is not None and before.paused is None
-        self._begun_at = self.balancer.compute_seconds() if goes_on and self.balancer.hold is not None else 0.0
-        if self.balancer.hold is not None:
-            self.balancer.hold.begin_iteration()
-        self.balancer.begin(share, piece, epoch)
+        self._began_at = self.balancer.stopwatch.read() if goes_on and hold is not None else 0.0
+        if hold is not None:
+            hold.begin_iteration()
+        self.balancer.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
         self._in_hand = True
-        self._count = piece.samples
+        self._stepped.clear()
+        self._count = batch.piece.samples
+        if batch.units is not None:
+            self.weigh(batch)
 
-    def weigh_by(self, count: int) -> None:
-        """The averages then weigh each worker by the units that it counted, instead of by samples."""
-        self._count = units_of(self.balancer.iteration, count)
+    def weigh(self, batch: HandedOut) -> None:
+        self._count = batch.units
         self._weighed = True
-
-    def explained(self, cause: Exception) -> EvenstepError:
-        return explained(cause, self._liveness, self._wait)
-
-    def close(self) -> None:
-        self.balancer.close()
-        if self._liveness is not None:
-            self._liveness.close()
-        self.workers.leave()
-
-    # The model's and the optimizer's side.
-
-    @property
-    def synchronises(self) -> bool:
-        return True
 
     @property
     def unsettled(self) -> str | None:
@@ -147,58 +123,52 @@ class LocalEngine:
         return "each worker's weights are its own until the next average: call loader.settle() on all before saving"
 
     def settle(self) -> None:
-        with self.balancer.activity.waiting():  # Afterwards the script does what it did, and asks for no batch.
-            self._come_in(meet=self.unsettled is not None)
-
-    def forward_begins(self, model: int, *, synchronises: bool) -> None:
-        self.balancer.resume()
-
-    def forward_ends(self, outputs: object) -> None:
-        """No gradient is stale here, so a learning rate that goes well in one process does so too."""
+        with self.balancer.activity.waiting():  # Afterwards the script goes on, and asks for no batch.
+            self._end_iteration(meet=self.unsettled is not None)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """A copy of somebody else's sample teaches nothing: its gradients are dropped."""
+        """Drop the gradients if the batch is a copy of another worker's sample."""
+        self.check_batch(optimizer)
         self.balancer.steps()
+        if self.hand_outs.in_hand is not None:
+            self.hand_outs.in_hand.closed = True
         now = self.balancer.iteration
         if now is not None and self._in_hand and not now.share.samples:
             for model in self._models:
                 for parameter in model.parameters():
                     parameter.grad = None
 
-    # In between.
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average here after the last batch, if the loop ended before it was computed."""
+        self._stepped.add(id(optimizer))
+        last = self._loop_over and self._in_hand and not self.hand_outs.ahead
+        if last and self._stepped.issuperset(map(id, self._optimizers)):
+            with self.balancer.activity.waiting():
+                self._end_iteration(meet=False)
 
     def _meet(self, now: Iteration) -> None:
-        """Average the models, and exchange what everybody has measured."""
-        now.paused = self._clock()
+        """Average the models, and exchange the reports of all workers."""
+        now.paused = time.perf_counter()
         named = averaged_tensors(self._models, self._optimizers)
         counts = step_counts(self._optimizers)
-        seen = now.fingerprint(weighed=self._weighed)
-        kinds = digest({**named, "counts": counts})
-        row = [seen, self._units, kinds, digest_of_counts(counts), *now.outside, *self.balancer.row(now)]
-        self._exchange.start(row)
-        table = self._exchange.finish()
+        kinds = [(name, tuple(each.shape), each.dtype) for name, each in {**named, "counts": counts}.items()]
+        extra = (self._units, digest(kinds), digest(counts.tolist()))
+        self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
+        table = self._exchange.wait()
         assert table is not None
-        require_same_plan(lambda: gather(self.workers, now.plan(weighed=self._weighed)), table[:, 0])
-        odd = minority([str(value) for value in table[:, 2].tolist()])
+        units, digests, steps = self._exchange.check(table).T.tolist()
+        odd = minority([str(each) for each in digests])
         if odd:
             raise DisagreementError(
                 f"{name_workers(odd)} had other weights or optimizer state to average than the others: every worker"
                 " must step the same parameters before the first average"
             )
-        total = int(table[:, 1].sum())
-        if total:
-            self._average(list(named.values()), self._units / total)
-            if len(set(table[:, 3].tolist())) > 1:
-                self._agree_on(counts)
-        self.balancer.synchronised()
-        now.synchronised_seconds = self._clock() - now.paused
+        total, group = sum(units), self.workers.device_group
+        if total and group is not None:
+            average(list(named.values()), self._units / total, group)
+            if len(set(steps)) > 1:
+                assert self.workers.host_group is not None
+                agree_on_step_counts(self._optimizers, counts, counted=self._units > 0, group=self.workers.host_group)
+        self.balancer.stopwatch.synchronised()
+        now.synchronised_seconds = time.perf_counter() - now.paused
         self._units, self._weighed = 0, False
-        self._reports, self._outside = Reports.from_table(table[:, 6:]), table[:, 4:6]
-
-    def _average(self, tensors: Sequence[torch.Tensor], weight: float) -> None:
-        if self.workers.device_group is not None:
-            average(tensors, weight, self.workers.device_group)
-
-    def _agree_on(self, counts: torch.Tensor) -> None:
-        if self.workers.host_group is not None:
-            agree_on_step_counts(self._optimizers, counts, counted=self._units > 0, group=self.workers.host_group)

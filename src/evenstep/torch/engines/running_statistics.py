@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics over all workers, so that any worker's checkpoint can be trusted."""
+"""BatchNorm's running statistics over all workers, so that every worker's checkpoint has the same."""
 
 from typing import final
 
@@ -11,27 +11,35 @@ from evenstep.torch.processes.workers import Workers
 
 @final
 class RunningStatistics:
-    """Averages a model's running means and variances, weighted by the samples that each worker's rest on.
+    """Averages a model's running means and variances, weighted by samples.
 
-    DistributedDataParallel gives everybody those of worker 0, which are noise where that is a slow worker with a batch
-    of two. The running mean here is that of the union batch. The running variance is the mean of the variances that
-    batches were normalised by; it leaves out how their means differ, as normalisation in training does.
+    DistributedDataParallel gives all workers those of worker 0, which are noise if that is a slow worker with a batch
+    of two. The running mean here is that of the union batch. The running variance is the mean of the variances by which
+    batches were normalised; it leaves out how their means differ, as normalisation in training does.
 
-    Every worker starts and finishes at the same places of an iteration; the sum is under way in between.
+    All workers start and finish at the same places of an iteration; the sum is `under_way` in between.
+
+    Attributes:
+        norms: The modules whose statistics are averaged.
     """
 
     def __init__(self, model: torch.nn.Module, workers: Workers) -> None:
         self._workers = workers
-        # SyncBatchNorm's are those of the union batch already.
-        self._norms = [
+        # SyncBatchNorm already has those of the union batch.
+        self.norms = [
             module
             for module in model.modules()
             if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
         ]
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the averages are still to be taken."""
+        return self._pending is not None
+
     def start(self, weight: float) -> None:
-        """Send this worker's; the weights of all sum to 1, and at 0 not even a NaN counts."""
+        """Send this worker's statistics. The weights of all sum to 1; at 0 not even a NaN counts."""
         self.finish()
         buffers = self._buffers()
         if not buffers:
@@ -42,7 +50,7 @@ class RunningStatistics:
         self._pending = (work, flat)
 
     def finish(self) -> None:
-        """The averages become everybody's, where they are under way.
+        """Take the averages, if they are under way.
 
         Raises:
             RuntimeError: The collective failed.
@@ -55,6 +63,6 @@ class RunningStatistics:
         torch._foreach_copy_(buffers, torch.split(flat, [len(buffer) for buffer in buffers]))
 
     def _buffers(self) -> list[torch.Tensor]:
-        # Looked up anew: scripts reset them, and put other tensors in their place.
-        pairs = ((norm.running_mean, norm.running_var) for norm in self._norms)
+        # Looked up each time: scripts reset and replace them.
+        pairs = ((norm.running_mean, norm.running_var) for norm in self.norms)
         return [buffer for pair in pairs for buffer in pair if buffer is not None]

@@ -17,7 +17,7 @@ from evenstep.launch.c10d import all_gather_single, reduce_scatter_single
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.processes.workers import Workers
 
-_DIMENSIONS: Final = {1: (Shard,), 2: (Replicate, Shard)}
+_PLACEMENTS: Final[tuple[list[type], ...]] = ([Shard], [Replicate, Shard])
 
 
 def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
@@ -33,23 +33,18 @@ def require_shardable(module: torch.nn.Module, workers: Workers) -> None:
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         raise ConfigError(f"torch {torch.__version__} cannot weigh the gradients of FSDP models: use 2.8 or newer")
     for name, parameter in module.named_parameters():
-        if not isinstance(parameter, DTensor):
-            if not parameter.requires_grad:
-                continue
+        if isinstance(parameter, DTensor):
+            placements, size = parameter.placements, parameter.device_mesh.size()
+            if [type(each) for each in placements] not in _PLACEMENTS or size != workers.count:
+                raise ConfigError(
+                    f"the parameter {name!r} is sharded as {placements} over {size} of {workers.count} workers, and"
+                    " evenstep goes with fully_shard over all workers, on a mesh of one dimension or (HSDP) two: leave"
+                    " out tensor, pipeline and expert parallelism"
+                )
+        elif parameter.requires_grad:
             raise ConfigError(
                 f"the parameter {name!r} is left out of fully_shard, so nothing sums its gradient: leave out"
                 " ignored_params, or freeze it"
-            )
-        mesh, placements = parameter.device_mesh, parameter.placements
-        kinds = _DIMENSIONS.get(mesh.ndim, ())
-        alike = len(kinds) == mesh.ndim and all(
-            type(each) is kind for each, kind in zip(placements, kinds, strict=True)
-        )
-        if not alike or mesh.size() != max(workers.count, 1):
-            raise ConfigError(
-                f"the parameter {name!r} is sharded as {placements} over {mesh.size()} of {workers.count} workers, and"
-                " evenstep goes with fully_shard over all workers, on a mesh of one dimension or (HSDP) two: leave out"
-                " tensor, pipeline and expert parallelism"
             )
 
 
@@ -60,21 +55,21 @@ def weigh_shards(module: torch.nn.Module, engine: CollectiveEngine, index: int) 
     for each in module.modules():
         if not isinstance(each, FSDPModule):
             continue
-        # A divide factor of one worker's own would be applied after the sum, and give wrong gradients.
+        # A divide factor that differs between workers would be applied after the sum, and give wrong gradients.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
-        each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, goes_on=not hybrid))  # type: ignore[arg-type]
+        each.set_custom_reduce_scatter(_WeightedReduceScatter(engine, index, end, resumes=not hybrid))  # type: ignore[arg-type]
         each.set_custom_all_gather(_AllGather(engine))  # type: ignore[arg-type]
         if hybrid:
-            each.set_all_reduce_hook(lambda _: engine.balancer.resume())
-        # Local gradients that wait for a later backward would be weighed as if they were of its batch; gradients add up
-        # in shards instead, each weighed by its own batch.
+            each.set_all_reduce_hook(lambda _: engine.balancer.stopwatch.run())
+        # Gradients kept for a later backward would get the weight of its batch. They add up in shards instead, each
+        # with the weight of its own batch.
         each.set_requires_gradient_sync = _synchronise_always  # type: ignore[method-assign]
         _Interruptions(engine).of(each)
 
 
 def _synchronise_always(requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-    """Stands in for FSDP's own method: the sum is the same, whenever it is taken."""
+    """Replaces FSDP's own method: the sum is the same, whenever it is taken."""
 
 
 @final
@@ -86,11 +81,11 @@ class _BackwardEnd:
         self._index = index
         self._awaited: object = self
 
-    def is_awaited(self) -> None:
-        """A backward is under way; to be called in it, any number of times."""
+    def await_once(self) -> None:
+        """Called in a backward, any number of times."""
         if self._awaited is not self._engine.balancer.iteration:
             self._awaited = self._engine.balancer.iteration
-            # FSDP queues its own last step of a backward in the same way, and earlier.
+            # FSDP queues the last step of a backward in the same way, and earlier.
             torch.autograd.Variable._execution_engine.queue_callback(self._reached)
 
     def _reached(self) -> None:
@@ -100,7 +95,7 @@ class _BackwardEnd:
 
 @final
 class _AllGather:
-    """FSDP's own all-gather, whose errors say who is missing."""
+    """FSDP's own all-gather, with errors that name the missing worker."""
 
     def __init__(self, engine: CollectiveEngine) -> None:
         self._engine = engine
@@ -109,11 +104,7 @@ class _AllGather:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         try:
             work: dist.Work | None = all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -124,20 +115,17 @@ class _AllGather:
 
 @final
 class _WeightedReduceScatter:
-    """Sums gradients over all workers, each weighed before.
+    """Sums weighted gradients over all workers; `resumes`: compute continues right after it."""
 
-    `goes_on` says whether compute goes on after it, and not only after another collective.
-    """
-
-    def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, goes_on: bool) -> None:
+    def __init__(self, engine: CollectiveEngine, index: int, end: _BackwardEnd, *, resumes: bool) -> None:
         self._engine = engine
         self._index = index
         self._end = end
-        self._goes_on = goes_on
+        self._resumes = resumes
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        # The input's buffer is asked for in the stream of compute, which the reduction leaves.
-        self._engine.balancer.compute_pauses()
+        # FSDP allocates the input in the stream of compute, and then leaves that stream.
+        self._engine.balancer.stopwatch.pause()
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -150,23 +138,23 @@ class _WeightedReduceScatter:
     ) -> dist.Work | None:
         assert op == dist.ReduceOp.SUM
         try:
-            self._engine.weigh(self._index, input_tensor)
+            self._engine.weigh_sharded(self._index, input_tensor)
             work: dist.Work | None = reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         except RuntimeError as error:
             raise self._engine.explained(error) from error
-        if self._goes_on:
-            self._engine.balancer.resume()
-        self._end.is_awaited()
+        if self._resumes:
+            self._engine.balancer.stopwatch.run()
+        self._end.await_once()
         return work
 
 
 @final
 class _Interruptions:
-    """Stops the clock of compute while FSDP brings a module's parameters together, forward and backward.
+    """Stops the clock of compute while FSDP gathers a module's parameters, in forward and backward.
 
-    FSDP does so in hooks on the module and on its outputs; these come right before and right after.
+    FSDP does so in hooks on the module and on its outputs; these hooks run right before and right after.
     """
 
     def __init__(self, engine: CollectiveEngine) -> None:
@@ -182,12 +170,12 @@ class _Interruptions:
         module.register_forward_hook(self._after_outputs_hooks)
 
     def _begin(self) -> None:
-        self._was_running = self._balancer.computing
-        self._balancer.compute_pauses()
+        self._was_running = self._balancer.stopwatch.running
+        self._balancer.stopwatch.pause()
 
     def _end(self) -> None:
         if self._was_running:
-            self._balancer.resume()
+            self._balancer.stopwatch.run()
 
     def _before_outputs_hooks(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         self._outputs = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad]

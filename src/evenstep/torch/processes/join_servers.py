@@ -1,16 +1,12 @@
 """Finds the servers of a run, or starts them, and joins the other workers there instead of in a process group."""
 
-import atexit
 import os
 import socket
-import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import Final, TypeAlias, final
 
 import torch.distributed as dist
 
@@ -21,43 +17,54 @@ from evenstep.launch.c10d import PrefixStore, Store
 from evenstep.launch.handover import Handover, private_folder, run_of
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.meeting_place import bounded, keeper_of, meet
-from evenstep.launch.process import SECRET_VARIABLE, Servers, ServerSettings, start_servers
-from evenstep.schemes import Scheme, group_servers
+from evenstep.launch.server_settings import SECRET_VARIABLE, ServerSettings
+from evenstep.schemes import Scheme, Served, group_servers
 from evenstep.server.shard.snapshots import Snapshots
 from evenstep.telemetry.say import say
-from evenstep.torch.failure import when_failing
-from evenstep.torch.processes.workers import Workers, gather
-from evenstep.transport.base import SilentError
+from evenstep.torch.processes.hosting import POLL_SECONDS, Hosting
+from evenstep.torch.processes.workers import Workers, gather, place_of
 from evenstep.transport.connect import connect
 from evenstep.worker.activity import Activity
 from evenstep.worker.servers.link import Link
 
-if TYPE_CHECKING:
-    import tempfile
-
-_KEY: Final = "addresses"
 _JOINED: Final = "EVENSTEP_JOINED"
-"""The process that has joined the launcher's servers, which serve one run; children inherit it and are others."""
+"""Names the process that has joined the launcher's servers, which serve one run. Children inherit it, but differ."""
 _START_SECONDS: Final = 300.0
 """How long the first worker may take to start the servers, beyond the timeout."""
-POLL_SECONDS: Final = 0.2
-"""How often to look whether what keeps servers is to end."""
+_LOOPBACK: Final = "127.0.0.1"
+
+_Addresses: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """This process among the workers of a run on servers, its line to them, and what others need to reach them."""
+    """This process among the workers of a run on servers, its link to them, and what others need to reach them."""
 
     workers: Workers
     link: Link
-    addresses: tuple[tuple[str, ...], ...]
+    addresses: _Addresses
     secret: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The servers that a run wants.
+
+    `launched` holds the launcher's options, `timeout_seconds` is how long a worker waits for the others.
+    """
+
+    served: Served
+    workers: int
+    run_dir: Path | None
+    launched: LaunchSettings
+    timeout_seconds: float
 
 
 def join_servers(
     launched: LaunchSettings,
-    shards: int,
+    served: Served,
     timeout_seconds: float,
     run_dir: Path | None,
     activity: Activity,
@@ -65,38 +72,41 @@ def join_servers(
 ) -> Joined:
     """Join the workers of a run on servers.
 
-    The launcher has started the servers; where it has not (plain torchrun, several nodes, a single process), the first
-    worker starts them as its own children, and the others find them through torchrun's store.
+    If the launcher has not started the servers (plain torchrun, several nodes, a single process), the first worker
+    starts them as its children, and the others find them through torchrun's store.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete, or the servers could not be started, or serve a run that
-            this process was prepared for before, or a worker was `asked` for something wrong.
-        DisagreementError: Another worker joins none, or another number of them.
+        ConfigError: torchrun's environment is incomplete, the servers could not be started or serve a run for which
+            this process was prepared before, or a worker was `asked` for something wrong.
+        DisagreementError: Another worker joins no servers, or another number of them.
     """
-    rank, count = _place(os.environ)
-    hosting: _Hosting | None = None
+    rank, count = place_of()
+    wanted = Wanted(served=served, workers=count, run_dir=run_dir, launched=launched, timeout_seconds=timeout_seconds)
+    hosting: Hosting | None = None
     if launched.servers:
         addresses, secret = launched.servers, os.environ[SECRET_VARIABLE]
     elif count == 1 and not dist.is_initialized():
-        hosting = _host(shards, count, "127.0.0.1", run_dir, None, launched)
+        hosting = _host(wanted, _LOOPBACK, None, None)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
     else:
-        store = _store(rank, count, timeout_seconds, asked)
+        place_of("MASTER_ADDR", "MASTER_PORT")
+        store, _ = meet(rank, count, timeout_seconds, asked=asked)
         addresses, secret, hosting = bounded(
-            lambda: _meet_in_store(store, rank, count, shards, run_dir, launched, timeout_seconds),
+            lambda: meet_in_store(store, rank, wanted),
             timeout_seconds + (_START_SECONDS if rank == 0 else 0.0),
             keeper_of(store, os.environ),
         )
-    if len(addresses) != shards:
+    if len(addresses) != served.servers:
         raise ConfigError(
-            f"the scheme asks for {shards} servers but {len(addresses)} were started: give the launcher the same scheme"
+            f"the scheme asks for {served.servers} servers but {len(addresses)} were started: give the launcher the"
+            " same scheme"
         )
     if launched.servers:
         _require_first(addresses)
     link = Link(
         rank,
         lambda shard: connect(addresses[shard], secret=bytes.fromhex(secret)),
-        shards,
+        served.servers,
         timeout_seconds=timeout_seconds,
         activity=activity,
     )
@@ -109,9 +119,9 @@ def join_servers(
 
 
 def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
-    """Have this worker speak to its group's server, where the group has one; its first worker starts that.
+    """Connect this worker to its group's server, if the group has one, which the group's first worker starts.
 
-    All workers must call it together.
+    All workers must call this together.
 
     Raises:
         ConfigError: The server of a group could not be started.
@@ -123,8 +133,17 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
     own = next((group for group in groups if rank in group), ())
     record: dict[str, object] = {}
     if own and rank == own[0]:
+        settings = ServerSettings(
+            count=1,
+            workers=joined.workers.count,
+            snapshots=Path(),  # It keeps none.
+            secret=joined.secret,
+            parent=joined.addresses[0],
+            name=f"the server of {name_workers(list(own))}",
+            until_closed=True,
+        )
         try:
-            hosting = _host_group(joined, own)
+            hosting = Hosting(settings, outlived=True)
             link.hosting.append(hosting.end)
             record["addresses"] = hosting.servers.addresses[0]
         except ConfigError as error:
@@ -133,35 +152,13 @@ def join_group(joined: Joined, scheme: Scheme, hosts: Sequence[str]) -> None:
     for worker, each in enumerate(records):
         if "error" in each:
             raise ConfigError(f"worker {worker}: {each['error']}")
-    if not own:
-        return
-    addresses = tuple(records[own[0]]["addresses"])
-    link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
+    if own:
+        addresses = tuple(records[own[0]]["addresses"])
+        link.move(lambda _: connect(addresses, secret=bytes.fromhex(joined.secret)))
 
 
-def _host_group(joined: Joined, group: Sequence[int]) -> "_Hosting":
-    """Start the server of this group as a child of this process, which it outlives where the others need it."""
-    settings = ServerSettings(
-        count=1,
-        workers=joined.workers.count,
-        snapshots=Path(),  # It keeps none.
-        secret=joined.secret,
-        parent=joined.addresses[0],
-        name=f"the server of {name_workers(list(group))}",
-        until_closed=True,
-    )
-    hosting = _Hosting(start_servers(settings, lambda event: say(str(event["text"]))), outlived=True)
-    hosting.start()
-    return hosting
-
-
-def _require_first(addresses: Sequence[Sequence[str]]) -> None:
-    """The launcher's servers serve one run.
-
-    Raises:
-        ConfigError: This process has joined them before.
-    """
-    # What a process's children inherit is not theirs.
+def _require_first(addresses: _Addresses) -> None:
+    """Refuse a process that has joined the launcher's servers, which serve one run, before."""
     joined = f"{os.getpid()} {addresses}"
     if os.environ.get(_JOINED) == joined:
         raise ConfigError(
@@ -171,52 +168,44 @@ def _require_first(addresses: Sequence[Sequence[str]]) -> None:
     os.environ[_JOINED] = joined
 
 
-def _place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and number of workers."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    if "WORLD_SIZE" not in environment:
-        return 0, 1
-    if "RANK" not in environment:
-        raise ConfigError("WORLD_SIZE is set but RANK is not: start the script with torchrun")
-    return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, str, Hosting | None]:
+    """The servers' addresses and secret; the first worker starts them and publishes where they are.
 
-
-def _meet_in_store(
-    store: Store,
-    rank: int,
-    count: int,
-    shards: int,
-    run_dir: Path | None,
-    launched: LaunchSettings,
-    timeout_seconds: float,
-) -> "tuple[tuple[tuple[str, ...], ...], str, _Hosting | None]":
-    """The servers' addresses and secret; the first worker starts them and says where.
-
-    On one host it says so in a file, whose name goes over the store. Beyond it the addresses do; the secret, which the
-    user has given to all, does not travel.
+    On one host it publishes the name of a file with both. Beyond one host it publishes the addresses; the secret, which
+    the user has given to all workers, does not travel.
     """
     store = PrefixStore("evenstep/servers", store)
-    # A script that prepares several times meets anew each time.
-    key = f"{_KEY}/{store.add(f'prepared/{rank}', 1)}"
+    # A script that prepares several times uses a new key each time.
+    key = f"addresses/{store.add(f'prepared/{rank}', 1)}"
     given = os.environ.get(SECRET_VARIABLE)
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(count)
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(wanted.workers)
     if not one_host and given is None:
         raise ConfigError(
             f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits on"
             " every host"
         )
     if rank == 0:
-        host = "127.0.0.1" if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
-        hosting = _host(shards, count, host, run_dir, given, launched, store=store)
+        host = _LOOPBACK if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
+        hosting = _host(wanted, host, given, store)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
-        told = "\n".join(map(" ".join, addresses))
-        if one_host and count > 1:
-            handover = Handover(addresses=addresses, secret="" if given else secret, run=run_of(os.environ))
-            told = str(handover.write(hosting.scratch))
-        store.set(key, told)
+        handover = Handover(addresses=addresses, secret="" if given else secret, run=run_of(os.environ))
+        store.set(key, str(handover.write(hosting.folder)) if one_host else "\n".join(map(" ".join, addresses)))
         return addresses, secret, hosting
-    # A wait of the store's own would end in lines of its library on the terminal.
+    told = _await(store, key, wanted.timeout_seconds)
+    if not one_host:
+        assert given is not None
+        return tuple(tuple(line.split()) for line in told.split("\n")), given, None
+    handover = Handover.read(told, run_of(os.environ))
+    if store.add(f"{key}/read", 1) == wanted.workers - 1:
+        Path(told).unlink(missing_ok=True)
+    secret = handover.secret or given or ""
+    if not secret:
+        raise ConfigError(f"the first worker was given {SECRET_VARIABLE} and this one was not: set it for all of them")
+    return handover.addresses, secret, None
+
+
+def _await(store: Store, key: str, timeout_seconds: float) -> str:
+    """What worker 0 publishes. The store's own wait would end in its library's output on the terminal."""
     ends = time.monotonic() + timeout_seconds
     while not store.check([key]):
         if time.monotonic() > ends:
@@ -225,42 +214,17 @@ def _meet_in_store(
                 " prepare a longer timeout"
             )
         time.sleep(POLL_SECONDS)
-    told = store.get(key).decode(errors="replace")
-    if not one_host:
-        return tuple(tuple(line.split()) for line in told.split("\n")), cast("str", given), None
-    handover = Handover.read(told, run_of(os.environ))
-    if store.add(f"{key}/read", 1) == count - 1:
-        Path(told).unlink(missing_ok=True)
-    secret = handover.secret or given or ""
-    if not secret:
-        raise ConfigError(f"the first worker was given {SECRET_VARIABLE} and this one was not: set it for all of them")
-    return handover.addresses, secret, None
+    return store.get(key).decode(errors="replace")
 
 
-def _store(rank: int, count: int, timeout_seconds: float, asked: Mapping[str, object]) -> Store:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing and not dist.is_initialized():
-        raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
-    return meet(rank, count, timeout_seconds, asked=asked)
-
-
-def _host(
-    shards: int,
-    workers: int,
-    host: str,
-    run_dir: Path | None,
-    secret: str | None,
-    launched: LaunchSettings,
-    *,
-    store: Store | None = None,
-) -> "_Hosting":
-    """Start the servers as children of this process, which ends them when all workers are done with them.
+def _host(wanted: Wanted, host: str, secret: str | None, store: Store | None) -> Hosting:
+    """Start the servers as children of this process.
 
     Raises:
         ConfigError: They could not be started, or the run directory holds another run's snapshots.
     """
-    resume = launched.resume
-    kept = run_dir is not None and Snapshots(run_dir / "snapshots", shards).latest() is not None
+    run_dir, resume = wanted.run_dir, wanted.launched.resume
+    kept = run_dir is not None and Snapshots(run_dir / "snapshots", wanted.served.servers).latest() is not None
     if restarted(os.environ, kept=kept):
         resume = kept
     if kept and not resume:
@@ -269,125 +233,30 @@ def _host(
             " evenstep run --resume"
         )
     scratch = private_folder()
+    folder = Path(scratch.name)
     settings = ServerSettings(
-        count=shards,
-        workers=workers,
-        snapshots=(run_dir or Path(scratch.name)) / "snapshots",
-        scratch=Path(scratch.name),
+        count=wanted.served.servers,
+        allow=wanted.served.allowed,
+        workers=wanted.workers,
+        snapshots=(run_dir or folder) / "snapshots",
+        scratch=folder,
         listen=host,
         secret=secret,
         resume=resume,
-        heartbeat_seconds=launched.heartbeat_seconds,
+        heartbeat_seconds=wanted.launched.heartbeat_seconds,
         until_closed=True,
     )
-    servers = start_servers(settings, lambda event: say(str(event["text"])))
-    hosting = _Hosting(servers, scratch, store)
-    hosting.start()
-    return hosting
+    try:
+        return Hosting(settings, scratch, store)
+    except ConfigError:
+        scratch.cleanup()
+        raise
 
 
 def restarted(environment: Mapping[str, str], *, kept: bool) -> bool:
-    """Whether torchrun has started all workers again, with the servers among them; says what that comes to."""
+    """Whether torchrun has restarted all workers, and the servers with them; reports what follows."""
     if environment.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
-    then = "goes on from the servers' last snapshot" if kept else "begins anew, for lack of a snapshot in a run_dir"
+    then = "goes on from the servers' last snapshot" if kept else "starts over, for lack of a snapshot in a run_dir"
     say(f"the workers were started again, and the run {then}")
     return True
-
-
-@final
-class _Hosting:
-    """Keeps the servers until the other workers are done with them, or this script has failed.
-
-    `outlived`: the others go on with them after that, and they end by themselves.
-    """
-
-    def __init__(
-        self,
-        servers: Servers,
-        scratch: "tempfile.TemporaryDirectory[str] | None" = None,
-        store: Store | None = None,
-        *,
-        outlived: bool = False,
-    ) -> None:
-        self.servers = servers
-        self._outlived = outlived
-        # Which may be this process's own, and must not close before the others have read where the servers are.
-        self._store = store
-        self._scratch = scratch
-        self._failed = threading.Event()
-        self._ended = threading.Event()
-        self._ending = threading.Lock()
-        self._lost = False
-        self._thread = threading.Thread(target=self._keep, name="evenstep-hosting", daemon=False)
-
-    @property
-    def scratch(self) -> Path:
-        """The folder of what belongs to this run alone."""
-        assert self._scratch is not None
-        return Path(self._scratch.name)
-
-    def start(self) -> None:
-        """Watch over them, in a thread."""
-        when_failing(self, _Hosting.fail)
-        atexit.register(self._exit)
-        # Not a daemon: the process stays until the others are done too.
-        self._thread.start()
-
-    def fail(self, error: BaseException) -> BaseException:
-        """This script fails with that error."""
-        self._failed.set()
-        return error
-
-    def end(self) -> None:
-        """End them, once all other workers are done, or at once where this script is failing. Twice is fine."""
-        if isinstance(sys.exc_info()[1], Exception):
-            self._failed.set()
-        with self._ending:
-            if self._ended.is_set():
-                return
-            if threading.current_thread() is not self._thread and self._await_others():
-                return  # The script goes on, and the thread waits for those that were given up and may come back.
-            if self._failed.is_set() and self._outlived:
-                self.servers.abandon()
-            else:
-                self.servers.close()
-            if self._scratch is not None:
-                self._scratch.cleanup()
-            self._ended.set()
-            if not self._lost:
-                atexit.unregister(self._exit)
-
-    def _keep(self) -> None:
-        main = threading.main_thread()
-        while main.is_alive() and not self._ended.is_set():
-            main.join(POLL_SECONDS)
-        while not self._ended.is_set() and self._await_others():
-            time.sleep(POLL_SECONDS)
-        self.end()
-
-    def _exit(self) -> None:
-        """Fail at exit if a worker is lost: the launcher, which also waits for that worker, then ends it."""
-        if self._lost:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-
-    def _await_others(self) -> bool:
-        """Wait until no worker is at the servers; servers that are restarted meanwhile are asked again.
-
-        Returns whether a worker that was given up may still come back, and notes whether one is lost.
-        """
-        secret = bytes.fromhex(self.servers.secret)
-        while self.servers.lost is None and not self._failed.is_set():
-            try:
-                with closing(connect(self.servers.addresses[0], secret=secret)) as connection:
-                    connection.send({"op": "drain", "seq": 0})
-                    while not self._failed.is_set():
-                        with suppress(SilentError):
-                            told = connection.receive(POLL_SECONDS).header
-                            self._lost = bool(told.get("lost"))
-                            return bool(told.get("awaits"))
-            except ConnectionError:
-                time.sleep(POLL_SECONDS)
-        return False

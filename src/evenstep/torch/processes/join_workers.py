@@ -2,91 +2,119 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
 
+from evenstep.core.backends import GLOO, common_backend
 from evenstep.core.disagreement import NOTHING_ASKED
-from evenstep.core.errors import ConfigError, WorkerLostError
+from evenstep.core.errors import WorkerLostError
 from evenstep.launch.c10d import Store, reason
 from evenstep.launch.meeting_place import GRACE_SECONDS, keeper_of, meet
 from evenstep.launch.store_line import within
-from evenstep.torch.processes.workers import Workers
+from evenstep.torch.processes.workers import Workers, place_of
 
 NAMING_SECONDS: Final = 2.0
-"""How long the survivors of a failed collective may take to find out who is missing."""
+"""How long the survivors of a failed collective may take to find out which worker is missing."""
+
+_Groups: TypeAlias = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
 
-def join_workers(device: torch.device, timeout_seconds: float, asked: Mapping[str, object] = NOTHING_ASKED) -> Workers:
-    """Join the process group, initialising it from torchrun's environment where the script has not.
+def join_workers(
+    device: torch.device,
+    timeout_seconds: float,
+    asked: Mapping[str, object] = NOTHING_ASKED,
+    process_group: dist.ProcessGroup | None = None,
+) -> Workers:
+    """Join the process group, and initialise it from torchrun's environment if the script has not.
+
+    With a `process_group` of the script, its members are the workers. It carries their gradients unless their devices
+    differ.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete, or a worker was `asked` for something wrong.
+        ConfigError: torchrun's environment is incomplete, a worker was `asked` for something wrong, or no backend
+            carries the gradients of all workers' devices.
         DisagreementError: Another worker joins servers.
-        WorkerLostError: Not all workers came; it names those.
+        WorkerLostError: Not all workers came; it names those that did not.
     """
-    alone = Workers(rank=0, count=1, host=socket.gethostname(), timeout_seconds=timeout_seconds)
+    host = socket.gethostname()
+    alone = Workers(rank=0, count=1, host=host, timeout_seconds=timeout_seconds)
     if not dist.is_available() or (not dist.is_initialized() and "WORLD_SIZE" not in os.environ):
         return alone
-    rank, count = _numbers(os.environ)
+    rank, count = place_of("MASTER_ADDR", "MASTER_PORT", group=process_group)
     if count == 1 and dist.is_initialized():
         return alone
-    store = meet(rank, count, timeout_seconds, asked=asked)
-    # Leave the survivors time to name the missing worker within the timeout that the user gave.
+    own = {**asked, "device": device.type, "backend": _backend_of(device)}
+    name = "" if process_group is None or process_group is dist.group.WORLD else process_group.group_name
+    store, told = meet(rank, count, timeout_seconds, asked=own, group=name)
+    devices, backends = [str(each["device"]) for each in told], [str(each["backend"]) for each in told]
+    backend = common_backend(devices, backends, dist.Backend.backend_capability[GLOO])
+    # The survivors need time to name the missing worker within the user's timeout.
     limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
-    host_group, device_group = _connect(device, store, rank, count, limit)
+    given = None if len(set(backends)) > 1 else process_group
+    make = partial(_groups, backend, store, rank, count, limit, given=given, among=process_group)
+    host_group, device_group = _connect(make, device, store, count, limit)
     if count == 1:
         return alone
     return Workers(
         rank=rank,
         count=count,
-        host=alone.host,
+        host=host,
         timeout_seconds=timeout_seconds,
         host_group=host_group,
         device_group=device_group,
+        given_group=process_group,
+        on_host=backend == GLOO and set(devices) == {"cpu"},
         store=store,
     )
 
 
-def _numbers(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and number of workers."""
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
-    if missing:
-        raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
-    return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+def _backend_of(device: torch.device) -> str:
+    """The default backend of this type of device; empty if it has none."""
+    try:
+        return dist.get_default_backend_for_device(device)
+    except ValueError:
+        return ""
 
 
-_Groups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+def _groups(
+    backend: str,
+    store: Store,
+    rank: int,
+    count: int,
+    limit: timedelta,
+    *,
+    among: dist.ProcessGroup | None,
+    given: dist.ProcessGroup | None,
+) -> _Groups:
+    """The group of the hosts and that of the devices, which is `given` if there is one, of the members of `among`."""
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+    if count == 1:
+        return None, None
+    ranks = None if among is None else dist.get_process_group_ranks(among)
+    new = partial(dist.new_group, ranks, timeout=limit, use_local_synchronization=among is not None)
+    host_group = new(backend=GLOO)
+    return host_group, given or (host_group if backend == GLOO else new(backend=backend))
 
 
-def _connect(device: torch.device, store: Store, rank: int, count: int, limit: timedelta) -> _Groups:
-    """The group of the hosts and that of the devices, over the store that all workers have come to.
-
-    Raises:
-        WorkerLostError: Some cannot be reached.
-    """
+def _connect(make: Callable[[], _Groups], device: torch.device, store: Store, count: int, limit: timedelta) -> _Groups:
+    """The groups that `make` returns, over the store in which all workers have met."""
     keeper = keeper_of(store, os.environ)
-    on_gpu, initialised = device.type == "cuda", dist.is_initialized()
-    if on_gpu and not initialised and "LOCAL_RANK" in os.environ:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    current = torch.cuda.current_device() if on_gpu else None
+    module: Any = getattr(torch, device.type, None)
+    chooses = device.type != "cpu" and hasattr(module, "set_device")
+    if chooses and not dist.is_initialized() and "LOCAL_RANK" in os.environ:
+        module.set_device(int(os.environ["LOCAL_RANK"]))
+    current = module.current_device() if chooses else None
 
     def connect() -> _Groups:
         if current is not None:
-            torch.cuda.set_device(current)  # Each thread has a device of its own.
-        if not initialised:
-            dist.init_process_group(
-                "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=count, timeout=limit
-            )
-        if count == 1:
-            return None, None
-        host_group = dist.new_group(backend="gloo", timeout=limit)
-        return host_group, dist.new_group(backend="nccl", timeout=limit) if on_gpu else host_group
+            module.set_device(current)  # Each thread has its own.
+        return make()
 
     try:
         return within(limit.total_seconds() + GRACE_SECONDS, connect)

@@ -1,9 +1,9 @@
 """Finds out which worker is missing after a collective has failed.
 
-A failed collective tells that a worker is gone, but seldom which one. So each worker has a counter in the rendezvous
-store, which a thread increments, and beside it what the main thread last did. After a failure the surviving workers
-look for a counter that stands still, or else for a worker that is behind the others. The first one that knows writes
-the sentence to the store, and the others repeat it.
+A failed collective shows that a worker is gone, but seldom which one. So each worker has a counter in the rendezvous
+store, which a thread increments, with what the main thread last did. After a failure the survivors look for a counter
+that stands still, or else for a worker that is behind the others. The first one that knows writes the sentence to the
+store, and the others repeat it.
 """
 
 import os
@@ -42,24 +42,24 @@ class Liveness:
         self._failed = False
         self._closed = threading.Event()
         self._beats = 0
-        # Not a daemon, so that it lets go of the store before the interpreter ends. It never waits for the store.
+        # Not a daemon, so that it closes the store's connection before the interpreter ends. It never waits for the
+        # store.
         threading.Thread(target=self._live, name="evenstep-pulse").start()
 
     def _live(self) -> None:
         main = threading.main_thread()
         beat = self._line.ask(self._beat)
         while main.is_alive() and not self._closed.is_set():
-            # Joining the main thread is a sleep that ends early when the script does.
-            main.join(BEAT_SECONDS)
+            main.join(BEAT_SECONDS)  # A sleep that ends early when the script does.
             if beat.done():
                 beat = self._line.ask(self._beat)
         if self._failed and self._keeper.worker == self._workers.rank:
-            # The store ends with this process, and the others are to read first why.
+            # The store ends with this process, and the others are to read the reason first.
             self._closed.wait(_POLL_SECONDS)
         self._line.close()
 
     def _beat(self, store: Store) -> None:
-        """Tell that this worker lives, and read whether another has failed, which the store may not outlive."""
+        """Increment the counter, and read whether another worker has failed, which the store may not outlive."""
         self._beats += 1
         store.set(str(self._workers.rank), Pulse(beats=self._beats, seen=self._activity.read()).to_text())
         self._read_verdict(store)
@@ -73,7 +73,7 @@ class Liveness:
         self._closed.set()
 
     def tell(self, text: str) -> None:
-        """This worker fails for the reason that `text` says: let the others know, unless one has failed before."""
+        """This worker fails for this reason: tell the others, unless a worker has failed before."""
         self._failed = True
 
         def put(store: Store) -> None:
@@ -112,9 +112,8 @@ class Liveness:
         return {rank: Pulse.from_text(text.decode()) for rank, text in zip(others, texts, strict=True)}
 
     def _missing(self, before: dict[int, Pulse], after: dict[int, Pulse]) -> str:
-        gone = silent(before, after)
         timeout = self._workers.timeout_seconds
-        if gone:
+        if gone := silent(before, after):
             return (
                 f"{name_workers(gone)} ended, died, stopped or did not answer within {timeout:g} s: look at its output,"
                 " then start again"
@@ -134,7 +133,7 @@ class Liveness:
 
 @contextmanager
 def explaining(liveness: Liveness | None) -> Iterator[None]:
-    """Errors of the communication library that are raised inside say who is missing."""
+    """Errors of the communication library that are raised inside name the missing worker."""
     try:
         yield
     except RuntimeError as error:
@@ -144,7 +143,7 @@ def explaining(liveness: Liveness | None) -> Iterator[None]:
 
 
 def explained(cause: Exception, liveness: Liveness | None, wait: Callable[[float], None]) -> EvenstepError:
-    """An error of the communication library as one that says who is missing; one of evenstep's as it is."""
+    """An error of the communication library as one that names the missing worker; an EvenstepError as it is."""
     if isinstance(cause, EvenstepError):
         return cause
     return WorkerLostError(f"a collective failed: {cause}") if liveness is None else liveness.lost(cause, wait)

@@ -1,6 +1,7 @@
-"""This process among the workers, and agreeing with them before anything is built."""
+"""This process among the workers, and agreement with them before anything is built."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,46 +9,67 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from evenstep.core.errors import ConfigError
 from evenstep.launch.c10d import Store
 from evenstep.worker.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers(Worker):
-    """This worker and the groups that it and the others speak over (None for a single process).
+    """This worker, and the process groups over which it speaks to the others (None for a single process).
 
-    `host_group` carries integers between the hosts' CPUs; `device_group` carries gradients and is the same group on
-    the CPU.
+    Attributes:
+        host_group: Carries integers between the hosts' CPUs.
+        device_group: Carries gradients; it is the same group if Gloo carries them.
+        given_group: The script's own, which stays when the worker leaves.
+        on_host: Whether all workers train on the CPU, over Gloo.
+        store: Where the workers met and show that they live, if they have groups.
+        meet: Exchanges this worker's record for those of all workers, if there are no groups.
     """
 
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
+    given_group: dist.ProcessGroup | None = None
+    on_host: bool = False
     store: Store | None = None
-    """Where the workers met, and tell each other that they live, where they have groups."""
     meet: Callable[[bytes], list[bytes]] | None = None
-    """Where there is no group: brings everybody's record for this worker's."""
 
     def leave(self) -> None:
         """Leave the groups; the others must leave too."""
         for group in {id(group): group for group in (self.host_group, self.device_group)}.values():
-            if group is not None:
+            if group is not None and group is not self.given_group:
                 dist.destroy_process_group(group)
 
 
+def place_of(*needed: str, group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """Rank and number of workers: those of the process group, else of torchrun's environment, else of a single process.
+
+    The process group is `group`, or the default one.
+
+    Raises:
+        ConfigError: torchrun's environment lacks the rank, or a variable that is `needed`.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(group), dist.get_world_size(group)
+    if "WORLD_SIZE" not in os.environ:
+        return 0, 1
+    missing = [name for name in ("RANK", *needed) if name not in os.environ]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is set but {' and '.join(missing)} is not: start the script with torchrun")
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
 def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every worker's record, as JSON over the host group or the servers; all workers must call it together."""
-    if workers.meet is not None:
-        return [json.loads(text) for text in workers.meet(json.dumps(record).encode())]
-    if workers.host_group is None:
-        return [json.loads(json.dumps(record))]
+    """Every worker's record, as JSON over the host group or the servers; all workers must call this together."""
     text = json.dumps(record).encode()
+    if workers.meet is not None:
+        return [json.loads(each) for each in workers.meet(text)]
+    if workers.host_group is None:
+        return [json.loads(text)]
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(workers.count)]
     dist.all_gather(lengths, torch.tensor([len(text)]), group=workers.host_group)
-    longest = max(int(length) for length in lengths)
-    mine = torch.zeros(longest, dtype=torch.uint8)
+    mine = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(workers.count)]
+    texts = [torch.zeros_like(mine) for _ in range(workers.count)]
     dist.all_gather(texts, mine, group=workers.host_group)
-    return [
-        json.loads(bytes(text[: int(length)].tolist()).decode()) for text, length in zip(texts, lengths, strict=True)
-    ]
+    return [json.loads(bytes(each[: int(length)].tolist())) for each, length in zip(texts, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""What a worker of a run on servers computes on: the claims that the servers have given it, one after another."""
+"""The samples of a worker on servers: the claims that the servers gave it, one after another."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from evenstep.core.values import IntArray
 
 @final
 class ClaimedShares:
-    """The claims in hand, oldest first; `more` is asked when there are none, and says False when the pass is over.
+    """The present claims, oldest first.
 
     Args:
-        more: Waits for claims, which it adds with `add`, or for the end.
-        minimum: The fewest samples that a worker can compute on.
+        more: Called before each share. Adds claims with `add` if they are needed; returns False if there are none.
+        minimum: The smallest number of samples that a worker can compute on.
     """
 
     def __init__(self, more: Callable[[], bool], minimum: int) -> None:
@@ -29,32 +29,31 @@ class ClaimedShares:
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
 
     def add(self, claims: tuple[Claim, ...]) -> None:
-        """These come after what is in hand."""
+        """Append claims."""
         self._claims.extend(claims)
         self._asked.extend((claim.number, deque(claim.positions)) for claim in claims)
 
     def plan(self, sizes: IntArray) -> None:
-        """Everybody's planned sizes, int64 of shape [workers]."""
+        """Set the planned sizes of all workers, int64 of shape [workers]."""
         self._sizes = sizes
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is in hand."""
+        """Whether there are no claims."""
         return not self._claims
 
     def drop(self) -> None:
-        """What is in hand belongs to others now."""
+        """Forget all claims, which now belong to other workers."""
         self._claims.clear()
         self._asked.clear()
 
     def replan(self) -> None:
-        """Claims do not change."""
+        """Do nothing: claims do not change."""
 
     def share(self) -> Share | None:
-        """The claim to compute on now, or None when the pass is over."""
-        while not self._claims:
-            if not self._more():
-                return None
+        """The present claim, or None if there is none."""
+        if not self._more():
+            return None
         claim = self._claims[0]
         positions = claim.positions
         copies = -(-self._minimum // len(positions))
@@ -66,11 +65,11 @@ class ClaimedShares:
         )
 
     def advance(self) -> None:
-        """It has been handed out."""
+        """The present claim was returned to the script."""
         self._claims.popleft()
 
     def request(self, limit: int) -> tuple[int, tuple[int, ...]] | None:
-        """The next positions to fetch, at most `limit`, all of one claim; None when all are asked for."""
+        """The next positions to fetch, at most `limit`, all of one claim; None if there are no more."""
         while self._asked and not self._asked[0][1]:
             self._asked.popleft()
         if not self._asked:

@@ -1,12 +1,14 @@
 """A network with one hidden layer that learns from one pair of inputs and target at a time."""
 
 import math
-from typing import Final, TypeAlias, cast, final
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.values import State
+from evenstep.core.state import Stateful
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -27,55 +29,41 @@ _MIN_NOISE: Final = 1e-3
 
 
 @final
-class NarxNetwork:
+@dataclass(slots=True)
+class NarxNetwork(Stateful):
     """y = u . tanh(W x + b) + w . x + c: eight tanh units and a linear path beside them, on z-scored inputs and target.
 
     The paper does not give layer sizes, optimiser or schedule; we take one step of the node-decoupled extended Kalman
-    filter (Puskorius and Feldkamp 1994) per observation, without a replay buffer. It is Gauss-Newton on line: the
-    linear path is recursive least squares, each hidden unit has a covariance of its own, and there is no step size to
-    choose. Every ten observations weights and covariances return to where they began by half a per cent: the network
-    forgets, and the covariance of an input that never changes stays bounded. The first weights are drawn from a fixed
-    seed.
+    filter (Puskorius and Feldkamp 1994) per observation, without a replay buffer. It is Gauss-Newton online: the linear
+    path is recursive least squares, each hidden unit has its own covariance, and there is no step size to choose. Every
+    ten observations, weights and covariances return by 0.5 % to their first values: the network forgets, and the
+    covariance of an input that never changes stays bounded.
 
-    Means and scales of the z-scores are averages over about the last 500 observations; the first 15 give nothing else.
-    Inputs beyond four scales count as four, and so do errors beyond four of the expected ones.
+    Means and scales of the z-scores are averages over about the last 500 observations; the first 15 are used for them
+    alone. Inputs are clipped to four scales, and errors to four of the expected ones.
+
+    Attributes:
+        learned: How many pairs of inputs and target it was given.
     """
 
-    __slots__ = (
-        "_first_hidden",
-        "_first_output",
-        "_hidden",
-        "_hidden_covariance",
-        "_inverse_scales",
-        "_learned",
-        "_means",
-        "_noise",
-        "_output",
-        "_output_covariance",
-        "_target_square",
-        "_variances",
-    )
+    width: int
+    learned: int = field(init=False, default=0)
+    _hidden: _Floats = field(init=False)
+    _output: _Floats = field(init=False)
+    _hidden_covariance: _Floats = field(init=False)
+    _output_covariance: _Floats = field(init=False)
+    _noise: float = field(init=False, default=1.0)
+    _means: _Floats = field(init=False)
+    _variances: _Floats = field(init=False)
+    _inverse_scales: _Floats = field(init=False)
+    _target_square: float = field(init=False, default=0.0)
 
-    def __init__(self, width: int) -> None:
-        random = np.random.Generator(np.random.Philox(_SEED))
-        self._first_hidden: _Floats = random.normal(0.0, width**-0.5, (_HIDDEN, width + 1))
-        self._first_output: _Floats = np.zeros(_HIDDEN + width + 1)
-        self._first_output[:_HIDDEN] = random.normal(0.0, _FIRST_OUTPUT, _HIDDEN)
-        self._hidden = self._first_hidden.copy()
-        self._output = self._first_output.copy()
-        self._hidden_covariance: _Floats = np.tile(np.eye(width + 1) * _HIDDEN_VARIANCE, (_HIDDEN, 1, 1))
-        self._output_covariance: _Floats = np.eye(_HIDDEN + width + 1) * _OUTPUT_VARIANCE
-        self._means: _Floats = np.zeros(width)
-        self._variances: _Floats = np.zeros(width)
+    def __post_init__(self) -> None:
+        self._hidden, self._output = (weights.copy() for weights in _first_weights(self.width))
+        self._hidden_covariance = np.tile(np.eye(self.width + 1) * _HIDDEN_VARIANCE, (_HIDDEN, 1, 1))
+        self._output_covariance = np.eye(_HIDDEN + self.width + 1) * _OUTPUT_VARIANCE
+        self._means, self._variances = np.zeros(self.width), np.zeros(self.width)
         self._inverse_scales = _inverse(self._variances)
-        self._target_square = 0.0
-        self._noise = 1.0
-        self._learned = 0
-
-    @property
-    def learned(self) -> int:
-        """How many pairs it was given."""
-        return self._learned
 
     def predict(self, inputs: list[float]) -> float:
         """The target for these inputs."""
@@ -86,41 +74,18 @@ class NarxNetwork:
         scores, scale = self._scores(inputs), self._target_scale
         features = self._features(scores)
         predicted = float(self._output @ features)
-        if self._learned >= _FAMILIAR:
+        if self.learned >= _FAMILIAR:
             self._step(scores, features, target / scale - predicted)
-            if self._learned % _FORGET_EVERY == 0:
+            if self.learned % _FORGET_EVERY == 0:
                 self._forget()
-        self._learned += 1
-        weight = max(1.0 / self._learned, 1.0 / _MEMORY)
+        self.learned += 1
+        weight = max(1.0 / self.learned, 1.0 / _MEMORY)
         offsets = np.array(inputs) - self._means
         self._means += weight * offsets
         self._variances += weight * ((1.0 - weight) * offsets * offsets - self._variances)
         self._inverse_scales = _inverse(self._variances)
         self._target_square += weight * (target * target - self._target_square)
         return predicted * scale
-
-    def state_dict(self) -> State:
-        return {
-            "learned": self._learned,
-            "hidden": self._hidden.tolist(),
-            "output": self._output.tolist(),
-            "hidden_covariance": self._hidden_covariance.tolist(),
-            "output_covariance": self._output_covariance.tolist(),
-            "noise": self._noise,
-            "means": self._means.tolist(),
-            "variances": self._variances.tolist(),
-            "target_square": self._target_square,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._learned = cast("int", state["learned"])
-        self._hidden, self._output = np.array(state["hidden"]), np.array(state["output"])
-        self._hidden_covariance = np.array(state["hidden_covariance"])
-        self._output_covariance = np.array(state["output_covariance"])
-        self._noise = cast("float", state["noise"])
-        self._means, self._variances = np.array(state["means"]), np.array(state["variances"])
-        self._inverse_scales = _inverse(self._variances)
-        self._target_square = cast("float", state["target_square"])
 
     @property
     def _target_scale(self) -> float:
@@ -157,11 +122,20 @@ class NarxNetwork:
 
     def _forget(self) -> None:
         """Return weights and covariances a little to the first ones."""
-        self._hidden += (1.0 - _RETENTION) * (self._first_hidden - self._hidden)
-        self._output += (1.0 - _RETENTION) * (self._first_output - self._output)
+        first_hidden, first_output = _first_weights(self.width)
+        self._hidden += (1.0 - _RETENTION) * (first_hidden - self._hidden)
+        self._output += (1.0 - _RETENTION) * (first_output - self._output)
         for covariance in self._hidden_covariance:
             _return(covariance, _HIDDEN_VARIANCE)
         _return(self._output_covariance, _OUTPUT_VARIANCE)
+
+
+@cache
+def _first_weights(width: int) -> tuple[_Floats, _Floats]:
+    """Of the hidden units and of the output, drawn from a fixed seed."""
+    random = np.random.Generator(np.random.Philox(_SEED))
+    hidden = random.normal(0.0, width**-0.5, (_HIDDEN, width + 1))
+    return hidden, np.concatenate([random.normal(0.0, _FIRST_OUTPUT, _HIDDEN), np.zeros(width + 1)])
 
 
 def _return(covariance: _Floats, first_variance: float) -> None:

@@ -1,0 +1,160 @@
+"""Two policies of one's own, and recipes for them; docs/custom-policies.md explains them line by line.
+
+    cd examples
+    evenstep run --workers 2 --slow 1=3x custom_policy.py --object
+    evenstep run --workers 2 --slow 1=3x --scheme custom_policy:by_last_time custom_policy.py
+    evenstep run --workers 2 --slow 1=3x --scheme custom_policy:warm_up:iterations=4,bound=2 custom_policy.py
+    evenstep simulate clusters/four-gpus.toml --global-batch-size 512 --schemes bsp custom_policy:by_last_time
+
+evenstep finds the module in the present directory or on PYTHONPATH.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Annotated, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import evenstep
+from evenstep.core.load.shares import shares_of
+from evenstep.core.sync import Command, Push
+from evenstep.core.sync.roster import Roster, commit_alone
+
+
+# How much does each worker compute? In proportion to its speed in its last iteration.
+@dataclass(frozen=True, kw_only=True)
+class ByLastTime(evenstep.Load):
+    """Part of a scheme: makes the policy."""
+
+    uses_estimates = False  # Measured times are enough.
+
+    keep: float = 0.5
+
+    def policy(self, workers: int) -> evenstep.LoadPolicy:
+        return ByLastTimePolicy(keep=self.keep, workers=workers)
+
+
+@dataclass
+class ByLastTimePolicy(evenstep.LoadPolicy):
+    """Sizes in proportion to samples per second; `keep` is how much of the old speed remains at each iteration.
+
+    Every worker runs its own copy. They agree because they see the same integers and calculate in integers.
+    """
+
+    keep: float
+    workers: int
+    speeds: npt.NDArray[np.int64] = field(init=False)  # What the constructor does not take is in checkpoints.
+
+    def __post_init__(self) -> None:
+        self.speeds = np.zeros(self.workers, dtype=np.int64)
+
+    def observe(self, reports: evenstep.Reports) -> None:
+        known = (reports.samples > 0) & (reports.compute_microseconds > 0)
+        new = reports.samples * 10**9 // np.maximum(reports.compute_microseconds, 1)  # In samples per 1000 seconds.
+        percent = round(100 * self.keep)
+        mixed = np.where(self.speeds == 0, new, (percent * self.speeds + (100 - percent) * new) // 100)
+        self.speeds = np.where(known, mixed, self.speeds)
+
+    def allocate(self, problem: evenstep.Problem) -> evenstep.Allocation:
+        speeds = self.speeds if self.speeds.all() else np.ones_like(self.speeds)
+        return evenstep.Allocation(sizes=shares_of(problem, speeds))  # The sum is exact, and limits are kept.
+
+
+@evenstep.recipe
+def by_last_time(
+    *,
+    keep: Annotated[float, "How much of the old speed remains at each iteration; 0 or more, less than 1."] = 0.5,
+    minimum: Annotated[int | None, "The smallest batch of a worker."] = None,
+) -> evenstep.Scheme:
+    """Sizes in proportion to the last measured speeds."""
+    if not 0 <= keep < 1:
+        raise evenstep.ConfigError(f"a part of {keep} of a speed cannot remain: use 0 <= keep < 1")
+    return evenstep.Scheme(load=ByLastTime(keep=keep, minimum=minimum))
+
+
+# How far ahead may a worker run? In step at first, then up to a bound.
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Part of a scheme: makes the policy."""
+
+    in_step = False  # Workers claim samples one by one, not a slice together.
+
+    iterations: int
+    bound: int
+
+    def policy(self, workers: int) -> evenstep.SyncPolicy:
+        return WarmUpPolicy(self)
+
+
+class WarmUpPolicy(evenstep.SyncPolicy):
+    """No worker leads by more than 0 in the slowest worker's first iterations, and by more than `bound` after them."""
+
+    def __init__(self, config: WarmUp) -> None:
+        self.config = config
+        self.roster = Roster()  # Who runs, who is held, and who leads by how much.
+
+    @property
+    def bound(self) -> int:
+        return 0 if self.roster.slowest < self.config.iterations else self.config.bound
+
+    def on_join(self, worker: int, now: float) -> list[Command]:
+        return [self.roster.join(worker, now, bound=self.bound)]
+
+    def on_push(self, push: Push, now: float) -> list[Command]:
+        self.roster.push(push, now)
+        self.roster.hold(push.worker)
+        return [*commit_alone(push), *self.roster.release_up_to(self.bound, now, bound=self.bound)]
+
+    def on_leave(self, worker: int, now: float) -> list[Command]:
+        self.roster.leave(worker)
+        return [*self.roster.release_up_to(self.bound, now, bound=self.bound)]
+
+    def waited_for(self) -> list[int]:
+        return self.roster.waited_for()
+
+
+@evenstep.recipe
+def warm_up(
+    *,
+    iterations: Annotated[int, "How many iterations workers stay in step; 0 or more."] = 10,
+    bound: Annotated[int, "The largest lead after that; 0 or more."] = 3,
+    load: Annotated[evenstep.Scheme | str, "The scheme whose sizes are used."] = "bsp",
+    **served: Unpack[evenstep.ServerOptions],
+) -> evenstep.Scheme:
+    """SSP that begins in step, so that the first, large updates are not stale."""
+    sizes = evenstep.sizes_of("warm_up", load).load
+    return evenstep.Scheme(
+        load=sizes, sync=WarmUp(iterations=iterations, bound=bound), served=evenstep.Served(**served)
+    )
+
+
+def main() -> None:
+    """Train a small network on random data, under the scheme of `evenstep run`, or under an object with --object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--object", action="store_true", help="pass the scheme to prepare as an object")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    inputs = torch.randn(640, 16)
+    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    # An argument of prepare comes before the command line; None leaves the choice to that.
+    scheme = by_last_time(keep=0.8) if options.object else None
+    model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)
+    for epoch in range(options.epochs):
+        losses = []
+        for features, target in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(features), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        print(f"epoch {epoch}: {len(losses)} iterations, loss {sum(losses) / max(len(losses), 1):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The disturbances: what slows a worker, and how several are put together."""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Annotated, Final, final
+
+from evenstep.cluster.record import (
+    DURATION,
+    FACTOR,
+    FROM_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEED,
+    SHARE,
+    WHOLE,
+    Listed,
+    require_ranges,
+)
+from evenstep.cluster.slowness.base import Disturbance, Slowness
+from evenstep.cluster.slowness.draw import Purpose, uniform, uniforms
+from evenstep.core.errors import ConfigError
+
+_NORMAL: Final = NormalDist()
+_JITTER: Final = int(Purpose.JITTER)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """Every iteration takes its natural time."""
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        return natural_seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return before
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Each part gets the seconds of the part before it as its natural seconds; the first gets the natural ones.
+
+    The order matters: a device replaces what comes before it, and extra seconds are multiplied by a later factor.
+    """
+
+    parts: tuple[Disturbance, ...]
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        seconds = natural_seconds
+        for part in self.parts:
+            seconds = part.seconds(
+                worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=seconds, now=now
+            )
+        return seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        for part in self.parts:
+            before = part.slowness(before, worker=worker, iteration=iteration)
+        return before
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerWorker:
+    """Worker i is disturbed by `parts_by_worker[i]`, which still sees i as the worker, so its randomness is i's own.
+
+    Both methods raise ConfigError for a worker that has no part.
+    """
+
+    parts_by_worker: tuple[Disturbance, ...]
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        return self._part(worker).seconds(
+            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds, now=now
+        )
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return self._part(worker).slowness(before, worker=worker, iteration=iteration)
+
+    def _part(self, worker: int) -> Disturbance:
+        if not 0 <= worker < len(self.parts_by_worker):
+            raise ConfigError(
+                f"worker {worker} is not described, only workers 0 to {len(self.parts_by_worker) - 1} are; "
+                f"describe as many workers as there are"
+            )
+        return self.parts_by_worker[worker]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Persistent slowness: `factor` (>= 1) times the natural seconds, plus `extra_seconds` (>= 0) for any batch size.
+
+    Only `worker` is slowed; None: every worker. Raises ConfigError where a value lies outside its range.
+
+    >>> Constant(worker=3, extra_seconds=0.05).seconds(
+    ...     worker=3, iteration=0, batch_size=32, natural_seconds=0.1, now=0.0
+    ... )
+    0.45
+    """
+
+    worker: Annotated[int | None, WHOLE] = None
+    factor: Annotated[float, FACTOR] = 4.0
+    extra_seconds: Annotated[float, "extra", DURATION, NOT_NEGATIVE] = 0.0
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        if self.worker not in (None, worker):
+            return natural_seconds
+        return natural_seconds * self.factor + self.extra_seconds
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        if self.worker not in (None, worker):
+            return before
+        return before.then(factor=self.factor, extra_seconds=self.extra_seconds)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class From:
+    """A worker that is slow from iteration `first` on, up to but without iteration `until`.
+
+    Several intervals are a `Chain` of several of these.
+
+    Attributes:
+        worker: The worker that is slowed; None: every worker.
+        factor: Slowdown inside the interval, >= 1.
+        first: The first slow iteration, from 0.
+        until: The first iteration that is fast again, > `first`; None: slow to the end of the run.
+
+    Raises:
+        ConfigError: A value lies outside its range.
+    """
+
+    worker: Annotated[int | None, WHOLE] = None
+    factor: Annotated[float, FACTOR] = 4.0
+    first: Annotated[int, WHOLE]
+    until: Annotated[int | None, WHOLE] = None
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if self.until is not None and self.until <= self.first:
+            raise ConfigError(f"until must be greater than first, which is {self.first}, not {self.until!r}")
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        return natural_seconds * self._factor(worker, iteration)
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return before.then(factor=self._factor(worker, iteration))
+
+    def _factor(self, worker: int, iteration: int) -> float:
+        began = self.worker in (None, worker) and iteration >= self.first
+        return self.factor if began and (self.until is None or iteration < self.until) else 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodic:
+    """One slow episode in each period of `period` iterations, as when another job shares the machine.
+
+    Its length is uniform in [`shortest`, `longest`] and its start uniform among those that keep it inside the period,
+    so a share of (`shortest` + `longest`) / (2 `period`) of the iterations is slow on average. Any iteration takes
+    constant time: the episode of a period depends on no other period.
+
+    Attributes:
+        worker: The worker that is slowed; None: every worker, each at times of its own.
+        factor: Slowdown inside an episode, >= 1.
+        period: Iterations that hold one episode, >= 1.
+        shortest: The fewest iterations of an episode, >= 0; 0: some periods have none.
+        longest: The most iterations of an episode, from `shortest` to `period`.
+        seed: From 0 to 2**64 - 1.
+
+    Raises:
+        ConfigError: A value lies outside its range.
+    """
+
+    worker: Annotated[int | None, WHOLE] = None
+    factor: Annotated[float, FACTOR] = 4.0
+    period: Annotated[int, FROM_ONE]
+    shortest: Annotated[int, WHOLE]
+    longest: Annotated[int, WHOLE]
+    seed: Annotated[int, SEED]
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if not self.shortest <= self.longest <= self.period:
+            raise ConfigError(
+                f"longest must lie between shortest, which is {self.shortest}, and period, which is {self.period}, "
+                f"not {self.longest!r}"
+            )
+
+    def episode(self, *, worker: int, number: int) -> range:
+        """The iterations of a worker's episode `number`, from 0, even if the worker is not the slowed one."""
+        draws = uniforms(2, seed=self.seed, purpose=Purpose.EPISODE, worker=worker, index=number)
+        length = self.shortest + int(draws[0] * (self.longest - self.shortest + 1))
+        start = number * self.period + int(draws[1] * (self.period - length + 1))
+        return range(start, start + length)
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        return natural_seconds * self._factor(worker, iteration)
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return before.then(factor=self._factor(worker, iteration))
+
+    def _factor(self, worker: int, iteration: int) -> float:
+        if self.worker not in (None, worker):
+            return 1.0
+        return self.factor if iteration in self.episode(worker=worker, number=iteration // self.period) else 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Multiplies the seconds of every worker by a lognormal factor of mean 1, independent for each iteration.
+
+    exp(sigma z - sigma^2 / 2) with z standard normal has mean 1, and relative standard deviation `spread` where
+    sigma^2 = ln(1 + spread^2).
+
+    Attributes:
+        spread: Relative standard deviation of the factor, >= 0; 0.05: five per cent.
+        seed: From 0 to 2**64 - 1.
+
+    Raises:
+        ConfigError: A value lies outside its range.
+    """
+
+    spread: Annotated[float, SHARE, NOT_NEGATIVE]
+    seed: Annotated[int, SEED]
+    _variance: float = field(init=False, repr=False, compare=False)
+    _sigma: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        object.__setattr__(self, "_variance", math.log1p(self.spread**2))
+        object.__setattr__(self, "_sigma", math.sqrt(self._variance))
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        normal = _NORMAL.inv_cdf(uniform(self.seed, _JITTER, worker, iteration))
+        return natural_seconds * math.exp(self._sigma * normal - self._variance / 2)
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return before
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Recorded factors, one per iteration, repeated from the beginning where they end.
+
+    Attributes:
+        worker: The worker that is disturbed; None: every worker, all by the same factors.
+        factors: At least one, each > 0; below 1 where the recorded worker was faster than its reference.
+
+    Raises:
+        ConfigError: A value lies outside its range.
+    """
+
+    worker: Annotated[int | None, WHOLE] = None
+    factors: Annotated[tuple[float, ...], Listed(POSITIVE)]
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if not self.factors:
+            raise ConfigError("factors must hold at least one number")
+        for at, factor in enumerate(self.factors):
+            POSITIVE.read(f"factors[{at}]", factor)
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+        return natural_seconds * self._factor(worker, iteration)
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return before.then(factor=self._factor(worker, iteration))
+
+    def _factor(self, worker: int, iteration: int) -> float:
+        return self.factors[iteration % len(self.factors)] if self.worker in (None, worker) else 1.0

@@ -1,0 +1,72 @@
+"""Checks what a user's own load policy decides, before anything rests on it."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.estimate import Estimator
+from evenstep.core.shown import shown
+from evenstep.core.values import Allocation, Problem, Reports
+
+
+def load_policy(load: Load, workers: int) -> LoadPolicy:
+    """A new policy of the load, checked at every decision if it is a user's: evenstep's own are held to it by tests.
+
+    Raises:
+        ConfigError: The load makes no policy or no estimator.
+    """
+    policy: object = load.policy(workers)
+    if type(policy).__module__.startswith("evenstep.") and isinstance(policy, LoadPolicy):
+        return policy
+    name = type(load).__name__
+    if not isinstance(policy, LoadPolicy):
+        raise ConfigError(f"policy() of the load {name} gave {shown(policy)}: return an evenstep.LoadPolicy")
+    if not isinstance(load.estimator(), Estimator):
+        raise ConfigError(f"estimator() of the load {name} gave {shown(load.estimator())}: return an Estimator")
+    return CheckedPolicy(policy)
+
+
+@final
+@dataclass(slots=True)
+class CheckedPolicy(LoadPolicy):
+    """A policy that refuses sizes of another which do not satisfy the problem."""
+
+    _policy: LoadPolicy
+
+    def observe(self, reports: Reports) -> None:
+        """Pass the reports on."""
+        self._policy.observe(reports)
+
+    def allocate(self, problem: Problem) -> Allocation:
+        """The other policy's sizes.
+
+        Raises:
+            ConfigError: They do not satisfy the problem; the message names the policy.
+        """
+        allocation: object = self._policy.allocate(problem)
+        name = type(self._policy).__name__
+        if not isinstance(allocation, Allocation):
+            raise ConfigError(f"allocate() of the load policy {name} gave {shown(allocation)}: return an Allocation")
+        wrong = _wrong(allocation.sizes, problem)
+        if wrong is not None:
+            raise ConfigError(f"the load policy {name} gave {wrong}: correct its allocate()")
+        return allocation
+
+
+def _wrong(sizes: object, problem: Problem) -> str | None:
+    if not isinstance(sizes, np.ndarray) or sizes.dtype != np.int64:
+        return f"sizes that are {shown(sizes)} and not an array of int64"
+    if sizes.shape != (problem.workers,):
+        return f"sizes of shape {sizes.shape} for {problem.workers} workers"
+    if int(sizes.sum()) != problem.global_batch_size:
+        text, total = shown(sizes.tolist()[:8]), int(sizes.sum())
+        return f"the sizes {text}, which sum to {total} and not to the global batch of {problem.global_batch_size}"
+    outside = (sizes < problem.minimum) | (sizes > problem.maximum) | (sizes % problem.multiple != 0)
+    if not outside.any():
+        return None
+    worker = int(np.argmax(outside))
+    limits = f"{int(problem.minimum[worker])} to {int(problem.maximum[worker])} in multiples of {problem.multiple}"
+    return f"worker {worker} the size {int(sizes[worker])}, outside its limits of {limits}"

@@ -1,0 +1,5 @@
+"""The version of evenstep, which all workers of a run must share."""
+
+from typing import Final
+
+VERSION: Final = "0.1.0"

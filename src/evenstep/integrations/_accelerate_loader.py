@@ -1,0 +1,207 @@
+"""Accelerate's loaders, which hand out evenstep's shares while a model trains."""
+
+import copy
+from collections.abc import Iterator, MutableMapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, final
+
+import torch
+from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+from accelerate.utils import send_to_device
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Share
+from evenstep.torch.data.loader import PreparedLoader
+
+if TYPE_CHECKING:
+    from evenstep.torch.session import Session
+
+_IGNORED: Final = -100  # What cross_entropy leaves out.
+
+
+@final
+class Epochs:
+    """The training epochs of one loader, which all views of it share.
+
+    Attributes:
+        session: The session of the models that were prepared with the loader, or before it.
+        prepared: The session's loader; None before the first training loop.
+        number: The epoch of the next loop, as Accelerate counts them.
+        trains: Whether every loop is for training, whatever the mode of the models.
+        sampler: The sampler that Accelerate draws from; None if there is none.
+    """
+
+    def __init__(self, accelerator: Any, source: DataLoader[Any], plain: DataLoaderShard) -> None:
+        self.accelerator = accelerator
+        self.session: Session = accelerator.session
+        self.prepared: PreparedLoader | None = None
+        self.number = 0
+        self.trains = False
+        self._source = source
+        given = plain.batch_sampler
+        self._lists = given.batch_sampler if isinstance(given, BatchSamplerShard) else None
+        self.sampler = getattr(self._lists, "sampler", None)
+        self._state: dict[str, Any] | None = None
+
+    def shares(self) -> PreparedLoader:
+        """The session's loader."""
+        if self.prepared is None:
+            self.prepared = self.session.loader(self._even_source())
+        return self.prepared
+
+    def begin(self, skip: int) -> PreparedLoader:
+        """The session's loader, whose next loop is that of the present epoch without its first `skip` batches."""
+        shares, state, self._state = self.shares(), self._state, None
+        if state is not None:
+            shares.load_state_dict(state)
+        shares.set_epoch(self.number)
+        if skip or state is not None:
+            shares.start_at(skip)  # A script of Accelerate says itself where to go on.
+        return shares
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        shares = self.shares().state_dict()
+        over = shares["epoch"] == self.number and shares["iteration"] >= len(self.shares())
+        generator = getattr(self.sampler, "generator", None)
+        return {
+            "epoch": self.number + over,
+            "shares": shares,
+            "generator": None if generator is None else generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint: with its speeds, its epoch, and the order of that epoch."""
+        self.number, self._state = state["epoch"], state["shares"]
+        generator = getattr(self.sampler, "generator", None)
+        if generator is not None and state["generator"] is not None:
+            generator.set_state(state["generator"])
+
+    def _even_source(self) -> DataLoader[Any]:
+        """The script's loader, with Accelerate's order of the samples and its global batches."""
+        source, workers = copy.copy(self._source), self.accelerator.num_processes
+        sampler, size, whole = self.sampler, source.batch_size, self.accelerator.split_batches
+        changed: dict[str, Any] = {}
+        if type(sampler) is RandomSampler:
+            sampler = _Drawn(sampler, before_epochs=source.generator is sampler.generator)
+        if size is not None and sampler is not None:
+            changed = {"sampler": sampler, "batch_size": size // workers if whole else size}
+        elif self._lists is not None and type(self._lists) is not BatchSampler and not whole:
+            changed = {"batch_sampler": _Joined(self._lists, workers)}
+        vars(source).update(changed)
+        return source
+
+
+@final
+class _Drawn(RandomSampler):
+    """Not RandomSampler itself, so that worker 0 draws it, from its generator, as Accelerate does.
+
+    `before_epochs`: the loader draws a number from the same generator before each epoch.
+    """
+
+    def __init__(self, sampler: RandomSampler, *, before_epochs: bool) -> None:
+        super().__init__(sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator)
+        self._before_epochs = before_epochs
+
+    def __iter__(self) -> Iterator[int]:
+        if self._before_epochs:
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return super().__iter__()
+
+
+@final
+class _Joined:
+    """Joins as many lists of a batch sampler as there are processes; plain Accelerate gives each process one."""
+
+    def __init__(self, lists: Any, workers: int) -> None:
+        self.batch_sampler, self._workers = lists, workers
+        longest = getattr(lists, "batch_size", None) or max(map(len, lists))
+        self.batch_size = workers * longest
+
+    def __len__(self) -> int:
+        return -(-len(self.batch_sampler) // self._workers)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        given = iter(self.batch_sampler)
+        while some := list(islice(given, self._workers)):
+            yield [index for each in some for index in each]
+
+
+@final
+class EvenLoader(DataLoaderShard):
+    """Accelerate's loader, which hands out evenstep's shares while a model trains.
+
+    Attributes:
+        epochs: The training epochs, which are the same in all views of the loader.
+        trains: Whether the present loop is over evenstep's shares.
+    """
+
+    epochs: Epochs
+    trains: bool
+    _skipped: int
+
+    @classmethod
+    def of(cls, plain: DataLoaderShard, epochs: Epochs, skipped: int = 0) -> "EvenLoader":
+        """A loader of Accelerate, with these epochs in training."""
+        loader = cls.__new__(cls)
+        loader.__dict__.update({name: value for name, value in plain.__dict__.items() if name != "iteration"})
+        loader.epochs, loader.trains, loader._skipped = epochs, False, skipped
+        return loader
+
+    @property
+    def iteration(self) -> int:
+        """The epoch of the next loop, in training and in evaluation."""
+        return self.epochs.number
+
+    @iteration.setter
+    def iteration(self, epoch: int) -> None:
+        self.epochs.number = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.trains = self.epochs.trains or self.epochs.accelerator.in_training
+        try:
+            yield from self._shares() if self.trains else super().__iter__()
+        finally:
+            self.trains = False
+            self.end()  # Also after a break, so that no later step is taken for one of this loop.
+
+    def _shares(self) -> Iterator[Any]:
+        self.begin()
+        self.set_epoch(self.iteration)
+        shares = self.epochs.begin(self._skipped)
+        for batch in shares:
+            share = shares.newest
+            assert share is not None
+            self.end_of_dataloader = share.ends_epoch
+            if not self.epochs.accelerator.weighs_by_samples:
+                _ignore_copies(batch, share)
+            yield batch if self.device is None else send_to_device(batch, self.device, non_blocking=self._non_blocking)
+        self.iteration += 1
+
+
+def own_part(share: Share, values: Any) -> Any:
+    """Of the values of a batch, those of this worker's own samples; of a single value, none if it has no samples."""
+    if isinstance(values, torch.Tensor) and not values.ndim:
+        return values[None][: share.samples]
+    return values[: share.samples] if len(values) == len(share.positions) else values
+
+
+def _ignore_copies(batch: Any, share: Share) -> None:
+    """Take the copies of samples out of a batch for a script that counts itself what its loss is divided by.
+
+    The rows from `share.samples` on are copies, which have no weight where evenstep weighs by samples.
+    """
+    if share.sizes.all() and len(share.positions) == share.samples:
+        return
+    for name in ("labels", "shift_labels"):
+        labels = batch.get(name) if isinstance(batch, MutableMapping) else None
+        if isinstance(labels, torch.Tensor) and len(labels) == len(share.positions):
+            batch[name] = labels.clone()  # The collator may have given the inputs themselves.
+            batch[name][share.samples :] = _IGNORED
+            return
+    raise ConfigError(
+        "the last global batch of the epoch has too few samples for all workers, so some get copies, which a script"
+        " with weights='script' would count: set drop_last=True on the loader, or hand out batches with labels,"
+        f" where those of copies are {_IGNORED} (see docs/integrations/accelerate.md)"
+    )

@@ -1,0 +1,276 @@
+"""Hugging Face Accelerate: an `Accelerator` whose training loaders hand out evenstep's shares.
+
+from evenstep.integrations.accelerate import Accelerator
+"""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any, Final, final
+
+import accelerate
+import torch
+from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.utils import DDPCommunicationHookType, DistributedType, gather_object
+from accelerate.utils.operations import recursively_apply
+from accelerate.utils.other import save
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+from evenstep.core.errors import ConfigError
+from evenstep.integrations._accelerate_loader import Epochs, EvenLoader, own_part
+from evenstep.torch.session import Session
+
+_PAGE: Final = "see docs/integrations/accelerate.md"
+_STATE: Final = "evenstep.bin"
+_OPTIONS: Final = ("scheme", "batch_sizes", "seed", "timeout", "run_dir", "emulate", "weights")
+_PLUGINS: Final = {"deepspeed": "DeepSpeed", "fsdp": "FSDP", "megatron_lm": "Megatron-LM"}
+
+
+class Accelerator(accelerate.Accelerator):
+    """Accelerate's `Accelerator` for workers of unlike speeds.
+
+    What `prepare` returns is of Accelerate's own classes. A loop over a prepared loader while a prepared model is in
+    training mode gives this worker its share of each global batch, as the scheme decides; the global batch is that of
+    plain Accelerate, and each sample counts once. A loop while all models are in evaluation mode is plain Accelerate's.
+    With one process everything is plain Accelerate's.
+
+    The arguments are Accelerate's and, by keyword, these of `evenstep.Session`, for which the environment is asked
+    where they are left out: `scheme`, `batch_sizes`, `seed`, `timeout`, `run_dir`, `emulate`, `weights`.
+
+    Attributes:
+        session: The `evenstep.Session` of the objects prepared last, for `session.mean(value, count)`.
+
+    Raises:
+        ConfigError: Accelerate is configured in a way that cannot work.
+    """
+
+    session: Session
+    ddp_handler: Any
+    _options: dict[str, Any]
+    _given: list[Any]
+    _guards: list[Any]
+    _sessions: list[Session]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        options: dict[str, Any] = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        _require_no_plugin(kwargs)
+        super().__init__(*args, **kwargs)
+        self._open(options)
+
+    def _open(self, options: dict[str, Any]) -> None:
+        self._require_supported()
+        self._options, self._sessions, self._guards = options, [], []
+        self._begin()
+        self.register_save_state_pre_hook(lambda _models, _weights, folder: self.save_shares(folder))
+        self.register_load_state_pre_hook(lambda _models, folder: self.load_shares(folder))
+
+    def _require_supported(self) -> None:
+        """Raise if gradients or batches would not go through evenstep."""
+        _require_no_plugin({})
+        if self.distributed_type == DistributedType.XLA:
+            raise ConfigError(f"evenstep does not train on TPUs: use plain Accelerate there ({_PAGE})")
+        if self.dispatch_batches:
+            raise ConfigError(
+                "with dispatch_batches=True process 0 makes the batches of all, which are equal: leave it out, since"
+                f" each worker fetches its own share ({_PAGE})"
+            )
+        if self.use_stateful_dataloader:
+            raise ConfigError(
+                "use_stateful_dataloader=True would resume loaders twice: leave it out, since save_state and load_state"
+                f" keep what evenstep needs, and skip_first_batches goes on within an epoch ({_PAGE})"
+            )
+
+    def _begin(self) -> None:
+        """What is prepared from now on is another run."""
+        self._given, self.session = [], Session(**self._options)
+        self._sessions.append(self.session)
+
+    # Preparing.
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Accelerate. After the first batch, another model or optimizer begins a run of its own."""
+        new = [each for each in args if not getattr(each, "_is_accelerate_prepared", False)]
+        if self.session.started and any(isinstance(each, torch.nn.Module | torch.optim.Optimizer) for each in new):
+            self._begin()
+        return super().prepare(*args, **kwargs)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """As in Accelerate; gradients are weighed by the samples of each worker."""
+        handler, hook = self.ddp_handler, None
+        if handler is not None and handler.comm_hook != DDPCommunicationHookType.NO:
+            hook = _CommHook.of(handler)
+            self.ddp_handler = copy.copy(handler)
+            self.ddp_handler.comm_hook = DDPCommunicationHookType.NO
+        try:
+            prepared = super().prepare_model(model, device_placement, evaluation_mode)
+        finally:
+            self.ddp_handler = handler
+        replica = getattr(prepared, "_orig_mod", prepared)  # Of torch.compile.
+        if not evaluation_mode and isinstance(replica, DistributedDataParallel) and self._is_new(replica):
+            self._require_summing()
+            self.session.model(replica, comm_hook=hook)
+            self._guards.append(replica.register_forward_pre_hook(self._require_mean, with_kwargs=True))
+        return prepared
+
+    def _require_mean(self, _model: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+        """Called before forward passes: refuse a loss that the script divides itself, where evenstep weighs it."""
+        if kwargs.get("num_items_in_batch") is not None and self.weighs_by_samples and torch.is_grad_enabled():
+            raise ConfigError(
+                "the model is given num_items_in_batch, by which it divides its loss, and evenstep would weigh it once"
+                f" more: write Accelerator(..., weights='script') if it counts what all processes have ({_PAGE})"
+            )
+
+    @property
+    def weighs_by_samples(self) -> bool:
+        """Whether evenstep divides losses, and not the script."""
+        return bool(self._options.get("weights", "samples") == "samples")
+
+    def _require_summing(self) -> None:
+        scheme = self.session.scheme
+        if scheme is not None and not scheme.sums_every_gradient:
+            raise ConfigError(
+                f"Accelerate sums gradients over all workers in every step, which the scheme {scheme.name!r} does not:"
+                f" use lb-bsp, dbs, bsp or batch_sizes, or evenstep without Accelerate ({_PAGE})"
+            )
+
+    def _is_new(self, part: Any) -> bool:
+        """Whether it has not been given to this session; from now on it has."""
+        known = any(each is part for each in self._given)
+        self._given.append(part)
+        return not known
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
+        """As in Accelerate; a step is checked before a weight changes."""
+        prepared = super().prepare_optimizer(optimizer, device_placement)
+        own = prepared.optimizer
+        if self.num_processes > 1 and self._is_new(own):
+            self._guards.append(own.register_step_pre_hook(self._require_share))
+            self.session.optimizer(own)
+        return prepared
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        """As in Accelerate, with this worker's share of each global batch while a model trains."""
+        source = copy.copy(data_loader)
+        plain = super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        if self.num_processes == 1 or isinstance(plain, EvenLoader | DataLoaderDispatcher):
+            return plain
+        self._dataloaders[-1] = EvenLoader.of(plain, Epochs(self, source, plain))
+        return self._dataloaders[-1]
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """As in Accelerate. The batches that are skipped in training are those of all workers."""
+        plain = super().skip_first_batches(dataloader, num_batches)
+        return EvenLoader.of(plain, dataloader.epochs, num_batches) if isinstance(dataloader, EvenLoader) else plain
+
+    def free_memory(self, *objects: Any) -> Any:
+        """As in Accelerate, for another training."""
+        for session in self._sessions:
+            session.close()
+        for guard in self._guards:
+            guard.remove()
+        self._sessions, self._guards = [], []
+        self._begin()
+        return super().free_memory(*objects)
+
+    # Training.
+
+    @property
+    def in_training(self) -> bool:
+        """Whether a prepared model is in training mode."""
+        return any(self.unwrap_model(model, keep_torch_compile=False).training for model in self._models)
+
+    def _require_share(self, *_: Any) -> None:
+        """Called before a step: refuse one on batches that Accelerate has divided equally."""
+        loader = self.gradient_state.active_dataloader
+        if loader is None or (isinstance(loader, EvenLoader) and loader.trains):
+            return
+        if isinstance(loader.dataset, IterableDataset) or not isinstance(loader, EvenLoader):
+            raise ConfigError(
+                "the optimizer was stepped in a loop over an IterableDataset, or over a loader that the Accelerator has"
+                " not prepared, whose samples cannot be shared out unevenly: prepare a DataLoader of a map-style"
+                f" dataset or of an evenstep.ShardedDataset, and use accelerator.skip_first_batches ({_PAGE})"
+            )
+        raise ConfigError(
+            "the optimizer was stepped in a loop that began with all models in evaluation mode, where workers get"
+            f" equal batches: call model.train() before the loop ({_PAGE})"
+        )
+
+    @property
+    def _trained(self) -> EvenLoader | None:
+        """The loader that the script trains on at this moment."""
+        loader = self.gradient_state.active_dataloader
+        return loader if isinstance(loader, EvenLoader) and loader.trains else None
+
+    def gather(self, tensor: Any) -> Any:
+        """As in Accelerate. While training, workers may have different numbers of rows."""
+        if self._trained is None:
+            return super().gather(tensor)
+        session = self._trained.epochs.session
+        return recursively_apply(
+            lambda each: session.gather(each if each.ndim else each[None]), tensor, error_on_other_type=True
+        )
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As in Accelerate. While training, the rows of each worker's own samples, in the order of the workers."""
+        if (loader := self._trained) is None:
+            return super().gather_for_metrics(input_data, use_gather_object)
+        share = loader.epochs.shares().current
+        assert share is not None
+
+        def of_own(values: Any) -> Any:
+            return own_part(share, values)
+
+        try:
+            data = recursively_apply(of_own, input_data, error_on_other_type=True)
+        except TypeError:
+            use_gather_object, data = True, of_own(input_data)
+        return gather_object(data) if use_gather_object else self.gather(data)
+
+    # Checkpoints.
+
+    def save_shares(self, folder: Any) -> None:
+        """Write what `load_shares` reads into a checkpoint; called by `save_state`."""
+        loaders = [(n, each) for n, each in enumerate(self._dataloaders) if isinstance(each, EvenLoader)]
+        states = {n: each.epochs.state() for n, each in loaders if each.epochs.prepared is not None}
+        if states:
+            save(states, Path(folder) / _STATE, save_on_each_node=self.project_configuration.save_on_each_node)
+
+    def load_shares(self, folder: Any) -> None:
+        """Continue with the speeds, the epochs and their order from a checkpoint; called by `load_state`."""
+        path = Path(folder) / _STATE
+        states = torch.load(path, weights_only=True) if path.exists() else {}
+        for number, each in enumerate(self._dataloaders):
+            if number in states and isinstance(each, EvenLoader):
+                each.epochs.restore(states[number])
+
+
+def _require_no_plugin(given: dict[str, Any]) -> None:
+    """Check that nothing but DistributedDataParallel sums gradients; `given`: arguments of the Accelerator."""
+    for name, shown in _PLUGINS.items():
+        launched = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
+        if launched or given.get(f"{name}_plugin") is not None or given.get(f"{name}_plugins") is not None:
+            raise ConfigError(
+                f"evenstep weighs the gradients of DistributedDataParallel, and Accelerate is configured for {shown}:"
+                f" leave that out, or use evenstep without Accelerate ({_PAGE})"
+            )
+
+
+@final
+class _CommHook:
+    """Takes the communication hook that a handler would register on a model."""
+
+    @classmethod
+    def of(cls, handler: Any) -> Any:
+        """The handler's hook, as `Session.model` takes it."""
+        taken = cls()
+        handler.register_comm_hook(taken)
+        return taken.hook
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        """As `DistributedDataParallel.register_comm_hook`."""
+        self.hook = state, hook

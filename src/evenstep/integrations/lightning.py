@@ -1,0 +1,255 @@
+"""Lightning: `Trainer(strategy="evenstep")` and `Fabric(strategy="evenstep")`, once this module is imported.
+
+    import evenstep.integrations.lightning
+
+    trainer = Trainer(strategy="evenstep", devices=4)
+
+docs/integrations/lightning.md lists what happens to the habits of Lightning scripts.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, final
+
+import torch
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+
+from evenstep.core.errors import ConfigError
+from evenstep.schemes import Scheme
+from evenstep.torch.model import is_sharded
+from evenstep.torch.refusals import require_loader
+from evenstep.torch.session import Session
+from evenstep.worker.loader_state import read_state
+
+if TYPE_CHECKING:
+    from evenstep.torch.data.loader import PreparedLoader
+
+_PAGE: Final = "(docs/integrations/lightning.md)"
+_KEY: Final = "evenstep"  # Of the loader's state in Lightning's checkpoints.
+_OF_SESSION: Final = frozenset(inspect.signature(Session).parameters) - {"scheme"}
+
+
+class EvenstepStrategy(DDPStrategy):
+    """Lightning's DDP strategy, with batches as large as each worker is fast.
+
+    Args:
+        scheme: As in `evenstep.Session`.
+        options: Those of `evenstep.Session`, with its defaults except `seed`, which is that of Lightning's
+            `seed_everything`, and `empty`, which is "shrink"; and those of Lightning's DDPStrategy.
+
+    Raises:
+        ConfigError: From `Trainer.fit`: the scheme, the loader or the model cannot be trained on in Lightning.
+    """
+
+    def __init__(self, scheme: Scheme | str | None = None, **options: Any) -> None:
+        self._asked, others = _options(scheme, options)
+        super().__init__(**others)
+        self._session: Session | None = None
+        self._prepared: PreparedLoader | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        trainer = self.lightning_module.trainer
+        self._prepared = self._saved = None
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._session = _session(self._asked)
+            _keep_training_samplers(trainer)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """As Lightning's; the global batch size of a fit that goes on is known from here on."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        self._saved = checkpoint.get(_KEY)
+        if self._saved is not None and self._session is not None and self._prepared is None:
+            self._session = _session({**self._asked, "global_batch_size": read_state(self._saved).global_batch_size})
+        return checkpoint
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """As Lightning's. The loader's state has a place of its own, so that other strategies can load the rest."""
+        loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+        if self._prepared is not None and (states := loop.pop("combined_loader", None)):
+            checkpoint[_KEY] = states[0]
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def configure_ddp(self) -> None:
+        _require_whole(self.model)
+        super().configure_ddp()
+
+    def _register_ddp_hooks(self) -> None:
+        """Called by Lightning once the model is in DistributedDataParallel, whose only hook is evenstep's."""
+        assert self._session is not None
+        hook, wrap = self._ddp_comm_hook, self._ddp_comm_wrapper
+        given = None if hook is None else (self._ddp_comm_state, hook if wrap is None else wrap(hook))
+        self._session.model(self.model, comm_hook=given)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        assert self._session is not None
+        for optimizer in self.optimizers:
+            self._session.optimizer(optimizer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """A loader for training hands out this worker's batches; others stay as they are."""
+        if self._session is None or not self.lightning_module.trainer.training:
+            return dataloader
+        self._prepared = _loader(self._session, dataloader)
+        return _TrainLoader(self._prepared)
+
+    def on_train_start(self) -> None:
+        fit_loop, prepared = self.lightning_module.trainer.fit_loop, self._prepared
+        if (count := len(fit_loop._combined_loader.flattened)) > 1:
+            raise ConfigError(
+                f"this training has {count} loaders, and evenstep shares out the batches of one: give one loader over"
+                f" a torch.utils.data.ConcatDataset or StackDataset {_PAGE}"
+            )
+        if "dataloader_iter" in inspect.signature(self.lightning_module.training_step).parameters:
+            raise ConfigError(
+                "training_step takes dataloader_iter, so that evenstep cannot tell which batch it computes: take the"
+                f" batch {_PAGE}"
+            )
+        assert prepared is not None
+        if self._saved is not None:
+            prepared.load_state_dict(self._saved)
+        elif fit_loop.restarting and 0 < fit_loop.epoch_loop.batch_progress.current.ready < fit_loop.max_batches:
+            raise ConfigError(
+                "this checkpoint was saved in the middle of an epoch by another strategy, and does not say which"
+                f" samples are left: continue from one of the end of an epoch {_PAGE}"
+            )
+
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        super().pre_backward(closure_loss)
+        if self._session is not None and not self.lightning_module.automatic_optimization:
+            self._session.backward_begins(self.model)  # training_step may be inside no_sync since its forward pass.
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As Lightning's; the mean of what workers log of a training batch is weighted by their samples."""
+        if not isinstance(tensor, torch.Tensor) or str(reduce_op).lower() not in ("mean", "avg"):
+            return super().reduce(tensor, group, reduce_op)
+        if not tensor.is_floating_point():
+            tensor = tensor.double()  # Lightning would cut off the mean of the numbers of samples, which are not equal.
+        weight = self._weight_of_batch() if group is None else None
+        if weight is None:
+            return super().reduce(tensor, group, reduce_op)
+        return super().reduce(tensor * weight if weight else torch.zeros_like(tensor), group, "sum")
+
+    def _weight_of_batch(self) -> float | None:
+        """This worker's part of the samples of the training batch in hand; None outside of batches."""
+        if self._prepared is None or not self.lightning_module.trainer.training:
+            return None
+        progress = self.lightning_module.trainer.fit_loop.epoch_loop.batch_progress.current
+        if progress.ready == progress.completed or (share := self._prepared.current) is None:
+            return None
+        return share.samples / int(share.sizes.sum())
+
+    def teardown(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        super().teardown()
+
+
+class EvenstepFabricStrategy(FabricDDPStrategy):
+    """Fabric's DDP strategy, with batches as large as each worker is fast; the arguments are `EvenstepStrategy`'s."""
+
+    def __init__(self, scheme: Scheme | str | None = None, **options: Any) -> None:
+        self._asked, others = _options(scheme, options)
+        super().__init__(**others)
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session of what was set up, for `session.mean` and `session.close`; a new one after that."""
+        if self._session is None or self._session.closed:
+            self._session = _session(self._asked)
+        return self._session
+
+    @property
+    def distributed_sampler_kwargs(self) -> None:
+        """None, so that Fabric keeps the user's samplers."""
+
+    def setup_module(self, module: Any) -> Any:
+        _require_whole(module)
+        return self.session.model(super().setup_module(module))
+
+    def setup_optimizer(self, optimizer: Any) -> Any:
+        return self.session.optimizer(optimizer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Every loader that is set up hands out this worker's batches."""
+        return _loader(self.session, dataloader)
+
+
+@final
+class _TrainLoader:
+    """The prepared loader as Lightning's Trainer sees it: the epoch is set on what it finds as the sampler."""
+
+    def __init__(self, prepared: "PreparedLoader") -> None:
+        self._prepared = prepared
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._prepared
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._prepared, name)
+
+    @property
+    def sampler(self) -> "_TrainLoader":
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._prepared.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The strategy does this, since Lightning leaves it out in some cases."""
+
+
+def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the session and those of Lightning's strategy."""
+    asked = {"scheme": scheme, "empty": "shrink", **{name: options.pop(name) for name in _OF_SESSION & options.keys()}}
+    if asked.get("timeout") is not None:
+        options["timeout"] = timedelta(seconds=asked["timeout"])
+    return asked, options
+
+
+def _session(asked: dict[str, Any]) -> Session:
+    session = Session(**{"seed": int(os.environ.get("PL_GLOBAL_SEED", "0")), **asked})
+    if session.scheme is not None and not session.scheme.sums_every_gradient:  # None: unknown, as the start will say.
+        raise ConfigError(
+            f"under the scheme {session.scheme.name!r} workers do not step together, and Lightning's strategies do: use"
+            f" lb-bsp, dbs, bsp or batch_sizes, or write the loop with evenstep.prepare {_PAGE}"
+        )
+    return session
+
+
+def _require_whole(model: torch.nn.Module) -> None:
+    if is_sharded(model):
+        raise ConfigError(
+            "fully_shard was applied to the model, which does not go with Lightning's DDP strategies: leave it out, or"
+            f" write the loop with evenstep.prepare (docs/fsdp.md) {_PAGE}"
+        )
+
+
+def _loader(session: Session, loader: Any) -> "PreparedLoader":
+    try:
+        return session.loader(require_loader(loader))
+    except ConfigError as error:
+        raise ConfigError(f"{error} {_PAGE}") from None
+
+
+def _keep_training_samplers(trainer: Any) -> None:
+    """Keep Lightning from putting a DistributedSampler into training loaders: evenstep shares out the user's own."""
+    connector = trainer._data_connector
+    requires = type(connector)._requires_distributed_sampler
+    connector._requires_distributed_sampler = lambda loader: not trainer.training and requires(connector, loader)
+
+
+StrategyRegistry.register("evenstep", EvenstepStrategy, override=True)
+STRATEGY_REGISTRY.register("evenstep", EvenstepFabricStrategy, override=True)

@@ -1,0 +1,117 @@
+"""Ray Train: `evenstep.prepare` inside `train_loop_per_worker`, and parameter servers as Ray actors.
+
+    from evenstep.integrations.ray import EvenstepConfig
+
+    TorchTrainer(train_loop_per_worker, torch_config=EvenstepConfig(scheme="ssp:bound=3"), ...).fit()
+
+Schemes without servers need no config: Ray Train has started the workers and their process group before `prepare`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _TorchBackend
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
+from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.launch.servers import start_servers
+from evenstep.schemes import parse_scheme
+
+_START_SECONDS = 180.0
+
+
+@dataclass
+class EvenstepConfig(TorchConfig):
+    """Ray Train's `TorchConfig` with evenstep's settings, as `torch_config` of a `TorchTrainer`.
+
+    The settings reach `evenstep.prepare` and `evenstep.Session` through the environment of the workers, where their
+    own arguments win. For a scheme on parameter servers, an actor beside the first worker runs the servers. It ends
+    with the run. When Ray restarts the workers after a failure, new servers continue from the last snapshot in
+    `run_dir`; without `run_dir` the run begins again.
+
+    Attributes:
+        scheme: Such as `ssp:bound=3`; None for what the script says, else the default.
+        run_dir: The run directory, on a file system that all nodes share.
+        wait_seconds: How long a worker waits for another; None for the default.
+    """
+
+    scheme: str | None = None
+    run_dir: str | None = None
+    wait_seconds: float | None = None
+
+    @property
+    def backend_cls(self) -> type["_EvenstepBackend"]:
+        return _EvenstepBackend
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {"scheme": self.scheme, "run_dir": self.run_dir, "wait_seconds": self.wait_seconds}
+        return {**super().to_dict(), **own}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings as variables."""
+        given = {"scheme": self.scheme, "run_dir": self.run_dir, "timeout": self.wait_seconds}
+        return {VARIABLES[name]: str(value) for name, value in given.items() if value is not None}
+
+
+class _EvenstepBackend(_TorchBackend):
+    """Starts the servers of a group of workers, and tells the workers where they are."""
+
+    _servers: Any = None
+    _starts = 0
+
+    def on_start(self, worker_group: Any, backend_config: EvenstepConfig) -> None:
+        super().on_start(worker_group, backend_config)
+        environment = backend_config.environment
+        if backend_config.scheme is not None and parse_scheme(backend_config.scheme).served is not None:
+            environment |= self._start(worker_group, backend_config)
+        self._starts += 1
+        worker_group.execute(_set, environment)
+
+    def on_shutdown(self, worker_group: Any, backend_config: EvenstepConfig) -> None:
+        # First, since workers that failed make Ray's own part fail, too. Servers end with the actor that runs them.
+        if self._servers is not None:
+            ray.kill(self._servers)
+            self._servers = None
+        super().on_shutdown(worker_group, backend_config)
+
+    def _start(self, worker_group: Any, config: EvenstepConfig) -> Mapping[str, str]:
+        """What workers must know of the servers, which run on the first worker's node."""
+        nodes = worker_group.execute(_node)
+        first, address = nodes[0]
+        beside = NodeAffinitySchedulingStrategy(first, soft=False)
+        self._servers = ray.remote(num_cpus=0, scheduling_strategy=beside)(_Servers).remote(
+            config.scheme,
+            workers=len(nodes),
+            run_dir=config.run_dir,
+            listen="127.0.0.1" if len(set(nodes)) == 1 else address,
+            resume=self._starts > 0 and config.run_dir is not None,
+        )
+        environment: Mapping[str, str] = ray.get(self._servers.environment.remote(), timeout=_START_SECONDS)
+        return environment
+
+
+class _Servers:
+    """Runs the servers, as an actor."""
+
+    def __init__(self, scheme: str, *, resume: bool, **settings: Any) -> None:
+        self._servers = start_servers(scheme, resume=resume, **settings)
+        self._resume = resume
+
+    def environment(self) -> dict[str, str]:
+        """What the workers must know, as variables."""
+        launched = LaunchSettings(servers=self._servers.addresses, resume=self._resume)
+        return {**launched.to_environment(), SECRET_VARIABLE: self._servers.secret}
+
+
+def _set(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+
+
+def _node() -> tuple[str, str]:
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()

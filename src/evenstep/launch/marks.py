@@ -1,0 +1,19 @@
+"""What a worker leaves for the launcher in the folder that the launcher gives it."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from evenstep.launch.launch_settings import SUMMARY_FILE, LaunchSettings
+
+
+def leave_mark(launched: LaunchSettings, rank: int | str) -> None:
+    """Tell the launcher that the script of this worker uses evenstep."""
+    if launched.marks is not None:
+        with suppress(OSError):  # If the launcher is gone, so is its folder.
+            Path(launched.marks, str(rank)).touch()
+
+
+def leave_line(marks: str, line: str) -> None:
+    """Leave a line of the summary to the launcher, which learns whether the run failed."""
+    with suppress(OSError), Path(marks, SUMMARY_FILE).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")

@@ -1,0 +1,239 @@
+"""Starts, watches and ends one process. As a program, this file is the keeper of a worker.
+
+torchrun's agent knows how its children end, but reports it only after the run. Its child is therefore the keeper, which
+runs the worker and writes down how it ended, for the launcher to read. On servers the death of a worker is no reason
+to stop the others, as the agent does when a child exits with an error: the keeper then exits with 0. The file imports
+the standard library alone and the keeper is started by its path, so that it runs within a few hundredths of a second.
+
+    python -m evenstep.launch.supervisor [--restarts N | --tell] STATUS_DIR -- COMMAND...
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Self, final
+
+RESTART_VARIABLE: Final = "EVENSTEP_RESTART"
+"""Environment variable of a worker: how often it was restarted; "0" at first."""
+FORWARDED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+PR_SET_PDEATHSIG: Final = 1
+POLL_SECONDS: Final = 1.0  # How often a keeper checks whether its parent is gone, where the system does not report it.
+END_SECONDS: Final = 5.0  # How long a worker may take to end after it was asked to.
+
+
+@final
+class Supervisor:
+    """One process, started here or elsewhere: whether it runs, how it ended, and its end.
+
+    Args:
+        asked: The process that is asked to end; negative for a process group.
+        killed: The process, or process group, that is killed if it does not end.
+        child: The process, if this process started it.
+    """
+
+    def __init__(self, asked: int, killed: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
+        self._asked = asked
+        self._killed = killed
+        self._child = child
+        self._asked_at: float | None = None
+
+    @classmethod
+    def start(cls, command: Sequence[str], **options: Any) -> Self:  # noqa: ANN401 - those of Popen
+        """Start a process that leads its own process group, so that signals from the terminal do not reach it."""
+        child = subprocess.Popen(command, process_group=0, **options)
+        return cls(-child.pid, -child.pid, child)
+
+    @property
+    def child(self) -> "subprocess.Popen[bytes]":
+        """The process that was started here."""
+        assert self._child is not None
+        return self._child
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the process that was started here: negative for a signal, None while it runs."""
+        return self.child.poll()
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait at most this long for the process that was started here; returns whether it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(seconds)
+        return self.exit_code is not None
+
+    def end(self, seconds: float) -> None:
+        """Ask the process to end, or kill it if it was asked more than `seconds` ago. Call this until it has ended."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self.send(signal.SIGTERM)
+        elif time.monotonic() - self._asked_at > seconds:
+            self.kill()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process that is asked to end."""
+        _send(self._asked, number)
+
+    def kill(self) -> None:
+        """Kill the process, and with a process group what is left of it; wait for the end of a child."""
+        _send(self._killed, signal.SIGKILL)
+        if self._child is not None:
+            self._child.wait()
+
+
+def _send(process: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)
+
+
+def keeper_command(status_dir: Path, *, restarts: int | None, command: list[str]) -> list[str]:
+    """The command that runs `command` under a keeper, which restarts it up to `restarts` times when it fails.
+
+    With None the keeper exits as the worker did, and its parent may restart it.
+    """
+    how = ["--tell"] if restarts is None else ["--restarts", str(restarts)]
+    # -P and the path: neither the package, whose import takes longer than all else, nor a module beside this file or in
+    # the working directory is imported.
+    return [sys.executable, "-P", __file__, *how, str(status_dir), "--", *command]
+
+
+def status_file(status_dir: Path, worker: int) -> Path:
+    """What a keeper writes whenever its worker's process has ended: the fields of an `Ending`, as JSON."""
+    return status_dir / f"worker-{worker}.json"
+
+
+def group_file(status_dir: Path, worker: int) -> Path:
+    """Holds the worker's process group and its keeper's process while the worker runs.
+
+    A third word, `asked`, means that the keeper was asked to end. Only a keeper that was killed leaves the file behind.
+    """
+    return status_dir / f"group-{worker}"
+
+
+@final
+class Keeper:
+    """Runs one worker to its end, and restarts it if it fails and may be restarted.
+
+    The worker has the keeper's standard streams and leads a process group, which gets the signals that ask the keeper
+    to end. What a failed worker leaves of its group is killed. A worker never outlives its keeper, nor the keeper its
+    parent.
+    """
+
+    def __init__(self, *, worker: int, command: list[str], status_dir: Path, restarts: int | None) -> None:
+        self._command = command
+        self._status = status_file(status_dir, worker)
+        self._group = group_file(status_dir, worker)
+        self._restarts = restarts
+        self._process = os.getpid()
+        self._parent = os.getppid()
+        self._asked_to_end = False
+        # Blocked signals wait until they are asked for, so none is missed or interrupts anything.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
+        _signal_when_parent_dies(signal.SIGTERM)
+
+    def run(self) -> int:
+        """Return the keeper's exit code when the worker has finished, failed for good, or ended when asked to."""
+        restart, again = -1, True
+        while again:
+            restart += 1
+            exit_code = self._run_once(restart)
+            again = exit_code != 0 and not self._asked_to_end and restart < (self._restarts or 0)
+            self._record(exit_code, restart, again=again)
+        if self._restarts is not None:
+            return 0
+        return 128 - exit_code if exit_code < 0 else exit_code
+
+    def _run_once(self, restart: int) -> int:
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if error_file:
+            Path(error_file).unlink(missing_ok=True)
+        environment = {**os.environ, RESTART_VARIABLE: str(restart + _restarts_before())}
+        worker = Supervisor.start(self._command, env=environment, preexec_fn=self._before_exec)
+        self._group.write_text(f"{worker.child.pid} {self._process}")
+        while worker.exit_code is None:
+            self._take_signal(worker)
+        if worker.exit_code != 0 or self._orphaned:
+            worker.kill()
+        self._group.unlink()
+        return worker.child.returncode
+
+    @property
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._parent
+
+    def _before_exec(self) -> None:
+        """In the child: die with the keeper, and receive signals as the keeper did at first."""
+        _signal_when_parent_dies(signal.SIGKILL)
+        if os.getppid() != self._process:
+            os._exit(1)  # The keeper died before that was asked for.
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _take_signal(self, worker: Supervisor) -> None:
+        received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, POLL_SECONDS)
+        if self._orphaned:
+            self._asked_to_end = True
+            worker.end(END_SECONDS)
+        elif received is not None and received.si_signo in FORWARDED:
+            self._asked_to_end = True
+            self._group.write_text(f"{worker.child.pid} {self._process} asked")
+            worker.send(received.si_signo)
+            worker.send(signal.SIGCONT)  # A stopped worker would not receive the signal.
+
+    def _record(self, exit_code: int, restart: int, *, again: bool) -> None:
+        status = {
+            "exit_code": exit_code,
+            "message": first_message(os.environ.get("TORCHELASTIC_ERROR_FILE")),
+            "restarts": restart + _restarts_before(),
+            "again": again,
+            "asked_to_end": self._asked_to_end,
+            "at_seconds": time.time(),
+        }
+        written = self._status.with_suffix(".tmp")
+        written.write_text(json.dumps(status), encoding="utf-8")
+        written.replace(self._status)
+
+
+def _restarts_before() -> int:
+    """How often torchrun's agent has restarted all workers, and this keeper with them."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _signal_when_parent_dies(number: signal.Signals) -> None:
+    """Linux only; elsewhere a keeper polls, and a worker outlives a keeper that is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def first_message(error_file: str | None) -> str:
+    """The first line of the worker's message in torchrun's error file; empty if there is none."""
+    if not error_file:
+        return ""
+    try:
+        message = json.loads(Path(error_file).read_text(encoding="utf-8"))["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    text = message["message"] if isinstance(message, dict) else message
+    return str(text).strip().partition("\n")[0]
+
+
+def main(arguments: list[str]) -> int:
+    """Keep the worker that the environment variable RANK names; returns the exit code."""
+    split = arguments.index("--")
+    parser = argparse.ArgumentParser(prog="evenstep.launch.supervisor")
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--tell", dest="restarts", action="store_const", const=None)
+    parser.add_argument("status_dir", type=Path)
+    options = parser.parse_args(arguments[:split])
+    worker, command = int(os.environ["RANK"]), arguments[split + 1 :]
+    return Keeper(worker=worker, command=command, status_dir=options.status_dir, restarts=options.restarts).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

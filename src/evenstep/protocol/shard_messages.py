@@ -1,0 +1,70 @@
+"""The commands of shard 0 to the other shards."""
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from evenstep.core.coordinate import PushKey
+from evenstep.protocol.encoding import Count, Incarnation, Record, Version
+from evenstep.protocol.optimizer import Finite, Options
+
+Floats: TypeAlias = tuple[Finite, ...]
+
+
+class ShardAnswer(Record, frozen=True, kw_only=True):
+    """Answer a worker's request. `ahead`, a number for each group, moves the weights ahead (`core.sync.rate`)."""
+
+    worker: Count
+    incarnation: Incarnation
+    sequence: Count
+    has: Version
+    ahead: Floats
+
+
+class ShardCommit(Record, frozen=True, kw_only=True):
+    """Commit these pushes with these weights. Options, factors and compensation have an entry for each group."""
+
+    pushes: tuple[tuple[PushKey, Finite], ...]
+    options: tuple[Options, ...]
+    factors: Floats
+    compensation: Floats
+
+
+class ShardDiscard(Record, frozen=True, kw_only=True):
+    """Forget this push."""
+
+    key: PushKey
+
+
+class ShardLeave(Record, frozen=True, kw_only=True):
+    """The worker has left. Of its pushes, only the `announced` ones can still be committed."""
+
+    worker: Count
+    incarnation: Incarnation
+    announced: tuple[PushKey, ...]
+
+
+class ShardInitialise(Record, frozen=True, kw_only=True):
+    """Start the run from the weights that this worker has staged."""
+
+    worker: Count
+    version: Count
+
+
+class ShardRestore(Record, frozen=True, kw_only=True):
+    """Go back to the snapshot of this version."""
+
+    version: Count
+
+
+class ShardSnapshot(Record, frozen=True, kw_only=True):
+    """Write a snapshot. `meanwhile`: the run continues while it is written."""
+
+    meanwhile: bool
+
+
+Command: TypeAlias = (
+    ShardAnswer | ShardCommit | ShardDiscard | ShardLeave | ShardInitialise | ShardRestore | ShardSnapshot
+)
+
+COMMAND: Final = msgspec.msgpack.Decoder(Command)

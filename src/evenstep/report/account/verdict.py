@@ -1,0 +1,240 @@
+"""The verdict on a run behind a barrier: what its sizes gained, which worker is slow, why, and what that costs.
+
+A worker is late at a barrier because it computes longer, because it waits for its input, or because its script does
+something else. Only the first can be helped by another batch size, so the cause is found first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+
+from evenstep.report.account.account import OWN, Account, Cause
+from evenstep.report.account.comparisons import Interval
+
+MIN_ITERATIONS: Final = 20
+"""A shorter run has no verdict: `lb-bsp` has only just chosen its own sizes, after five equal ones."""
+MIN_SECONDS: Final = 1.0
+"""Nor has a run of less time, in which caches, connections and processor clocks settle."""
+COSTLY: Final = 0.03
+"""A cause with a smaller share of the workers' time is not worth a change."""
+SLOW: Final = 1.15
+"""A worker that needs this many times the median's seconds per sample is called slow."""
+SPREAD: Final = 0.15
+"""Waiting with this share of the time is worth another scheme, also if no single worker causes it."""
+_MAIN: Final = 0.2
+"""A worker that causes a smaller share of the waiting is not named for it."""
+_COMMUNICATION: Final = 0.25
+_MAX_SIZES: Final = 8
+
+WHY: Final = {
+    Cause.INPUT: "waits for its input",
+    Cause.SCRIPT: "spends time between its iterations",
+    Cause.COMMUNICATION: "takes longer to push and pull",
+}
+_CURE: Final = {
+    Cause.INPUT: "batch sizes cannot help that, more data workers (num_workers) can",
+    Cause.SCRIPT: "look at what the script does there on this worker alone, such as logging or saving",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A verdict on a run.
+
+    Attributes:
+        worker: The slow worker; None if no worker is slow, or if communication slows all alike.
+        cause: Why it is slow; None if no worker is.
+        slowdown: Its seconds per sample over the median of the others', at equal sizes; for other causes than compute,
+            its own seconds per iteration over theirs. None if not measured.
+        cost: The share of all workers' time that is spent waiting for it, 0 to 1.
+        text: The verdict in one to three sentences.
+    """
+
+    worker: int | None = None
+    cause: Cause | None = None
+    slowdown: float | None = None
+    cost: float = 0.0
+    text: str
+
+
+def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer: Account | None = None) -> Verdict:
+    """The verdict on a run under this scheme; `workers` are the ranks of the account's workers, in its order.
+
+    If the account has few iterations, a `longer` account of the same run says what its sizes gained and how slow each
+    worker is, since few iterations measure that.
+    """
+    measured = longer or account
+    if not long_enough(measured.iterations, measured.seconds):
+        return undecided(measured.iterations, measured.seconds)
+    if len(workers) == 1:
+        return _alone(account, workers[0])
+    verdict = _verdict(account, measured, workers, scheme)
+    gain = measured.speed_up if measured.waiting_after is not None else None
+    if gain is None or (verdict.worker is not None and verdict.cause is Cause.COMPUTE):  # Its text has the gain.
+        return verdict
+    return replace(verdict, text=f"{_gained(gain)}. {verdict.text}")
+
+
+def long_enough(iterations: int, seconds: float) -> bool:
+    """Whether a run of that length can be judged."""
+    return iterations >= MIN_ITERATIONS and seconds >= MIN_SECONDS
+
+
+def undecided(iterations: int, seconds: float) -> Verdict:
+    """The verdict on a run that is too short to be judged."""
+    return Verdict(text=f"Too short for a verdict: {counted(iterations)} in {duration(seconds)}.")
+
+
+def no_worker_slow(waiting: float) -> Verdict:
+    """The verdict on a run without a slow worker."""
+    return Verdict(cost=waiting, text=f"No worker is slow: waiting takes {waiting:.0%} of all workers' time.")
+
+
+def spread(waiting: float, slowest: float | None, *, barrier: bool = True, lost: bool = False) -> Verdict:
+    """Much waiting that no single worker causes; `lost`: some of it may have been for lost workers."""
+    whom = "part of it until lost workers were given up" if lost else "now for one worker and then for another"
+    text = f"Waiting takes {waiting:.0%} of all workers' time, {whom}."
+    if barrier:
+        text += " Without a barrier (asp, ssp, dssp) no worker waits for slowness that passes quickly."
+    return Verdict(cause=Cause.COMPUTE, slowdown=slowest, cost=waiting, text=text)
+
+
+def _alone(account: Account, worker: int) -> Verdict:
+    share = float(account.own[OWN.index(Cause.INPUT), 0]) / max(account.seconds, 1e-12)
+    if share < COSTLY:
+        return Verdict(text="One worker has no other to wait for.")
+    text = f"One worker, which waits for its input {share:.0%} of its time: more data workers (num_workers) would help."
+    return Verdict(worker=worker, cause=Cause.INPUT, cost=share, text=text)
+
+
+def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme: str) -> Verdict:
+    blame = account.blame_shares
+    index, part = np.unravel_index(int(blame.argmax()), blame.shape)
+    cost, waiting, cause = float(blame[index, part]), float(blame.sum()), OWN[part]
+    communication = account.communication_share
+    if communication >= _COMMUNICATION and communication > cost:
+        text = (
+            f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
+            f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often."
+        )
+        return Verdict(cause=Cause.COMMUNICATION, cost=communication, text=text)
+    if cost < max(COSTLY, _MAIN * waiting):
+        return _balanced(measured, workers, scheme, waiting)
+    if cause is Cause.COMPUTE:
+        return _slow(measured, workers, scheme, int(index), cost, waiting)
+    worker, own = workers[int(index)], account.own.sum(axis=0)
+    others = float(np.median(np.delete(own, int(index))))
+    text = f"Worker {worker} {WHY[cause]}, and all wait for it {cost:.0%} of their time: {_CURE[cause]}."
+    return Verdict(worker=worker, cause=cause, slowdown=float(own[index]) / (others or 1.0), cost=cost, text=text)
+
+
+def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: float) -> Verdict:
+    """Little waiting for any worker: sizes have evened it out, none is slow, or different workers are for a while."""
+    slow = account.slowdowns()
+    index = max(slow, key=lambda each: slow[each], default=None)
+    if waiting >= SPREAD:
+        return spread(waiting, None if index is None else slow[index])
+    is_slow = index is not None and slow[index] >= SLOW
+    if index is None and account.waiting_after is not None:
+        index, is_slow = account.last_sizes.index(min(account.last_sizes)), True
+    if index is None or not is_slow:
+        return no_worker_slow(waiting)
+    return _slow(account, workers, scheme, index, waiting, waiting)
+
+
+def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cost: float, waiting: float) -> Verdict:
+    """One worker computes longer than the others; `waiting` is for all of them."""
+    slow = account.slowdowns().get(index)
+    if slow is not None and slow < SLOW:
+        return spread(waiting, slow)
+    computes = "computes longest for a sample" if slow is None else f"computes {times(slow)} slower"
+    who, gets = f"Worker {workers[index]} {computes}", f"gets {_part(account, index)}"
+    if account.waiting_after is None:
+        waits = f"waiting for it takes {cost:.0%} of all workers' time"
+        text = f"{who} and {gets}; {waits}."
+        if not any(name in scheme for name in ("lb-bsp", "dbs")):  # These give it less already.
+            load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
+            text = f"{who}, and {waits}; {load} would give it smaller batches."
+    elif account.speed_up is None:
+        text = (
+            f"{who}: it {gets}, and waiting takes {waiting:.0%} of all workers' time. Too few iterations had equal"
+            " sizes to tell what that gains."
+        )
+    else:
+        text = f"{_gained(account.speed_up)}: {who[0].lower()}{who[1:]} and {gets}; {_waiting(account)}."
+    return Verdict(worker=workers[index], cause=Cause.COMPUTE, slowdown=slow, cost=cost, text=text)
+
+
+def times(factor: float) -> str:
+    """A factor as short as it can be read: `3x`, `1.4x`."""
+    return f"{factor:.1f}".removesuffix(".0") + "x"
+
+
+def counted(iterations: int) -> str:
+    """A number of iterations in words: `1 iteration`, `1,200 iterations`."""
+    return f"{iterations:,} iteration" + ("" if iterations == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `44.1 s`, `12 min`, `3.5 h`."""
+    if seconds < 600:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _part(account: Account, index: int) -> str:
+    """A worker's samples of a global batch now, and at first."""
+    first, last = account.first_sizes, account.last_sizes
+    instead = "" if first[index] == last[index] else f" instead of {first[index]}"
+    return f"{last[index]} of {sum(last)} samples{instead}"
+
+
+def _waiting(account: Account) -> str:
+    before, after = account.waiting_before, account.waiting_after
+    if before is None or after is None:
+        return f"waiting takes {account.waiting_share:.0%} of all workers' time"
+    went = "fell" if after < before else "went"
+    return f"waiting {went} from {before:.0%} to {after:.0%} of all workers' time"
+
+
+def _gained(speed_up: Interval) -> str:
+    interval = f" (95% interval {speed_up.ends})" if speed_up.ends else ""
+    if speed_up.high < 1:
+        return f"Training is slower than with equal sizes, {speed_up.estimate:.2f} times as fast{interval}"
+    noise = "" if speed_up.low > 1 else ", which may be noise"
+    return f"Training is {speed_up.estimate:.2f} times as fast as with equal sizes{interval}{noise}"
+
+
+# The summary at the end of a run, for the terminal.
+
+
+def summary_lines(account: Account, scheme: str) -> list[str]:
+    """A run behind a barrier in two to four lines; none if no iteration was finished."""
+    if not account.iterations:
+        return []
+    first, last = account.first_sizes, account.last_sizes
+    sizes = sizes_text(last) if last == first else f"{sizes_text(first)} at first, {sizes_text(last)} at the end"
+    head = head_text(scheme, account.workers, account.seconds, float(account.samples.sum()))
+    verdict = verdict_of(account, range(account.workers), scheme)
+    if account.workers == 1 and verdict.cause is not Cause.INPUT:
+        return [f"{head}."]
+    return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text)]
+
+
+def head_text(scheme: str, workers: int, seconds: float, samples: float) -> str:
+    """How fast a run was."""
+    who = "1 worker" if workers == 1 else f"{workers:,} workers"
+    return f"{scheme} trained {samples / max(seconds, 1e-9):,.0f} samples/s for {duration(seconds)} on {who}"
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    """Batch sizes, or their range if there are many."""
+    return " ".join(map(str, sizes)) if len(sizes) <= _MAX_SIZES else f"from {min(sizes)} to {max(sizes)}"
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, a line each."""
+    return [f"{sentence.rstrip('.')}." for sentence in text.split(". ") if sentence]

@@ -1,0 +1,67 @@
+"""A run over time in few values: what is drawn of each of many equal stretches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from evenstep.report.iterations import FloatArray, Iterations, Part
+
+
+def shares(done: Iterations, began: FloatArray, edges: FloatArray) -> dict[Part, FloatArray]:
+    """The share of each part of a worker's time between two edges each, 0 to 1, of shape [edges - 1].
+
+    `began` is when iterations started. What lies between iterations (an evaluation, a pause) is in no part. The shares
+    are exact for any edges: each part's seconds up to a time are a piecewise linear function, which is interpolated.
+    """
+    seconds = np.stack(list(done.parts.values()), axis=1)
+    ends = began[:, np.newaxis] + np.cumsum(seconds, axis=1)
+    # An iteration's parts may overlap the next iteration's start by the clock's last digits.
+    times = np.maximum.accumulate(np.column_stack([began, ends]).ravel())
+    result = {}
+    for index, part in enumerate(Part):
+        grown = np.zeros((len(began), 1 + len(Part)))
+        grown[:, index + 1] = seconds[:, index]
+        spent = np.interp(edges, times, np.cumsum(grown.ravel()))
+        result[part] = np.clip(np.diff(spent) / np.diff(edges), 0.0, 1.0)
+    return result
+
+
+def levels(seconds: float, iterations: int, sizes: Sequence[int]) -> list[FloatArray]:
+    """The edges of ever finer divisions of a run, none finer than that many iterations can fill."""
+    useful = [size for size in sizes if size <= 8 * iterations] or [sizes[0]]
+    return [np.linspace(0.0, max(seconds, 1e-9), size + 1) for size in useful]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bins:
+    """Stretches that hold any value, in order; all of shape [stretches]. `x` is the mean place of the values."""
+
+    x: FloatArray
+    least: FloatArray
+    mean: FloatArray
+    largest: FloatArray
+
+
+def binned(x: FloatArray, y: FloatArray, most: int, weights: FloatArray | None = None) -> Bins:
+    """At most `most` stretches of values `y` at ascending places `x`; the values themselves if there are no more.
+
+    The mean is weighted if there are weights; values that are not finite, or without weight, are left out.
+    """
+    counts = np.isfinite(y) if weights is None else np.isfinite(y) & (weights > 0)
+    x, y = x[counts], y[counts]
+    weight = np.ones_like(y) if weights is None else weights[counts]
+    if len(y) <= most:
+        return Bins(x=x, least=y, mean=y, largest=y)
+    width = (x[-1] - x[0]) / most or 1.0
+    index = np.minimum(((x - x[0]) / width).astype(np.int64), most - 1)
+    starts = np.flatnonzero(np.diff(index, prepend=-1))
+    total = np.add.reduceat(weight, starts)
+    return Bins(
+        x=np.add.reduceat(x, starts) / np.diff(starts, append=len(x)),
+        least=np.minimum.reduceat(y, starts),
+        mean=np.add.reduceat(y * weight, starts) / total,
+        largest=np.maximum.reduceat(y, starts),
+    )

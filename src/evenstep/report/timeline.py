@@ -1,0 +1,227 @@
+"""A run on one axis of time for all workers: its iterations, its changes of sizes, and what its script noted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, final
+
+import numpy as np
+
+from evenstep.report.iterations import FloatArray
+from evenstep.report.recorded import RecordedRun
+from evenstep.telemetry.events import Noted, Planned
+
+_NOTEWORTHY: Final = 1.05
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When iterations started, in seconds since the run started: `began[worker]` has the shape [iterations].
+
+    `seconds` is the end of the last iteration. `zeros[worker]` is what each worker's clock showed when the run started;
+    None if that is unknown.
+    """
+
+    began: Mapping[int, FloatArray]
+    seconds: float
+    zeros: Mapping[int, float] | None
+
+    def since_begin(self, at: float | None, worker: int | None = None) -> float | None:
+        """A time of a worker's clock on this axis, at least 0.
+
+        Servers and launcher (None) have the clock of the first worker, whose host they share.
+        """
+        if at is None or self.zeros is None:
+            return None
+        # A worker that has finished no iteration is not among them.
+        first = self.zeros[min(self.zeros)]
+        return max(0.0, at - (first if worker is None else self.zeros.get(worker, first)))
+
+
+def times_of(run: RecordedRun) -> Times:
+    """The times of a run; the wall clock that each worker recorded at its start relates the clocks of several hosts.
+
+    If a log has no times, iterations follow each other without a gap, and start together behind a barrier.
+    """
+    known = all(not np.isnan(each.began).any() for each in run.iterations.values())
+    offsets = {worker: run.wall_offset(worker) for worker in run.workers}
+    if known:
+        began = {worker: run.iterations[worker].began + offsets[worker] for worker in run.workers}
+    else:
+        began = _end_to_end(run)
+    first = min(float(each[0]) for each in began.values())
+    ends = ((began[worker] + run.iterations[worker].iteration_seconds).max() for worker in run.workers)
+    return Times(
+        began={worker: each - first for worker, each in began.items()},
+        seconds=float(max(ends)) - first,
+        zeros={worker: first - offset for worker, offset in offsets.items()} if known else None,
+    )
+
+
+def _end_to_end(run: RecordedRun) -> dict[int, FloatArray]:
+    if run.servers is not None:
+        return {worker: _starts(each.iteration_seconds) for worker, each in run.iterations.items()}
+    longest = np.zeros(max(len(each) for each in run.iterations.values()))
+    for each in run.iterations.values():
+        longest[: len(each)] = np.maximum(longest[: len(each)], each.iteration_seconds)
+    began = _starts(longest)
+    return {worker: began[: len(each)] for worker, each in run.iterations.items()}
+
+
+def _starts(seconds: FloatArray) -> FloatArray:
+    return np.concatenate([[0.0], np.cumsum(seconds)[:-1]])
+
+
+# Changes of sizes.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Other sizes from an iteration on, which started at `seconds`; `reason` is a sentence without its full stop."""
+
+    iteration: int
+    seconds: float
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    reason: str
+
+
+def moves_of(run: RecordedRun, times: Times) -> list[Move]:
+    """Every change of the planned sizes, in order, except those that end a comparison with equal sizes.
+
+    The reason is the worker whose predicted seconds per sample have changed most since the last sizes were chosen.
+    """
+    teller = run.workers[0]
+    began, numbers = times.began[teller], run.iterations[teller].numbers
+    moves = []
+    for before, after in pairwise(run.planned):
+        if before.basis == "comparison" or before.batch_sizes == after.batch_sizes:
+            continue
+        index = min(int(np.searchsorted(numbers, after.iteration)), len(began) - 1)
+        move = Move(
+            iteration=after.iteration,
+            seconds=float(began[index]),
+            before=tuple(before.batch_sizes),
+            after=tuple(after.batch_sizes),
+            reason=_reason(run, before, after),
+        )
+        moves.append(move)
+    return moves
+
+
+def _reason(run: RecordedRun, before: Planned, after: Planned) -> str:
+    if after.basis == "comparison":
+        return "equal for a few iterations, to measure what other sizes gain"
+    then, now = _paces(run, before.iteration), _paces(run, after.iteration)
+    if not now:
+        return "no worker had told of its speed yet"
+    if not then:
+        slow, fast = max(now, key=lambda each: now[each]), min(now, key=lambda each: now[each])
+        return f"first speeds known: worker {slow} needs {now[slow] / now[fast]:.2f} times worker {fast}'s time"
+    ratios = {worker: now[worker] / then[worker] for worker in now if worker in then}
+    most = max(ratios, key=lambda each: abs(np.log(ratios[each])), default=None)
+    if most is None or max(ratios[most], 1 / ratios[most]) < _NOTEWORTHY:
+        return "speeds are known better"
+    was, has = 1e3 * then[most], 1e3 * now[most]
+    return f"worker {most} is {'slower' if has > was else 'faster'} now, {was:.2f} to {has:.2f} ms a sample"
+
+
+def _paces(run: RecordedRun, iteration: int) -> dict[int, float]:
+    """Each worker's last prediction of its seconds per sample before this iteration."""
+    paces = {}
+    for worker, done in run.iterations.items():
+        index = int(np.searchsorted(done.numbers, iteration)) - 1
+        if index >= 0 and np.isfinite(done.pace[index]):
+            paces[worker] = float(done.pace[index])
+    return paces
+
+
+# Notes.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Noted values of one name at ascending times, all of shape [values]; `samples` are those of all workers so far."""
+
+    name: str
+    seconds: FloatArray
+    samples: FloatArray
+    values: FloatArray
+    weights: FloatArray
+
+
+def curves_of(run: RecordedRun, times: Times) -> list[Curve]:
+    """The curves of a run, by name; none if the log has no times.
+
+    Behind a barrier, what several workers noted in the same iteration is one value, their mean weighted by samples: of
+    a mean loss on each worker that is the loss of the union batch.
+    """
+    if times.zeros is None:
+        return []
+    ends = np.concatenate([times.began[worker] + run.iterations[worker].iteration_seconds for worker in run.workers])
+    trained = np.concatenate([run.iterations[worker].samples for worker in run.workers])
+    order = np.argsort(ends, kind="stable")
+    ends, trained = ends[order], np.cumsum(trained[order])
+    curves = []
+    for name in sorted({name for note in run.notes for name in note.values}):
+        seconds, values, weights = _values(run, times, name)
+        samples = np.interp(seconds, ends, trained, left=0.0)
+        curves.append(Curve(name=name, seconds=seconds, samples=samples, values=values, weights=weights))
+    return curves
+
+
+def _values(run: RecordedRun, times: Times, name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+    notes = notes_of(run, name)
+    at = np.array([times.since_begin(note.at, note.worker) or 0.0 for note, _ in notes])
+    value = np.array([value for _, value in notes])
+    # A note on a copy of another worker's sample counts only if there is no other.
+    weight = np.array([max(note.samples, 1e-9) for note, _ in notes])
+    if run.servers is None:
+        numbers = np.array([note.iteration for note, _ in notes])
+        groups, index = np.unique(numbers, return_inverse=True)
+        total = np.bincount(index, weights=weight)
+        mean = np.bincount(index, weights=weight * value) / total
+        last = np.full(len(groups), -np.inf)
+        np.maximum.at(last, index, at)
+        at, value, weight = last, mean, total
+    order = np.argsort(at, kind="stable")
+    return at[order], value[order], weight[order]
+
+
+def notes_of(run: RecordedRun, name: str) -> list[tuple[Noted, float]]:
+    """The notes with this name and their values, NaN for a value that was not finite."""
+    named = [(note, note.values[name]) for note in run.notes if name in note.values]
+    return [(note, float("nan") if value is None else value) for note, value in named]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The share of the test data that the model had right, 0 to 1, after that many iterations."""
+
+    iterations: int
+    accuracy: float
+
+
+def evaluations_of(run: RecordedRun) -> tuple[Evaluation, ...]:
+    """What the first worker noted as `accuracy`; on servers, after its own iterations."""
+    return tuple(
+        Evaluation(iterations=note.iteration + 1, accuracy=accuracy)
+        for note, accuracy in notes_of(run, "accuracy")
+        if note.worker == run.workers[0]
+    )
+
+
+def seconds_until(accuracy: float, evaluations: Sequence[Evaluation], run: RecordedRun) -> float | None:
+    """Seconds of training until an evaluation first showed this accuracy; None if none did.
+
+    Neither evaluations nor the start of the run count.
+    """
+    for evaluation in evaluations:
+        if evaluation.accuracy >= accuracy:
+            done = run.iterations[run.workers[0]]
+            return float(done.iteration_seconds[: evaluation.iterations].sum())
+    return None

@@ -1,0 +1,53 @@
+"""OpenTelemetry metrics, over OTLP to a collector."""
+
+from typing import Any, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.telemetry.events import Event, IterationDone
+from evenstep.telemetry.sinks import Points
+
+
+@final
+class OpenTelemetry:
+    """Sends gauges such as `evenstep.compute_seconds` and counters of iterations and samples, with the worker's rank.
+
+    The exporter's settings hold, such as `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_METRIC_EXPORT_INTERVAL`.
+
+    Raises:
+        ConfigError: The exporter of OpenTelemetry is not installed.
+    """
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+            from opentelemetry.sdk.resources import Resource
+        except ModuleNotFoundError as error:
+            raise ConfigError("--opentelemetry needs its exporter: pip install 'evenstep[opentelemetry]'") from error
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics"))
+        resource = Resource.create({"service.name": "evenstep", "evenstep.run": name})
+        self._provider = MeterProvider(metric_readers=[reader], resource=resource)
+        self._meter = self._provider.get_meter("evenstep")
+        self._iterations = self._meter.create_counter("evenstep.iterations")
+        self._samples = self._meter.create_counter("evenstep.samples")
+        self._gauges: dict[str, Any] = {}
+        self._points = Points()
+
+    def record(self, event: Event) -> None:
+        """Take in an event of a worker; other events are left out."""
+        point = self._points.of(event)
+        if point is None:
+            return
+        rank = {"worker": str(point.worker)}
+        if isinstance(event, IterationDone):
+            self._iterations.add(1, rank)
+            self._samples.add(event.samples, rank)
+        for name, value in point.values.items():
+            if name not in self._gauges:
+                self._gauges[name] = self._meter.create_gauge(f"evenstep.{name.replace('/', '.')}")
+            self._gauges[name].set(value, rank)
+
+    def close(self) -> None:
+        """Send the last values."""
+        self._provider.shutdown()

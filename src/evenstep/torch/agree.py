@@ -1,0 +1,340 @@
+"""Agrees with the other workers on what to train and how, before anything is built."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
+
+import torch
+
+import evenstep
+from evenstep.core.disagreement import Field, require_agreement
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.checked import load_policy
+from evenstep.core.load.limits import DEFAULT_MINIMUM
+from evenstep.core.load.memory import size_after_failure
+from evenstep.core.nearest import nearest
+from evenstep.core.sync.checked import sync_policy
+from evenstep.core.values import UNLIMITED, IntArray, Problem
+from evenstep.core.workers import name_workers
+from evenstep.schemes import Scheme, placed, static
+from evenstep.torch.data.order import EpochOrder, order_of
+from evenstep.torch.data.sampling import Sampling
+from evenstep.torch.failure import Failure, read_failure
+from evenstep.torch.model import needed_batch
+from evenstep.torch.processes.workers import Workers, gather
+from evenstep.torch.refusals import require_loader, require_servable_loader, require_trainable
+from evenstep.torch.request import Request
+from evenstep.worker.activity import Activity
+from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell
+from evenstep.worker.hold import Hold
+
+_MUST_AGREE: Final = {
+    "version": Field(phrase="version {} of evenstep"),
+    "scheme": Field(phrase="the scheme {}"),
+    "batch_sizes": Field(phrase="batch_sizes of {}", none="no batch_sizes"),
+    "batch_size": Field(
+        phrase="a loader with a batch size of {}",
+        then="start every worker with the same (sizes by worker are what batch_sizes= is for)",
+    ),
+    "global_batch_size": Field(phrase="a global_batch_size of {}", none="no global_batch_size"),
+    "dataset": Field(phrase="a dataset of {} samples"),
+    "length": Field(phrase="an epoch of {} samples"),
+    "sampler": Field(phrase="a sampler {}", none="no custom sampler"),
+    "replacement": Field(phrase="replacement={}"),
+    "empty": Field(phrase="empty={}"),
+    "shuffle": Field(phrase="shuffle={}"),
+    "seed": Field(phrase="a seed of {} for the order of samples"),
+    "drop_last": Field(phrase="drop_last={}"),
+    "parameters": Field(phrase="a model of {} parameters"),
+}
+
+_KINDS: Final = ("rank", "host", "gpu")
+"""What a key of `batch_sizes` may name; the first that matches wins."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What this worker was given.
+
+    `hold` emulates slowness, and if `emulated` the memory of another device. `failed` is the batch that this worker's
+    device could not hold in an earlier run, if any.
+    """
+
+    scheme: Scheme
+    order: EpochOrder
+    hold: Hold | None
+    emulated: bool
+    failed: Failure | None
+    record: dict[str, Any]
+    """What the other workers are told, as JSON."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is the same on all workers about one loader.
+
+    `depth`: how many iterations to fetch ahead; `even`: whether no worker may be without samples.
+    """
+
+    order: EpochOrder
+    global_batch_size: int
+    depth: int
+    even: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What is the same on all workers, and this worker's `own` part.
+
+    `terms`: those of the first loader; `limits`: the largest batch of each worker if known, shape [workers];
+    `workers`: the records of all workers.
+    """
+
+    scheme: Scheme
+    problem: Problem
+    terms: Terms
+    limits: IntArray
+    workers: list[dict[str, Any]]
+    own: Own
+
+
+def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
+    """Check what this worker was given, and that all were given the same; all workers must call it together.
+
+    Raises:
+        ConfigError: Something cannot work on this worker or on another, which is named.
+        DisagreementError: The workers were given different things.
+    """
+    own, records = tell(lambda: _check(request, workers), _exchange(workers, activity))
+    require_agreement(records, _MUST_AGREE)
+    scheme, global_batch_size = _settle_sizes(request, own, records)
+    scheme = placed(scheme, [record["host"] for record in records])
+    limits = limits_of(scheme, records)
+    problem = problem_of(scheme, global_batch_size, limits, records, usual=DEFAULT_MINIMUM)
+    # Refuse what cannot be shared out or grouped, on every worker alike.
+    load_policy(scheme.load, workers.count).allocate(problem)
+    sync_policy(scheme.sync, workers.count)
+    terms = _terms(request, own.order, scheme, global_batch_size, records)
+    return Agreement(scheme=scheme, problem=problem, terms=terms, limits=limits, workers=records, own=own)
+
+
+def agree_on_loader(request: Request, workers: Workers, first: Agreement, activity: Activity) -> Terms:
+    """Check a further loader, that of this request; all workers must call it together.
+
+    Raises:
+        ConfigError: It cannot be trained on, on this worker or on another, which is named.
+        DisagreementError: The workers were given different ones.
+    """
+    own, records = tell(lambda: _check_loader(request, workers, first), _exchange(workers, activity))
+    require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in own.record})
+    scheme, whole = first.scheme, first.problem.global_batch_size
+    if request.batch_sizes is None:
+        whole = _global_batch_size(request, own.order.sampling, workers.count)
+        load_policy(scheme.load, workers.count).allocate(replace(first.problem, global_batch_size=whole))
+    return _terms(request, own.order, scheme, whole, records)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnLoader:
+    """A further loader of this worker, and what the other workers are told about it."""
+
+    order: EpochOrder
+    record: dict[str, Any]
+
+
+def _check_loader(request: Request, workers: Workers, first: Agreement) -> _OwnLoader:
+    require_loader(request.loader)
+    order = order_of(request.loader, workers, request.seed)
+    if first.scheme.served is not None:
+        require_servable_loader(first.scheme, request.loader)
+        size = _global_batch_size(request, order.sampling, workers.count)
+        known = first.terms.order.length, first.terms.global_batch_size, first.terms.order.sampling.drop_last
+        if (order.length, size, order.sampling.drop_last) != known:
+            raise ConfigError(
+                f"a further loader has {order.length} samples, a global batch size of {size} and"
+                f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
+                f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
+            )
+    return _OwnLoader(order=order, record=_loader_record(request, order))
+
+
+def _require_end(scheme: Scheme, order: EpochOrder) -> None:
+    """Check that sizes which change between epochs have epochs to change between."""
+    if scheme.load.by_epoch and order.endless:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} changes sizes between epochs, and shares without a length are one epoch that"
+            " never ends: give shares a length, or use lb-bsp"
+        )
+
+
+def _terms(
+    request: Request, order: EpochOrder, scheme: Scheme, global_batch_size: int, records: Sequence[Mapping[str, Any]]
+) -> Terms:
+    _require_end(scheme, order)
+    even = request.empty == "shrink"
+    if even and len(records) > 1 and scheme.served is None:
+        _require_samples_for_all(order, global_batch_size, len(records))
+    # With drop_last this is an error, which the loader raises.
+    if global_batch_size > order.length and not order.sampling.drop_last:
+        warnings.warn(
+            f"the global batch size {global_batch_size} is more than the {order.length} samples of an epoch, which"
+            " is then a single iteration: lower the batch size or start fewer workers",
+            stacklevel=6,
+        )
+    depth = max(record["depth"] for record in records)
+    return Terms(order=order, global_batch_size=global_batch_size, depth=depth, even=even)
+
+
+def _exchange(workers: Workers, activity: Activity) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
+    """Exchanges this worker's record for those of all."""
+
+    def exchange(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        with activity.waiting():
+            return gather(workers, record)
+
+    return exchange
+
+
+def _check(request: Request, workers: Workers) -> Own:
+    """Check everything that one worker can check alone."""
+    if request.mistake is not None:
+        raise ConfigError(request.mistake)
+    scheme = request.asked_scheme()
+    require_trainable(request, workers, scheme)
+    order = order_of(request.loader, workers, request.seed)
+    hold, emulated = hold_of(request.emulate, request.launched, rank=workers.rank, workers=workers.count)
+    folder = request.events_dir
+    failed = None if folder is None else read_failure(folder, device_identity(request.device, workers))
+    first = UNLIMITED if failed is None else size_after_failure(failed.samples, failed.largest_run)
+    largest = UNLIMITED if hold is None else hold.largest_batch
+    if scheme.micro_batch is not None:
+        if scheme.micro_batch > largest or (failed is not None and scheme.micro_batch >= failed.samples):
+            raise ConfigError(
+                f"micro-batches of {scheme.micro_batch} samples do not fit into this worker's memory: lower micro_batch"
+            )
+        first = largest = UNLIMITED  # Any number of micro-batches fits.
+    record = {**_record(request, workers, scheme, order), "largest_batch": largest, "largest_first": first}
+    return Own(scheme=scheme, order=order, hold=hold, emulated=emulated, failed=failed, record=record)
+
+
+def _record(request: Request, workers: Workers, scheme: Scheme, order: EpochOrder) -> dict[str, Any]:
+    device, sizes = request.device, request.batch_sizes
+    return {
+        **_loader_record(request, order),
+        "version": evenstep.__version__,
+        "scheme": scheme.name,
+        "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
+        "empty": request.empty,
+        "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
+        "rank": str(workers.rank),
+        "host": workers.host,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "device": device_identity(device, workers),
+        "smallest_batch": max(needed_batch(model) for model in request.models),
+    }
+
+
+def _loader_record(request: Request, order: EpochOrder) -> dict[str, Any]:
+    loader, sampling = request.loader, order.sampling
+    return {
+        "batch_size": sampling.batch_size,
+        "global_batch_size": request.global_batch_size,
+        "dataset": order.dataset_length,
+        "length": order.length,
+        "sampler": None if order.sampler is None else type(order.sampler).__name__,
+        "replacement": order.pieces is not None and order.pieces.replacement,
+        "shuffle": order.shuffle,
+        "seed": order.seed,
+        "drop_last": sampling.drop_last,
+        "depth": loader.num_workers * (loader.prefetch_factor or 0),
+    }
+
+
+def device_identity(device: torch.device, workers: Workers) -> str:
+    """What tells this worker's device from others, in the next run too."""
+    if device.type == "cuda":
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return f"{workers.host}, worker {workers.rank}"
+
+
+def _settle_sizes(request: Request, own: Own, records: list[dict[str, Any]]) -> tuple[Scheme, int]:
+    """The scheme and the global batch size."""
+    if request.batch_sizes is None:
+        return own.scheme, _global_batch_size(request, own.order.sampling, len(records))
+    sizes = sizes_by_rank(request.batch_sizes, records)
+    if request.global_batch_size not in (None, sum(sizes)):
+        raise ConfigError(
+            f"batch_sizes adds up to {sum(sizes)}, not to the global batch size {request.global_batch_size}:"
+            " leave out global_batch_size or correct the sizes"
+        )
+    return static(sizes), sum(sizes)
+
+
+def _global_batch_size(request: Request, sampling: Sampling, workers: int) -> int:
+    size = sampling.global_batch_size(workers)
+    if request.global_batch_size is not None:
+        if sampling.whole and not sampling.lists and size != request.global_batch_size:
+            raise ConfigError(
+                f"shares was asked for a global batch size of {size}, and the session for"
+                f" {request.global_batch_size}: leave out that of the session"
+            )
+        return request.global_batch_size
+    if size is None:
+        raise ConfigError(
+            f"the loader's batch sampler {type(sampling.sampler).__name__} does not say how long its lists are,"
+            " which are the global batches: give prepare the length of the longest as global_batch_size, or the sampler"
+            " a batch_size"
+        )
+    return size
+
+
+def _require_samples_for_all(order: EpochOrder, global_batch_size: int, workers: int) -> None:
+    """Check that no slice leaves a worker without samples."""
+    if global_batch_size < 2 * workers:
+        raise ConfigError(
+            f"empty='shrink' needs a global batch of at least 2 samples for each worker, and {global_batch_size} are"
+            f" fewer for {workers} workers: raise the batch size, or leave out empty"
+        )
+    if order.length < workers:
+        raise ConfigError(
+            f"an epoch of {order.length} samples leaves some of {workers} workers without any, which empty='shrink'"
+            " rules out: start fewer workers, or leave out empty"
+        )
+
+
+def sizes_by_rank(
+    batch_sizes: Sequence[int] | Mapping[Any, int], described: Sequence[Mapping[str, str]]
+) -> tuple[int, ...]:
+    """The sizes of all workers. `batch_sizes`: one per worker, or by `rank:2` (or 2), `host:node7`, `gpu:NAME`.
+
+    Raises:
+        ConfigError: A key matches no worker, or a worker matches no key.
+    """
+    if not isinstance(batch_sizes, Mapping):
+        if len(batch_sizes) != len(described):
+            raise ConfigError(
+                f"batch_sizes has {len(batch_sizes)} sizes but there are {len(described)} workers: give one for each"
+            )
+        return tuple(batch_sizes)
+    by_key = {(f"rank:{key}" if isinstance(key, int) else str(key)): size for key, size in batch_sizes.items()}
+    present = [f"{kind}:{worker[kind]}" for worker in described for kind in _KINDS if worker[kind]]
+    for key in by_key:
+        if key.partition(":")[0] not in _KINDS:
+            raise ConfigError(f"batch_sizes has the key {key!r}: write rank:NUMBER, host:NAME or gpu:NAME")
+        if key not in present:
+            raise ConfigError(f"batch_sizes has {key!r}, which matches no worker: {nearest(key, present)}")
+    chosen = [
+        next((key for kind in _KINDS if (key := f"{kind}:{worker[kind]}") in by_key), None) for worker in described
+    ]
+    unmatched = [rank for rank, key in enumerate(chosen) if key is None]
+    if unmatched:
+        worker = described[unmatched[0]]
+        raise ConfigError(
+            f"batch_sizes says nothing of {name_workers(unmatched)}: add a key such as 'host:{worker['host']}'"
+        )
+    return tuple(by_key[key] for key in chosen if key is not None)

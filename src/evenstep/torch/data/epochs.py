@@ -1,0 +1,135 @@
+"""Where a loader is: its epochs, the order of their samples, the iteration in the present one; and the state."""
+
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Drawn, Ledger
+from evenstep.torch.engines.engine import Engine
+from evenstep.worker.loader_state import LoaderState, Progress, load_speeds
+from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from evenstep.core.values import IntArray
+    from evenstep.torch.agree import Terms
+    from evenstep.torch.data.order import EpochOrder
+
+
+@final
+class Epochs:
+    """The epochs of one loader, from what the workers have agreed on.
+
+    Attributes:
+        at: The place in them.
+        order: Draws the samples of an epoch.
+        global_batch_size: Samples in one iteration, over all workers.
+        drawn: The samples of the last epoch that began; None before.
+    """
+
+    def __init__(self, terms: "Terms", at: Progress) -> None:
+        self.at = at
+        self.order: EpochOrder = terms.order
+        self.global_batch_size = terms.global_batch_size
+        self.drawn: Drawn | None = None
+        self._even = terms.even
+        self._sampler_epoch = self.order.sampling.epoch()
+        if at.chosen:
+            self.set_next(at.next_epoch)
+        elif self._sampler_epoch is not None and self._sampler_epoch > 0:  # The script has set it before the start.
+            at.set_next(self._sampler_epoch)
+        self.ledger(0)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in an epoch; of a batch sampler its length, or what it gave last."""
+        if not self.order.sampling.lists or self.drawn is not None:
+            return self.ledger(0).iterations
+        return len(self.order.sampling.sampler)
+
+    def set_next(self, epoch: int) -> None:
+        """Make the next loop this epoch."""
+        self.at.set_next(epoch)
+        self.order.sampling.set_epoch(epoch)
+        self._sampler_epoch = self.order.sampling.epoch()
+
+    def begin(self, *, again: bool) -> bool:
+        """The next loop begins, `again` as the last one if the script has not chosen its epoch.
+
+        Returns whether it resumes an epoch. A new `epoch` of the user's sampler counts as chosen.
+        """
+        epoch = self.order.sampling.epoch()
+        if epoch is not None and epoch != self._sampler_epoch:
+            self.set_next(epoch)
+        return self.at.begin(again=again)
+
+    def draw(self, engine: Engine, *, resuming: bool) -> Drawn:
+        """This epoch's order. It is kept if a sampler of the user's own drew it, which may not draw the same again."""
+        if not resuming or self.at.drawn is None:
+            workers = engine.workers
+            # Worker 0 draws from a sampler of the user's own, and the others wait for that.
+            with engine.balancer.activity.waiting() if workers.rank else nullcontext():
+                drawn = self.order.draw(self.at.epoch, workers)
+            if self._even and drawn.shortest < workers.count:
+                raise ConfigError(
+                    f"the batch sampler gave a list of {drawn.shortest} samples for {workers.count} workers, and"
+                    " empty='shrink' leaves none without samples: give longer lists, or leave out empty"
+                )
+            self.at.drawn = drawn if self.order.kept else None
+            self.drawn = drawn
+        else:
+            self.drawn = self.at.drawn
+        return self.drawn
+
+    def ledger(self, iteration: int) -> Ledger:
+        """The slices of the epoch from this iteration on."""
+        ends = None if self.drawn is None else self.drawn.ends
+        return Ledger(
+            length=self.order.length if ends is None else int(ends[-1]),
+            global_batch_size=self.global_batch_size,
+            drop_last=self.order.sampling.drop_last,
+            iteration=iteration,
+            ends=ends,
+            even=self._even,
+        )
+
+    def state(self, done: int, balancer: Tracker) -> LoaderState:
+        """The state after `done` iterations of the epoch."""
+        drawn = self.at.drawn
+        return LoaderState(
+            seed=self.order.seed,
+            epoch=self.at.epoch,
+            iteration=done,
+            looping=self.at.looping,
+            length=self.order.length,
+            global_batch_size=self.global_batch_size,
+            order=None if drawn is None else cast("IntArray", drawn.indices).tolist(),
+            ends=None if drawn is None or drawn.ends is None else drawn.ends.tolist(),
+            load=balancer.state_dict(),
+        )
+
+    def restore(self, saved: LoaderState, balancer: Tracker) -> None:
+        """Continue from a state. Its global batch size and seed win, with a warning.
+
+        Raises:
+            ConfigError: It is of another dataset, or its global batch size cannot be shared out among these workers.
+        """
+        if saved.length != self.order.length:
+            raise ConfigError(
+                f"this loader state is of {saved.length} samples but the dataset gives {self.order.length}:"
+                " resume with the dataset that it was taken on"
+            )
+        if saved.global_batch_size != self.global_batch_size:
+            balancer.set_global_batch_size(saved.global_batch_size)
+            _warn(f"global batch size {saved.global_batch_size}", self.global_batch_size)
+            self.global_batch_size = saved.global_batch_size
+        if saved.seed != self.order.seed:
+            _warn(f"seed {saved.seed}", self.order.seed)
+            self.order = replace(self.order, seed=saved.seed)
+        load_speeds(balancer, saved.load)
+        self.at.restore(saved, self.iterations if saved.ends is None else len(saved.ends))
+
+
+def _warn(saved: str, replaced: Any) -> None:
+    warnings.warn(f"the checkpoint's {saved} replaces {replaced}", stacklevel=4)

@@ -1,0 +1,343 @@
+"""The loop over a loader: hands out this worker's batch of each iteration, whatever the batches are made of."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, final
+
+import msgspec
+from torch.utils.data import DataLoader
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Drawn, Ledger, MicroBatch, Share, Shares, micro_batches
+from evenstep.core.shown import shown
+from evenstep.core.values import UNLIMITED
+from evenstep.torch.data.epochs import Epochs
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.traces import Traces
+from evenstep.torch.request import whole_number
+from evenstep.worker.hand_outs import HandedOut, Origin
+from evenstep.worker.loader_state import Progress, read_state
+from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from evenstep.schemes import Scheme
+    from evenstep.torch.agree import Terms
+    from evenstep.torch.session import Session
+
+
+CLOSED: Final = (
+    "this loader belongs to a run that was closed: call prepare again, with your own model, optimizer and loader, or"
+    " loop over your own loader"
+)
+
+Maker: TypeAlias = Callable[[Share, MicroBatch], Any]
+"""Makes the batch of this part of a share."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What batches are handed out with, once all workers agree; `profiled` as in `Loop`."""
+
+    terms: "Terms"
+    scheme: "Scheme"
+    engine: Engine
+    shares: Callable[..., Shares]
+    profiled: bool
+
+
+class Loop(ABC):
+    """Hands out this worker's batches, in epochs, and knows where the script is.
+
+    Attributes:
+        profiled: Whether `evenstep profile` measures the device here; nothing should be saved or restored then.
+        checkpoints: The number of the newest checkpoint that this run has saved or restored, by folder; 0 for none.
+    """
+
+    def __init__(self, source: DataLoader[Any], session: "Session", number: int) -> None:
+        self.profiled = False
+        self.checkpoints: dict[Path, int] = {}
+        self._session = session
+        self._source = source
+        self._origin = Origin(number)  # What refers to the loader itself would keep its data workers alive.
+        self._bound: Bound | None = None
+        self._at = Progress()
+        self._loops = 0
+        self._misses = 0
+        self._handed_out = 0
+        self._newest: Share | None = None
+        self._left = False
+        self._stepped_at = 0
+        self._traces: Traces | None = None
+
+    def bind(self, source: DataLoader[Any], bound: Bound) -> None:
+        """From now on hand out batches; called by the session once all workers agree.
+
+        Raises:
+            ConfigError: No iteration is possible.
+        """
+        self._source = source
+        self._bound = bound
+        self.profiled = bound.profiled
+        self._epochs = Epochs(bound.terms, self._at)
+
+    @property
+    def bound(self) -> bool:
+        """Whether it can hand out batches."""
+        return self._bound is not None
+
+    @property
+    def number(self) -> int:
+        """Which of the session's loaders it is."""
+        return self._origin.number
+
+    @property
+    def source(self) -> DataLoader[Any]:
+        """The user's loader."""
+        return self._source
+
+    @property
+    def engine(self) -> Engine:
+        """What keeps this worker in step with the others; for evenstep's own use. Starts the session."""
+        return self._started.engine
+
+    @property
+    def _started(self) -> Bound:
+        if self._bound is None:
+            self._session.start_with(self)
+        assert self._bound is not None
+        return self._bound
+
+    @property
+    def _balancer(self) -> Tracker:
+        return self.engine.balancer
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in one iteration, over all workers."""
+        return self._epochs.global_batch_size if self._bound else self._session.expected_batch_size(self._source)
+
+    @property
+    def scheme(self) -> str:
+        """The name of the scheme."""
+        return self._started.scheme.name
+
+    @property
+    def _batch(self) -> HandedOut | None:
+        """The batch that is computed, of those that this loader has handed out."""
+        return None if self._bound is None else self._bound.engine.hand_outs.latest_of(self._origin)
+
+    @property
+    def current(self) -> Share | None:
+        """This worker's `Share` of the iteration that is computed; None before the first.
+
+        If `current.samples` is 0, the batch is a copy of another worker's sample and its gradient does not count: leave
+        it out of metrics. If batches are fetched ahead, this is the share of the last forward pass.
+        """
+        batch = self._batch
+        return None if batch is None else batch.share
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations have begun completely, over all epochs of this process.
+
+        An iteration is a batch, or several micro-batches. Batches that are fetched ahead have not begun.
+        """
+        batch = self._batch
+        return 0 if batch is None else batch.iteration
+
+    @property
+    def unstepped(self) -> int:
+        """How many iterations have begun since the optimizer last stepped."""
+        return self.iteration - self._stepped_at
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch sizes of all workers in the present iteration, or those planned for the first."""
+        sizes = self._balancer.planned_sizes() if self.current is None else self.current.sizes
+        return cast("list[int]", sizes.tolist())
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present loop; between loops, the epoch of the next."""
+        if self._at.looping or (self._peeked and not self._at.chosen):
+            return self._at.epoch
+        return self._at.next_epoch
+
+    @property
+    def _peeked(self) -> bool:
+        """Whether nothing was computed of what the last loop handed out; the next loop is then the same epoch."""
+        return self._origin.computed is False
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the optimizer steps on the batch in hand; of several micro-batches, only on the last."""
+        return self.engine.synchronises
+
+    def __len__(self) -> int:
+        """Iterations in an epoch, the same on every worker; of a batch sampler its length, or what it gave last."""
+        return self.iterations_per_epoch
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        """As `len`, also of an epoch that never ends; for evenstep's own use."""
+        return self._session.expected_length(self._source) if self._bound is None else self._epochs.iterations
+
+    @property
+    def newest(self) -> Share | None:
+        """This worker's `Share` of the batch that was handed out last, which may be fetched ahead; None before any."""
+        return self._newest
+
+    def start_at(self, iteration: int) -> None:
+        """Make the next loop begin at this iteration of its epoch, as if those before it had been computed.
+
+        Call it after `set_epoch`, which makes the next loop a whole one.
+
+        Raises:
+            ConfigError: The iteration is not a whole number >= 0.
+        """
+        try:
+            self._at.start_at(whole_number(iteration, 0, UNLIMITED))
+        except (TypeError, ValueError):
+            raise ConfigError(f"an iteration is a whole number from 0 to {UNLIMITED}, not {shown(iteration)}") from None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next loop this epoch. Without this call, epochs count up.
+
+        Raises:
+            ConfigError: The epoch is not a whole number >= 0.
+        """
+        try:
+            epoch = whole_number(epoch, 0, UNLIMITED)
+        except (TypeError, ValueError):
+            raise ConfigError(f"an epoch is a whole number from 0 to {UNLIMITED}, not {shown(epoch)}") from None
+        if self._bound is None:
+            self._at.set_next(epoch)
+        else:
+            self._epochs.set_next(epoch)
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let the data workers go; called by the session."""
+
+    def stepped(self) -> None:
+        """The optimizer has stepped."""
+        now = self._origin.batch if self._bound and not self._bound.engine.hand_outs.ahead else self._batch
+        self._stepped_at = 0 if now is None else now.iteration
+
+    # The loop.
+
+    def __iter__(self) -> Iterator[Any]:
+        self._require_unclosed()
+        self._loops += 1
+        loop, engine = self._loops, self.engine
+        ledger, shares, make = self._begin_loop()
+        misses, micro_batch = self._misses, self._started.scheme.micro_batch
+        self._at.looping = self._left = True
+        try:
+            while (share := shares.share()) is not None:
+                for piece in micro_batches(share, micro_batch):
+                    batch = make(share, piece)
+                    if piece.last:
+                        shares.advance()
+                        self._at.done = ledger.iteration
+                    engine.hand_out(self._handed_out_now(share, piece, batch))
+                    yield batch
+                    self._require_unclosed()
+                    if loop != self._loops:
+                        raise ConfigError(
+                            "another loop over the prepared loader began before this one ended: finish or leave one"
+                            " first"
+                        )
+                    engine.enter_loader()
+                shares.replan()
+                self._misses = misses + shares.misses
+            self._at.done = ledger.iterations
+            self._left = False
+            self.engine.end_loop()
+        finally:
+            if loop == self._loops:
+                self._at.looping = False
+                self.engine.leave_loop()
+                self._let_go()
+
+    def _require_unclosed(self) -> None:
+        if self._session.closed:
+            raise ConfigError(CLOSED)
+
+    def _begin_loop(self) -> tuple[Ledger, Shares, Maker]:
+        bound, peeked = self._started, self._peeked
+        bound.engine.begin_loop(self._origin)
+        if peeked or self._left:
+            bound.engine.hand_outs.abandon(self._origin)
+        resuming = self._epochs.begin(again=peeked)
+        self._origin.computed = None
+        if not bound.engine.synchronises:
+            raise ConfigError(
+                "a loop over micro-batches was left in the middle of an iteration, where the other workers may wait for"
+                " this one: leave it where loader.synchronises is True"
+            )
+        bound.engine.enter_loader()
+        drawn = self._epochs.draw(bound.engine, resuming=resuming)
+        ledger = self._epochs.ledger(self._at.done)
+        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth)
+        return ledger, shares, self._maker(shares, drawn)
+
+    def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:
+        self._handed_out += piece.last
+        self._newest = share
+        self._origin.computed = bool(self._origin.computed)
+        self._traces = Traces(batch, len(piece.positions), self._traces)
+        return HandedOut(
+            share=share,
+            piece=piece,
+            epoch=self._at.epoch,
+            iteration=self._handed_out,
+            done=self._at.done,
+            origin=self._origin,
+            traces=self._traces,
+        )
+
+    @abstractmethod
+    def _maker(self, shares: Shares, drawn: Drawn) -> Maker:
+        """What makes the batches of an epoch."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Let the data workers of this epoch go."""
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, at this point of the loop; resumes within an epoch, on any number of workers.
+
+        Plain numbers, lists, dicts and strings. The state of any one worker serves all of them, except under local SGD
+        within an epoch before `settle`, which gives a warning.
+        """
+        if self.engine.unsettled is not None:
+            warnings.warn(self.engine.unsettled, stacklevel=2)
+        return msgspec.structs.asdict(self._epochs.state(self._done, self._balancer))
+
+    @property
+    def _done(self) -> int:
+        """Iterations of the epoch that have begun; batches that were fetched ahead are fetched again."""
+        batch, ahead = self._batch, self.engine.hand_outs.ahead
+        waits = batch is not None and any(each.origin is self._origin and each is not batch for each in ahead)
+        return batch.done if batch is not None and waits else self._at.done
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where `state_dict` was called. Its global batch size and seed win, with a warning.
+
+        If that was in the last iteration of a loop, the next loop hands out no batch, so that the script does what it
+        does between loops.
+
+        Raises:
+            ConfigError: The state is of another dataset or version, or is damaged, or its global batch size cannot be
+                shared out among these workers.
+        """
+        saved, balancer = read_state(state), self._balancer
+        self._epochs.restore(saved, balancer)

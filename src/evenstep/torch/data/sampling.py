@@ -1,0 +1,111 @@
+"""How a user's loader chooses its samples: by a sampler, or in lists of its own batch sampler."""
+
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Final, Self, final
+
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from evenstep.core.errors import ConfigError
+
+_PARTS: Final = ("num_replicas", "num_processes", "num_shards", "world_size", "dp_size")
+"""What samplers call the number of processes, each of which draws a part."""
+
+_MAX_DEPTH: Final = 8
+
+MAX_LENGTH: Final = 2**53
+"""Positions of an epoch at most, which no run comes to the end of."""
+
+
+@final
+class Positions(Dataset[int]):
+    """The positions of an epoch, for loops that make their own batches; `length` is None if it never ends."""
+
+    def __init__(self, length: int | None) -> None:
+        self.endless = length is None
+        self._length = MAX_LENGTH if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a loader chooses samples.
+
+    Attributes:
+        sampler: Gives indices; with `lists`, lists of indices, each of which is the global batch of an iteration.
+        batch_size: The samples of one worker; with `lists`, those of the longest list, None if it is not known.
+        drop_last: Whether a last global batch that is shorter is left out.
+        whole: Whether `batch_size` is that of all workers.
+        endless: Whether the epoch never ends.
+    """
+
+    sampler: Any
+    batch_size: int | None
+    drop_last: bool
+    lists: bool = False
+    whole: bool = False
+    endless: bool = False
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Self:
+        """That of this loader. PyTorch's own BatchSampler means the same as `sampler` and `batch_size`."""
+        if loader.batch_size is not None:
+            own = loader.dataset if isinstance(loader.dataset, Positions) else None
+            return cls(
+                sampler=loader.sampler,
+                batch_size=loader.batch_size,
+                drop_last=loader.drop_last,
+                whole=own is not None,
+                endless=own is not None and own.endless,
+            )
+        given: Any = loader.batch_sampler
+        if type(given) is BatchSampler:
+            return cls(sampler=given.sampler, batch_size=given.batch_size, drop_last=given.drop_last)
+        longest = getattr(given, "batch_size", None)
+        known = isinstance(longest, int) and longest > 0
+        return cls(sampler=given, batch_size=longest if known else None, drop_last=False, lists=True, whole=True)
+
+    def global_batch_size(self, workers: int) -> int | None:
+        """The samples of an iteration over all workers; None if it is not known."""
+        return self.batch_size if self.whole or self.batch_size is None else self.batch_size * workers
+
+    def chain(self) -> Iterator[Any]:
+        """The sampler, the one that it draws from, and so on."""
+        each = self.sampler
+        for _ in range(_MAX_DEPTH):
+            if each is None:
+                return
+            yield each
+            each = getattr(each, "batch_sampler", None) or getattr(each, "sampler", None)
+
+    def require_whole(self) -> None:
+        """Check that the sampler draws for all workers, and has a length.
+
+        Raises:
+            ConfigError: It draws a part of the samples for each worker, or has no length.
+        """
+        for each in self.chain():
+            for part in _PARTS:
+                if isinstance(number := getattr(each, part, None), int) and number > 1:
+                    raise ConfigError(
+                        f"the loader's sampler {type(each).__name__} gives each worker a part of its own, and evenstep"
+                        f" shares out what all are to have: make it with {part}=1 and rank=0"
+                    )
+        if not isinstance(self.sampler, Sized):
+            raise ConfigError(f"the loader's sampler {type(self.sampler).__name__} has no length: give it a __len__")
+
+    def epoch(self) -> int | None:
+        """The epoch that a script has set on the sampler, or on one that it draws from; None if it keeps none."""
+        return next((epoch for each in self.chain() if isinstance(epoch := getattr(each, "epoch", None), int)), None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass an epoch that was set on the loader on to the samplers."""
+        for each in self.chain():
+            if callable(setter := getattr(each, "set_epoch", None)):
+                setter(epoch)

@@ -1,0 +1,34 @@
+"""Finds parameters that an optimizer steps on and no prepared model has: nothing sums their gradients."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from evenstep.core.errors import ConfigError
+
+
+@final
+class KnownParameters:
+    """The parameters of the models at the time of `prepare`, the only ones whose gradients the workers sum."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._known = [parameter for model in models for parameter in model.parameters()]
+        self._ids = frozenset(map(id, self._known))  # Unique, since the list keeps the parameters.
+
+    def require(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check an optimizer before its step.
+
+        Raises:
+            ConfigError: It would step on a gradient that is this worker's own.
+        """
+        if all(self._ids.issuperset(map(id, group["params"])) for group in optimizer.param_groups):
+            return
+        given = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        stepped = [each for each in given if id(each) not in self._ids and each.grad is not None]
+        if stepped:
+            raise ConfigError(
+                f"the optimizer steps on {len(stepped)} parameters that the model did not have when it was prepared,"
+                f" such as one of shape {list(stepped[0].shape)}: their gradients are not summed over the workers, so"
+                " make them part of the model before, also those of a loss"
+            )

@@ -1,0 +1,219 @@
+"""Optimizers around the user's own that step for several micro-batches, or on parameter servers; and schedulers."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from evenstep.core.errors import ConfigError
+from evenstep.worker.iteration import Iteration
+
+if TYPE_CHECKING:
+    from evenstep.torch.engines.served import ServedEngine
+
+
+class _WrappedOptimizer(torch.optim.Optimizer):
+    """Its options, parameter groups and other attributes are the user's optimizer's, except those named in `_OWN`."""
+
+    _OWN: ClassVar[frozenset[str]]
+    _optimizer: torch.optim.Optimizer
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        # Not Optimizer.__init__: this object has no parameters, state or hooks.
+        object.__setattr__(self, "_optimizer", optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._optimizer!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._optimizer.add_param_group(param_group)
+
+
+@final
+class WindowedOptimizer(_WrappedOptimizer):
+    """The user's optimizer, which steps and clears gradients only at the last micro-batch of an iteration.
+
+    `step` does nothing before the last micro-batch, and `zero_grad` nothing while gradients wait for that step, so an
+    ordinary loop accumulates gradients.
+    """
+
+    _OWN = frozenset({"_iteration", "_swallowed", "_stepped"})
+    # A GradScaler then hands over its factor instead of unscaling the gradients in every micro-batch.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._iteration: Callable[[], Iteration | None] = _no_iteration
+        self._swallowed: int | None = None
+        self._stepped: int | None = None
+
+    def bind(self, iteration: Callable[[], Iteration | None]) -> None:
+        """From now on wait for the last micro-batch of an iteration."""
+        self._iteration = iteration
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step":
+            raise ConfigError(
+                "a scheduler was built on the optimizer that prepare returned, and would count micro-batches: build it"
+                " on your own optimizer before, and give it as prepare(..., schedulers=scheduler)"
+            )
+        if name == "grad_scale":
+            raise ConfigError("a GradScaler does not go with micro_batch: use bfloat16, or leave out micro_batch")
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy wraps a copy of the user's optimizer and waits for the same micro-batches."""
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Run the closure, if there is one, and step if the last micro-batch is in hand."""
+        loss = _closed(closure)
+        now = self._iteration()
+        if now is not None and not now.piece.last:
+            self._swallowed = now.number
+            return loss
+        self._stepped = None if now is None else now.number
+        self._optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, unless they wait for more micro-batches."""
+        if not self.accumulating:
+            self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether there are gradients that wait for more micro-batches and a step."""
+        now = self._iteration()
+        if now is None or now.number == self._stepped:
+            return False
+        return not now.piece.first or now.number == self._swallowed
+
+
+@final
+class ServedOptimizer(_WrappedOptimizer):
+    """The user's optimizer, whose update the servers compute: `step` pushes the gradients and pulls the weights.
+
+    Learning rates and other options stay in the user's optimizer and go with every push, so schedulers work. Its state
+    (momentum, Adam's moments) is on the servers.
+    """
+
+    # A scheduler counts the steps of the optimizer that it was given, and replaces `step` for that.
+    _OWN = frozenset({"_bound", "step"})
+    # Fused optimizers take a loss scale into their step, which servers cannot: a GradScaler has to unscale gradients.
+    _step_supports_amp_scaling = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._bound: ServedEngine | None = None
+
+    def bind(self, engine: "ServedEngine") -> None:
+        """From now on push to the servers of this engine."""
+        self._bound = engine
+
+    @property
+    def _engine(self) -> "ServedEngine":
+        if self._bound is None:
+            raise ConfigError("an optimizer on servers cannot be used before the first batch of the prepared loader")
+        return self._bound
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Run the closure, if there is one, push the gradients and pull the weights.
+
+        Raises:
+            WorkerLostError: The servers are gone.
+        """
+        loss = _closed(closure)
+        # A scheduler of the user's optimizer checks this, and would warn that nothing was ever stepped.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._engine.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        if self._bound is not None:
+            self._bound.forget_gradients()
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state dict of the user's optimizer, with the servers' present state."""
+        return self._engine.fetch_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load into the user's optimizer and the servers; every worker may do so, and the last one counts."""
+        self._engine.restore_state(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not possible.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("a param group cannot be added to an optimizer on servers: add all groups before prepare")
+
+
+def _closed(closure: Callable[[], float] | None) -> float | None:
+    """The closure's loss; an element-wise optimizer calls it once, before its step."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _no_iteration() -> None:
+    """Before the first batch."""
+
+
+def window_scheduler(scheduler: LRScheduler, closes: Callable[[], bool]) -> None:
+    """Make the scheduler's `step` do nothing between two micro-batches."""
+    step, state_dict = scheduler.step, scheduler.state_dict
+
+    def step_if_due(*args: Any, **kwargs: Any) -> None:
+        if closes():
+            step(*args, **kwargs)
+
+    def state_without_these() -> dict[str, Any]:
+        # torch takes every attribute of a scheduler for its state.
+        return {name: value for name, value in state_dict().items() if name not in ("step", "state_dict")}
+
+    scheduler.step = step_if_due  # type: ignore[method-assign]
+    scheduler.state_dict = state_without_these  # type: ignore[method-assign]
+
+
+def require_schedulers_given(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRScheduler]) -> None:
+    """Check that the scheduler of every optimizer that has one is among `schedulers`.
+
+    Raises:
+        ConfigError: One is missing. It would count micro-batches, whose number differs from worker to worker.
+    """
+    given = [getattr(scheduler, "optimizer", None) for scheduler in schedulers]
+    for optimizer in optimizers:
+        # torch marks the step of an optimizer that has a scheduler.
+        watched = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
+        if watched and not any(each is optimizer for each in given):
+            raise ConfigError(
+                "the optimizer has a learning-rate scheduler, which would count micro-batches: give it too, as"
+                " prepare(..., schedulers=scheduler)"
+            )

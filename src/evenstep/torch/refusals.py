@@ -1,0 +1,195 @@
+"""What cannot be trained: models, loaders, optimizers, and arguments that do not work with the scheme."""
+
+from typing import Any, Final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from evenstep.core.errors import ConfigError
+from evenstep.schemes import Scheme, parse_scheme
+from evenstep.torch.data.loader import PreparedLoader
+from evenstep.torch.data.sampling import Sampling
+from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
+from evenstep.torch.optimizers import require_schedulers_given
+from evenstep.torch.processes.workers import Workers
+from evenstep.torch.request import Request
+
+_FOREIGN: Final = ("FullyShardedDataParallel", "ReplicateModule", "DeepSpeedEngine")
+_LOOPS: Final = ("__iter__", "_get_iterator")
+_TWICE: Final = "was prepared already: call prepare once and use what it returned"
+
+
+def require_trainable(request: Request, workers: Workers, scheme: Scheme) -> None:
+    """Check what this worker was given.
+
+    Raises:
+        ConfigError: It cannot be trained, or not under this scheme.
+    """
+    for model in request.models:
+        _require_model(model, workers)
+    require_loader(request.loader)
+    _require_optimizers(request, workers)
+    if scheme.micro_batch is not None:
+        require_schedulers_given(request.optimizers, request.schedulers)
+        _require_one_pass_a_batch(request)
+    if scheme.served is not None:
+        _require_servable(scheme, request)
+    if any(is_sharded(model) for model in request.models):
+        _require_goes_with_shards(scheme, request)
+    if request.weights != "samples" and (scheme.served is not None or scheme.period is not None):
+        raise ConfigError(
+            f"weights goes with schemes that sum gradients behind a barrier, and {scheme.name!r} is none: leave out"
+            " weights, or use lb-bsp, dbs or bsp"
+        )
+    if scheme.period is not None and request.comm_hook is not None:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} sends no gradients for comm_hook to compress: leave out one of them"
+        )
+
+
+def _require_model(model: torch.nn.Module, workers: Workers) -> None:
+    if isinstance(model, PreparedModel):
+        raise ConfigError(f"this model {_TWICE}")
+    _require_known_wrapper(model, workers)
+    if isinstance(model, DistributedDataParallel):
+        if workers.count == 1 and workers.host_group is None and not torch.distributed.is_initialized():
+            raise ConfigError("the model is wrapped in DistributedDataParallel but no process group is initialised")
+        if isinstance(model.module, PreparedModel):
+            raise ConfigError(
+                "the model was prepared and then wrapped: pass what prepare returned to the loop as it is"
+            )
+    if device_of(model).type == "cpu" and any(isinstance(each, torch.nn.SyncBatchNorm) for each in model.modules()):
+        raise ConfigError(
+            "the model has SyncBatchNorm, which works on GPUs alone: on the CPU leave BatchNorm as it is, or use"
+            " GroupNorm"
+        )
+    if any(isinstance(parameter, torch.nn.UninitializedParameter) for parameter in model.parameters()):
+        raise ConfigError(
+            "the model has lazy parameters, which have no shape yet: run a batch through it before prepare"
+        )
+    if was_prepared(model):
+        raise ConfigError(f"this model {_TWICE}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+
+
+def _require_known_wrapper(model: torch.nn.Module, workers: Workers) -> None:
+    if isinstance(model, torch.nn.DataParallel):
+        raise ConfigError("the model is wrapped in DataParallel: pass the plain model, one process per device")
+    foreign = next((name for each in model.modules() if (name := type(each).__name__) in _FOREIGN), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"the model is wrapped by {foreign}, whose gradients evenstep cannot weigh: pass the plain model, or shard"
+            " it with torch.distributed.fsdp.fully_shard"
+        )
+    if is_sharded(model):
+        from evenstep.torch.engines.sharded import require_shardable
+
+        require_shardable(model, workers)
+
+
+def require_loader(loader: object) -> DataLoader[Any]:
+    """Check that the loader can be prepared, and return it with its type.
+
+    Raises:
+        ConfigError: It is not a map-style DataLoader with a batch size, or was prepared before.
+    """
+    if isinstance(loader, PreparedLoader):
+        raise ConfigError(f"this loader {_TWICE}")
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(f"the loader must be a torch DataLoader, not {type(loader).__name__}")
+    own = [name for name in _LOOPS if getattr(type(loader), name) is not getattr(DataLoader, name)]
+    if own:
+        raise ConfigError(
+            f"the loader {type(loader).__name__} has its own {own[0]}, which evenstep would not call: give prepare a"
+            " plain DataLoader over the same dataset, with what it does in the dataset or in collate_fn"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "the loader's dataset is an IterableDataset, whose samples cannot be shared out: give a map-style one, or"
+            " read its files through evenstep.ShardedDataset"
+        )
+    if loader.batch_sampler is None:
+        raise ConfigError("the loader makes no batches (batch_size=None): give it a batch_size, or a batch_sampler")
+    if loader.batch_size is not None and not isinstance(loader.batch_sampler, BatchSampler):
+        raise ConfigError("the loader's batch_sampler was replaced: give batch_size and a sampler instead")
+    return loader
+
+
+def _require_optimizers(request: Request, workers: Workers) -> None:
+    trained = {id(parameter) for model in request.models for parameter in model.parameters()}
+    for optimizer in request.optimizers:
+        if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
+            raise ConfigError("the optimizer has no parameter of the model: build it from model.parameters()")
+        if isinstance(optimizer, torch.optim.LBFGS) and workers.count > 1:
+            raise ConfigError(
+                "LBFGS calls its closure as often as this worker's own loss tells it to, so the workers would part: use"
+                " another optimizer, or one process"
+            )
+
+
+def require_servable_loader(scheme: Scheme, loader: DataLoader[Any]) -> None:
+    """Check that servers can share out the loader's samples.
+
+    Raises:
+        ConfigError: It has lists of its own batch sampler.
+    """
+    if Sampling.of(loader).lists:
+        raise ConfigError(
+            f"under the scheme {scheme.name!r} workers take samples from servers one part after another, which does not"
+            " keep the lists of the loader's batch sampler together: give batch_size and a sampler, or use a scheme"
+            " without servers"
+        )
+
+
+def _require_servable(scheme: Scheme, request: Request) -> None:
+    require_servable_loader(scheme, request.loader)
+    if len(request.models) > 1 or len(request.optimizers) > 1:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} goes with one model and one optimizer, whose step is one push: train them one"
+            " by one, or use a scheme without servers"
+        )
+    if request.comm_hook is not None:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} sends gradients to servers, which a comm_hook never sees: leave out comm_hook"
+        )
+    if "__main__:" in scheme.name:
+        raise ConfigError(
+            f"the servers cannot import the recipe of {scheme.name!r} from the script that is run: move it to a module,"
+            " and name the scheme as my_module:my_recipe"
+        )
+    if parse_scheme(scheme.name) != scheme:
+        raise ConfigError(
+            f"the servers know schemes by their strings, and {scheme.name!r} does not make this one: build it with a"
+            " recipe such as evenstep.ssp"
+        )
+
+
+def _require_goes_with_shards(scheme: Scheme, request: Request) -> None:
+    """No worker has the whole of a sharded model, and all workers take part in every pass."""
+    if scheme.served is not None or scheme.period is not None:
+        raise ConfigError(
+            f"under the scheme {scheme.name!r} each worker has the whole model, and fully_shard leaves it a part: use"
+            " lb-bsp, dbs, bsp or batch_sizes, or pass the plain model"
+        )
+    if scheme.micro_batch is not None:
+        raise ConfigError(
+            "a model in fully_shard needs as many forward passes on every worker, and micro_batch gives each its own"
+            " number: leave out micro_batch"
+        )
+    if request.comm_hook is not None:
+        raise ConfigError("FSDP has no communication hook like DDP's: leave out comm_hook, or fully_shard")
+
+
+def _require_one_pass_a_batch(request: Request) -> None:
+    """With micro-batches, the number of forward and backward passes differs from worker to worker."""
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in request.optimizers):
+        raise ConfigError("LBFGS calls its closure several times a step, and micro_batch once: leave out one of them")
+    if len(request.models) > 1 or len(request.optimizers) > 1:
+        raise ConfigError("micro_batch goes with one model and one optimizer: leave it out, or train them one by one")
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in request.models[0].modules()):
+        raise ConfigError(
+            "SyncBatchNorm needs as many forward passes on every worker, and micro_batch gives each its own number: use"
+            " GroupNorm, or leave out micro_batch"
+        )

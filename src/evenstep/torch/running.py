@@ -1,0 +1,392 @@
+"""A started session: this worker joins the others, agrees with them, and binds the script's objects to an engine."""
+
+import os
+import platform
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.utils.data import DataLoader
+
+from evenstep.core.activity import Doing
+from evenstep.core.errors import ConfigError, naming
+from evenstep.core.load.limits import SizeLimits
+from evenstep.launch.launch_settings import VARIABLE, VARIABLES
+from evenstep.launch.marks import leave_line, leave_mark
+from evenstep.protocol.run_spec import RunSpec
+from evenstep.schemes import Served
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
+from evenstep.telemetry.events import Ended, Run
+from evenstep.telemetry.say import say
+from evenstep.torch.agree import Terms, agree, agree_on_loader
+from evenstep.torch.cuda import CudaMemory, DeviceStopwatch
+from evenstep.torch.data.loop import Bound, Loop
+from evenstep.torch.engines.collective import CollectiveEngine
+from evenstep.torch.engines.describe import describe, layout_of, require_small_options
+from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.known_parameters import KnownParameters
+from evenstep.torch.engines.local import LocalEngine
+from evenstep.torch.engines.served import ServedEngine
+from evenstep.torch.failure import RunEnd, forget_failing, install_hook, when_failing
+from evenstep.torch.model import PreparedModel, bind, forget, unwrapped
+from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, window_scheduler
+from evenstep.torch.processes.join_servers import join_group, join_servers
+from evenstep.torch.processes.join_workers import join_workers
+from evenstep.torch.processes.liveness import Liveness, explaining
+from evenstep.torch.profiler import profiler_of, to_be_profiled
+from evenstep.torch.request import Request
+from evenstep.worker.activity import Activity
+from evenstep.worker.device_memory import EmulatedMemory, LearntLimit
+from evenstep.worker.factors import FactorSampler
+from evenstep.worker.meter import Meter
+from evenstep.worker.servers.link import Link
+from evenstep.worker.stopwatch import HostStopwatch
+from evenstep.worker.summary import Summary
+from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+
+@final
+class Running:
+    """One worker's part in a run: all workers start it together.
+
+    Args:
+        request: What the script asks for, with the first loader.
+        loaders: All loaders, by their numbers in the session.
+
+    Raises:
+        ConfigError: Something asked for cannot work; raised on every worker if it is wrong on any.
+        DisagreementError: The workers were started with different schemes, versions or data.
+    """
+
+    def __init__(self, request: Request, loaders: Mapping[int, DataLoader[Any]]) -> None:
+        install_hook()
+        leave_mark(request.launched, os.environ.get("RANK", "0"))
+        self._request = to_be_profiled(request) if request.launched.profile is not None else request
+        self._activity = Activity()
+        self._windowed: tuple[WindowedOptimizer, ...] = ()
+        self._hooks: list[RemovableHandle] = []
+        self._loaders: dict[int, tuple[DataLoader[Any], Terms]] = {}
+        link = self._join(loaders)
+        self._summary = self._summary_of()
+        self._recorder: Recorder = Logged(self._kept(), self._workers.rank)
+        with explaining(self._liveness):
+            self._engine = self._engine_of(link)
+        self._end_with_run()
+        self._profiler = profiler_of(
+            self._request, self._agreement, self._engine.balancer, self._workers, self._recorder
+        )
+
+    def _join(self, loaders: Mapping[int, DataLoader[Any]]) -> Link | None:
+        """Join the other workers and agree with them; the link to the servers, if the scheme has any."""
+        request, activity = self._request, self._activity
+        servers, asked = _asked(request)
+        joined = None
+        if servers is not None:
+            joined = join_servers(request.launched, servers, request.timeout, request.events_dir, activity, asked)
+            workers = joined.workers
+        else:
+            workers = join_workers(request.device, request.timeout, asked, request.process_group)
+        self._workers = workers
+        # The pulse starts before the workers first wait for each other.
+        self._liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
+        with explaining(self._liveness):
+            self._agreement = agree(request, workers, activity)
+            for number, loader in loaders.items():
+                self._agree_on(number, loader)
+        if joined is None:
+            return None
+        join_group(joined, self._agreement.scheme, [each["host"] for each in self._agreement.workers])
+        return joined.link
+
+    def bind_models(self, prepared: Sequence[PreparedModel]) -> None:
+        """From now on these models, of the request's, synchronise gradients."""
+        with explaining(self._liveness):
+            for index, (model, each) in enumerate(zip(self._request.models, prepared, strict=True)):
+                bind(
+                    each,
+                    model,
+                    self._engine,
+                    index,
+                    comm_hook=self._request.comm_hook,
+                    accumulating=lambda: any(each.accumulating for each in self._windowed),
+                )
+
+    def bind_optimizers(self, prepared: Sequence[torch.optim.Optimizer]) -> None:
+        """From now on steps of these optimizers are checked, pushed to servers, or wait for the last micro-batch."""
+        engine, known = self._engine, KnownParameters(self._request.models)
+        for each in self._request.optimizers:
+            self._hooks.append(each.register_step_pre_hook(partial(_check_step, engine, known)))
+            if type(engine).after_step is not Engine.after_step:
+                self._hooks.append(each.register_step_post_hook(lambda stepped, *_: engine.after_step(stepped)))
+        for wrapped in prepared:
+            if isinstance(wrapped, ServedOptimizer):
+                assert isinstance(engine, ServedEngine)
+                wrapped.bind(engine)
+            elif isinstance(wrapped, WindowedOptimizer):
+                wrapped.bind(lambda: engine.balancer.iteration)
+                self._windowed = (*self._windowed, wrapped)
+        if self._windowed:
+            for scheduler in self._request.schedulers:
+                window_scheduler(scheduler, lambda: engine.synchronises)
+
+    def _agree_on(self, number: int, loader: DataLoader[Any]) -> None:
+        """Agree with the other workers on the loader of that number; the first one is part of the agreement."""
+        request = self._request
+        if not self._loaders:
+            self._loaders[number] = request.loader, self._agreement.terms
+            return
+        request = replace(request, loader=loader)
+        if request.launched.profile is not None:
+            request = to_be_profiled(request)
+        terms = agree_on_loader(request, self._workers, self._agreement, self._activity)
+        self._loaders[number] = request.loader, terms
+
+    def bind_loader(self, loader: Loop) -> None:
+        """From now on this loader hands out this worker's batches. All workers must bind it together.
+
+        Raises:
+            ConfigError: It came after the start of a session on servers.
+        """
+        engine, scheme = self._engine, self._agreement.scheme
+        if loader.number not in self._loaders:
+            if scheme.served is not None:
+                raise ConfigError(
+                    f"under the scheme {scheme.name!r} all loaders must be known before the first batch: give them to"
+                    " session.loader first"
+                )
+            with explaining(self._liveness):
+                self._agree_on(loader.number, loader.source)
+        source, terms = self._loaders[loader.number]
+        shares = engine.shares if self._profiler is None else self._profiler.shares
+        profiled = self._profiler is not None
+        loader.bind(source, Bound(terms=terms, scheme=scheme, engine=engine, shares=shares, profiled=profiled))
+        for each in self._request.optimizers:
+            self._hooks.append(each.register_step_post_hook(partial(_stepped, weakref.ref(loader))))
+
+    def begin(self, iterations: int) -> None:
+        """Everything is bound; an epoch of the first loader has this many iterations."""
+        self._record_run(iterations)
+        self._activity.mark(Doing.STEPPED, -1)
+
+    def close(self) -> None:
+        """End the run on this worker, and remove every hook and mark from the script's objects."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._engine.close()
+        forget_failing(self._engine.balancer)
+        for model in self._request.models:
+            forget(model)
+
+    # Building.
+
+    def _engine_of(self, link: Link | None) -> Engine:
+        scheme, request = self._agreement.scheme, self._request
+        balancer = self._balancer()
+        if link is not None:
+            return self._served_engine(balancer, link)
+        models = [unwrapped(each) for each in request.models]
+        common = self._workers, balancer, self._liveness
+        if scheme.period is not None:
+            return LocalEngine(*common, period=scheme.period, models=models, optimizers=request.optimizers)
+        return CollectiveEngine(
+            *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
+        )
+
+    def _served_engine(self, balancer: Tracker, link: Link) -> ServedEngine:
+        """Describe the run to the servers, and take this worker's place there; if that fails, close the link."""
+        scheme, request, optimizer = self._agreement.scheme, self._request, self._request.optimizers[0]
+        served, parameters = scheme.served, dict(unwrapped(request.models[0]).named_parameters())
+        assert served is not None
+        try:
+            layout, spec = layout_of(parameters.items(), request.optimizers), describe(optimizer, served.allowed)
+            require_small_options(spec, optimizer)
+            run = RunSpec(
+                scheme=scheme,
+                problem=self._agreement.problem,
+                length=self._agreement.terms.order.length,
+                drop_last=bool(self._agreement.terms.order.sampling.drop_last),
+                layout=layout,
+                optimizers=(spec,),
+            )
+            layouts = layout.shards(served.servers)
+            link.start(run.encode(), [each.nbytes for each in layouts])
+            return ServedEngine(
+                self._workers,
+                balancer,
+                link,
+                served=served,
+                layouts=layouts,
+                parameters=parameters,
+                optimizer=optimizer,
+                spec=spec,
+                ahead=1 if served.exchange == "overlapped" or request.loader.num_workers else 0,
+                in_step=scheme.sync.in_step,
+            )
+        except BaseException:
+            link.close()
+            raise
+
+    def _balancer(self) -> Tracker:
+        agreement, device, clock = self._agreement, self._request.device, time.perf_counter
+        scheme, hold = agreement.scheme, agreement.own.hold
+        estimator, recording = scheme.load.estimator(), self._request.events_dir is not None
+        threads = torch.get_num_threads() if device.type == "cpu" else 1
+        return Tracker(
+            workers=self._workers,
+            policy=scheme.policy(self._workers.count),
+            problem=agreement.problem,
+            limits=SizeLimits(scheme.load, agreement.problem, agreement.limits),
+            meter=Meter(
+                stopwatch=DeviceStopwatch() if device.type == "cuda" else HostStopwatch(clock),
+                estimator=estimator,
+                predicts=scheme.load.uses_estimates or recording,
+                # This machine's processors say nothing about an emulated device.
+                sampler=FactorSampler(threads=threads, clock=clock) if estimator.uses_factors and not hold else None,
+                memory=self._learned_limit(),
+            ),
+            recorder=self._recorder,
+            recording=recording,
+            clock=clock,
+            hold=hold,
+            activity=self._activity,
+            summary=self._summary,
+        )
+
+    def _learned_limit(self) -> LearntLimit | None:
+        """What learns this worker's largest batch; None if its memory is unknown, or does not limit batches."""
+        own, device = self._agreement.own, self._request.device
+        if self._agreement.scheme.micro_batch is not None:
+            return None
+        failed = None if own.failed is None else own.failed.samples
+        if own.hold is not None and own.hold.memory is not None:
+            return LearntLimit(EmulatedMemory(own.hold.memory), failed=failed)
+        return LearntLimit(CudaMemory(device), failed=failed) if device.type == "cuda" else None
+
+    # Recording.
+
+    def _kept(self) -> Recorder:
+        folder = self._request.events_dir
+        if folder is None:
+            return Silent()
+        rank = self._workers.rank
+        with naming("run_dir" if self._request.run_dir is not None else VARIABLES["run_dir"]):
+            return JsonlRecorder(folder, rank, last=lambda: Ended(worker=rank, at=time.perf_counter()))
+
+    def _summary_of(self) -> Summary | None:
+        """What says at the end how the run went: on worker 0, or on servers the first of them."""
+        launched, workers, scheme = self._request.launched, self._workers, self._agreement.scheme
+        if workers.rank or launched.profile is not None or scheme.served is not None:
+            return None
+        if workers.count == 1 and VARIABLE not in os.environ:
+            return None
+        return Summary(
+            workers=workers.count,
+            global_batch_size=self._agreement.problem.global_batch_size,
+            scheme=scheme.name,
+            say=say if launched.marks is None else partial(leave_line, launched.marks),
+        )
+
+    def _end_with_run(self) -> None:
+        """An exception that ends the process also ends the run."""
+        ends = RunEnd(
+            recorder=self._recorder,
+            device=self._agreement.workers[self._workers.rank]["device"],
+            advice=self._advice(),
+            liveness=self._liveness,
+        )
+        when_failing(self._engine.balancer, ends)
+        if self._summary is not None:
+            when_failing(self._summary, _without_summary)
+
+    def _advice(self) -> str:
+        """What to do after a worker ran out of memory."""
+        if self._agreement.scheme.micro_batch is not None:
+            return "lower micro_batch"
+        if self._request.batch_sizes is not None:
+            return "give this worker a smaller one of the batch_sizes"
+        folder = self._request.events_dir
+        if folder is None:
+            return "give a run_dir (--run-dir), so that the next start knows, or a smaller global batch"
+        return f"start again with the same run directory {folder}, and this worker's batches stay below it"
+
+    def _record_run(self, iterations: int) -> None:
+        agreement, problem = self._agreement, self._agreement.problem
+        mine = agreement.workers[self._workers.rank]
+        self._recorder.record(
+            Run(
+                worker=self._workers.rank,
+                schema=SCHEMA,
+                at=time.perf_counter(),
+                unix_seconds=time.time(),
+                workers=self._workers.count,
+                scheme=agreement.scheme.name,
+                engine="collective" if agreement.scheme.served is None else "server",
+                global_batch_size=problem.global_batch_size,
+                iterations_per_epoch=iterations,
+                minimum=problem.minimum.tolist(),
+                maximum=problem.maximum.tolist(),
+                multiple=problem.multiple,
+                seed=self._request.seed,
+                emulated=agreement.own.emulated,
+                version=mine["version"],
+                torch=str(torch.__version__),
+                python=platform.python_version(),
+                host=mine["host"],
+                gpu=mine["gpu"],
+                device=mine["device"],
+            )
+        )
+
+
+def _stepped(loader: "weakref.ref[Loop]", *_: Any) -> None:
+    if (alive := loader()) is not None:
+        alive.stepped()
+
+
+def _check_step(
+    engine: Engine, known: KnownParameters, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Check a step before any weight changes: after the closure's backward, if the step has one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+    def check() -> None:
+        engine.before_step(optimizer)
+        if engine.workers.count > 1:
+            known.require(optimizer)
+
+    if closure is None:
+        check()
+        return None
+
+    def checked() -> Any:
+        loss = closure()
+        check()
+        return loss
+
+    return args[:1], {**kwargs, "closure": checked}
+
+
+def _asked(request: Request) -> tuple[Served | None, dict[str, object]]:
+    """The servers to join, None for none, and what the other workers are told about it when they meet."""
+    try:
+        scheme = request.asked_scheme()
+    except ConfigError as error:
+        # If the launcher has started servers, the other workers meet there, and not in a process group.
+        started = len(request.launched.servers)
+        return Served(servers=started) if started else None, {"error": request.mistake or str(error)}
+    if request.mistake is not None:
+        return scheme.served, {"error": request.mistake}
+    return scheme.served, {"scheme": scheme.name, "servers": scheme.served and scheme.served.servers}
+
+
+def _without_summary(summary: Summary, error: BaseException) -> BaseException:
+    summary.drop()
+    return error

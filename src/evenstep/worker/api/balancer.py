@@ -1,0 +1,198 @@
+"""`evenstep.Balancer`: uneven shares behind a barrier, for a training loop of any framework."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import WEIGHTINGS, Ledger, Shares
+from evenstep.core.samples import Share as Part
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.schemes import Scheme
+from evenstep.worker.activity import Activity
+from evenstep.worker.api.gather import AllGather, Gather
+from evenstep.worker.api.loop import Loop, seconds_of
+from evenstep.worker.api.setup import Asked
+from evenstep.worker.rows import COLUMNS, Rows
+
+_ALONE: Final = "start every worker with all_gather, a function from this worker's row to the rows of all"
+
+
+@final
+class Balancer(Loop):
+    """This worker's shares of each epoch, sized so that all workers take equally long to compute.
+
+        balancer = evenstep.Balancer(
+            "lb-bsp", rank=r, workers=n, all_gather=fn, length=len(data), global_batch_size=512
+        )
+        for share in balancer.epoch(0):
+            with balancer.compute():
+                gradient = ...                      # of the mean loss over data[share.indices]
+            gradient = sum_over_workers(gradient * share.weight)
+            ...                                     # the optimizer's step
+
+    All workers make the same calls. Each position of an epoch is in exactly one worker's share, and the sum of the
+    weighted gradients is the gradient of the union batch. Nothing here imports a framework.
+
+    Args:
+        scheme: A scheme without parameter servers: `"lb-bsp"`, `"dbs:minimum=4"`, or what a recipe returns. None: that
+            of `evenstep run`, else `lb-bsp`.
+        rank: This worker, 0 to `workers` - 1.
+        workers: The number of workers.
+        all_gather: `fn(row: bytes) -> list[bytes]`, any all-gather: it returns the rows of all workers by rank. Within
+            a call all rows have the same length. It is called a few times here, and then once in each iteration, at
+            the end of compute. It should raise an error if a worker does not come.
+        length: Samples in an epoch.
+        global_batch_size: Samples in one iteration, over all workers.
+        drop_last: Leave out a last iteration of fewer samples.
+        shuffle: Whether `share.indices` is in a new random order in each epoch; otherwise it equals the positions.
+        seed: Of that order.
+        smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
+        largest_batch: The largest share that this worker's memory holds, if it is known.
+        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+
+    Raises:
+        ConfigError: Something asked for cannot work on this worker or on another, which is named; or the all-gather
+            returned something else than the rows of all workers.
+        DisagreementError: The workers were started with different schemes, lengths, sizes or seeds.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | str | None = None,
+        *,
+        rank: int,
+        workers: int,
+        all_gather: AllGather | None = None,
+        length: int,
+        global_batch_size: int,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        smallest_batch: int = 1,
+        largest_batch: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        asked = Asked(
+            scheme=scheme,
+            rank=rank,
+            workers=workers,
+            length=length,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
+            smallest_batch=smallest_batch,
+            largest_batch=largest_batch,
+            run_dir=run_dir,
+            launched=LaunchSettings.from_environment(os.environ),
+            check=_check,
+        )
+        worker = asked.worker
+        if all_gather is None and asked.workers > 1:
+            raise ConfigError(f"{asked.workers} workers need a way to each other: {_ALONE}")
+        self._gather = Gather(all_gather or _of_one, rank=asked.rank, workers=asked.workers)
+        agreed = asked.agree(self._gather.records)
+        super().__init__(asked, agreed, worker, Activity())
+        self._rows = Rows(self._tracker, self._gather.records)
+        self._weigh = WEIGHTINGS[agreed.scheme.weighting]
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        """Around this worker's own compute of a share, once: it is timed, and ends with an exchange of all workers.
+
+        Raises:
+            ConfigError: No share is in hand, or its compute was reported already.
+            DisagreementError: The workers are in different iterations; no gradient has been summed yet.
+        """
+        self._require_due()
+        self._stopwatch.run()
+        try:
+            yield
+        except BaseException:
+            self._stopwatch.drop()
+            raise
+        self._exchange()
+
+    def report(self, seconds: float) -> None:
+        """Instead of `compute`: this worker's own compute of the share took so many seconds. Errors as for `compute`.
+
+        For compute that a host's clock cannot measure, such as a device's, or that communicates meanwhile.
+        """
+        seconds = seconds_of(seconds)
+        self._require_due()
+        self._stopwatch.add(seconds)
+        self._exchange()
+
+    def _require_due(self) -> None:
+        now = self._tracker.iteration
+        if now is None or not self._at.looping:
+            raise ConfigError("no share is in hand: report compute inside the loop over balancer.epoch()")
+        if now.paused is not None:
+            raise ConfigError(
+                f"the compute of iteration {now.number} was reported already: use compute() or report() once a share,"
+                " around all of its micro-batches"
+            )
+
+    def _exchange(self) -> None:
+        """Tell the others how long compute took, and check that all workers are in the same iteration."""
+        now, tracker = self._tracker.iteration, self._tracker
+        assert now is not None
+        tracker.compute_ends()
+        with tracker.waiting():
+            rows = self._gather.rows(self._rows.row(now))
+        assert now.paused is not None
+        now.synchronised_seconds = tracker.clock() - now.paused
+        self._rows.check(rows)
+        tracker.waiting_ends()
+
+    # The epoch.
+
+    def _enter(self) -> None:
+        self._tracker.enter_loader()
+        self._rows.learn()
+
+    def _shares(self, ledger: Ledger) -> Shares:
+        return self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
+
+    def _weight_of(self, part: Part) -> float:
+        return self._weigh(part)
+
+    def _begin(self, part: Part) -> None:
+        now = self._tracker.iteration
+        if now is not None and now.paused is None:
+            self._tracker.iteration = None  # The script only looked at it, and left its loop.
+        super()._begin(part)
+        self._stopwatch.drop()
+
+    def _finish(self) -> None:
+        now = self._tracker.iteration
+        if now is not None and now.paused is None:
+            # The other workers wait for this one at the end of their compute.
+            self._gather.rows(
+                [0] * COLUMNS,
+                failure=f"the compute of iteration {now.number} was not reported: put it inside `with"
+                " balancer.compute():`, or call balancer.report(seconds) after it",
+            )
+
+
+def _check(scheme: Scheme) -> Mapping[str, Any]:
+    """Refuse what a `Balancer` cannot run."""
+    if scheme.served is not None:
+        raise ConfigError(f"the scheme {scheme.name!r} trains on parameter servers: use evenstep.Client")
+    if scheme.period is not None:
+        raise ConfigError(
+            f"the scheme {scheme.name!r} averages weights and not gradients: use evenstep.prepare, or another scheme"
+        )
+    if scheme.micro_batch is not None:
+        raise ConfigError(
+            "a Balancer hands out whole shares: leave out micro_batch, cut each share as you like, and give multiple="
+            " for sizes that can be cut evenly"
+        )
+    return {}
+
+
+def _of_one(row: bytes) -> list[bytes]:
+    """The all-gather of a single worker."""
+    return [row]

@@ -1,0 +1,378 @@
+"""`evenstep.Client`: training on parameter servers, for a training loop of any framework."""
+
+import json
+import math
+import os
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Ledger, Shares
+from evenstep.core.samples import Share as Part
+from evenstep.core.shown import shown
+from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_timeout
+from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.protocol.optimizer import OptimizerSpec, spec_of
+from evenstep.protocol.run_spec import RunSpec
+from evenstep.schemes import Scheme
+from evenstep.transport.address import Address
+from evenstep.transport.connect import connect
+from evenstep.worker.activity import Activity
+from evenstep.worker.api.client_optimizer import ClientOptimizer
+from evenstep.worker.api.loop import Loop, seconds_of
+from evenstep.worker.api.setup import Agreed, Asked
+from evenstep.worker.loader_state import read_state
+from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
+from evenstep.worker.servers.exchange import Batch, ServedExchange
+from evenstep.worker.servers.link import Link
+from evenstep.worker.servers.nonfinite import NonfiniteGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STATE = "give what a client's state_dict() returned"
+_SERVERS: Final = "servers takes a list of addresses for each server, as start_servers(...).addresses is one, not {}"
+_LONGEST: Final = 200
+"""Characters of the weights' shapes and of the options that workers compare word by word."""
+
+
+@final
+class Client(Loop):
+    """This worker's shares of each epoch, and its pushes of gradients to parameter servers, which step the optimizer.
+
+        client = evenstep.Client(
+            "ssp:bound=3", rank=r, workers=n, servers=addresses, secret=secret, weights=[...], optimizer="SGD",
+            options={"lr": 0.1, "momentum": 0.9}, length=len(data), global_batch_size=512
+        )
+        for share in client.epoch(0):
+            gradients = ...                 # of the mean loss over data[share.indices], at client.weights
+            client.push(gradients)
+
+    A worker computes on what it has claimed, and each position of an epoch is committed once. The servers weigh each
+    push by its samples, so gradients are not multiplied by anything. The time from a share to its push counts as
+    compute, unless `compute` or `report` say otherwise. Nothing here imports a framework.
+
+    Args:
+        scheme: A scheme on parameter servers, such as `"ssp:bound=3"`, `"dssp"` or `"asp:load=lb-bsp"`. None: that of
+            `evenstep run`.
+        rank: This worker, 0 to `workers` - 1.
+        workers: The number of workers.
+        weights: The initial weights: arrays of float16, float32 or float64. The run starts from those of one worker.
+        optimizer: `SGD`, `Adam` or `AdamW`, or another that the servers know.
+        options: What to set of its options, by torch's names. `client.options` may be changed between pushes.
+        length: Samples in an epoch.
+        global_batch_size: Samples of one iteration of all workers together.
+        drop_last: Leave out the samples that do not fill a global batch.
+        shuffle: Whether `share.indices` is in a new random order in each epoch; otherwise it equals the positions.
+        seed: Of that order.
+        smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
+        largest_batch: The largest share that this worker's memory holds, if it is known.
+        servers: The addresses of each server (`start_servers(...).addresses`); None for those of `evenstep run`.
+        secret: Of the servers; None for that in `EVENSTEP_SECRET`.
+        timeout: Seconds to wait for another worker or a server before the run ends with an error that names it; 300
+            by default.
+        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+
+    Raises:
+        ConfigError: Something asked for cannot work on this worker or on another, which is named.
+        DisagreementError: The workers were started with different schemes, lengths, weights, options or seeds.
+        WorkerLostError: Not all workers came in time, or the servers are gone.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | str | None = None,
+        *,
+        rank: int,
+        workers: int,
+        weights: Sequence[Array],
+        optimizer: str = "SGD",
+        options: Mapping[str, object] | None = None,
+        length: int,
+        global_batch_size: int,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        smallest_batch: int = 1,
+        largest_batch: int | None = None,
+        servers: Sequence[Sequence[str]] | None = None,
+        secret: str | None = None,
+        timeout: float | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        launched = LaunchSettings.from_environment(os.environ)
+        addresses = _addresses(launched.servers if servers is None else servers)
+        asked = Asked(
+            scheme=scheme,
+            rank=rank,
+            workers=workers,
+            length=length,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
+            smallest_batch=smallest_batch,
+            largest_batch=largest_batch,
+            run_dir=run_dir,
+            launched=launched,
+            check=lambda given: _check(given, len(addresses), weights, optimizer, options),
+        )
+        worker = asked.worker
+        activity = Activity()
+        self._link = _link(asked.rank, addresses, secret, _timeout(timeout, launched), activity)
+        try:
+            agreed = asked.agree(partial(self._meet, asked.workers))
+            super().__init__(asked, agreed, worker, activity)
+            self._start(agreed, weights, _spec(optimizer, options))
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _meet(self, workers: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if "error" in record:
+            self._link.shards[0].reach()  # If the others cannot be told, this worker does not wait for them either.
+        records = self._link.meet(json.dumps(record).encode())
+        if len(records) != workers:
+            raise ConfigError(
+                f"the servers were started for {len(records)} workers and this one was told of {workers}: give"
+                " start_servers and every Client the same workers="
+            )
+        return [json.loads(each) for each in records]
+
+    def _start(self, agreed: Agreed, weights: Sequence[Array], spec: OptimizerSpec) -> None:
+        """Describe the run to the servers, and take this worker's place there."""
+        served, layout = agreed.scheme.served, layout_of(weights)
+        assert served is not None
+        layouts = layout.shards(served.servers)
+        run = RunSpec(
+            scheme=agreed.scheme,
+            problem=agreed.problem,
+            length=self._asked.length,
+            drop_last=self._asked.drop_last,
+            layout=layout,
+            optimizers=(spec,),
+        )
+        self._link.start(run.encode(), [each.nbytes for each in layouts])
+        self._overlaps = served.exchange == "overlapped"
+        self._parameters = ArrayParameters(weights, layouts, self._link)
+        self._optimizer = ClientOptimizer(self._link, spec)
+        self._nonfinite = NonfiniteGuard(served, self._tracker, self._parameters.finite)
+        self._batch: Batch | None = None
+        self._pass = ServedExchange(
+            self._link, self._tracker, self._parameters, self._optimizer, ahead=1 if self._overlaps else 0
+        )
+
+    @property
+    def weights(self) -> list[Array]:
+        """The present weights, read-only; the next ones, with a share or after a push, come into the same memory."""
+        return self._parameters.weights
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The optimizer's options, which may be changed: `client.options["lr"] = 0.01`. The next push sends them."""
+        return self._optimizer.values
+
+    @contextmanager
+    def compute(self) -> "Iterator[None]":
+        """Around this worker's own compute of a share, if the script does other things too before it pushes."""
+        self._require_batch()
+        self._stopwatch.drop()
+        self._stopwatch.run()
+        try:
+            yield
+        finally:
+            self._stopwatch.pause()
+
+    def report(self, seconds: float) -> None:
+        """Instead of the time from the share to its push: this worker's own compute took so many seconds."""
+        seconds = seconds_of(seconds)
+        self._require_batch()
+        self._stopwatch.restart()
+        self._stopwatch.add(seconds)
+
+    def push(self, gradients: Sequence[Array]) -> list[Array] | None:
+        """Push the gradients of the mean loss over the share, and wait until the scheme lets this worker go on.
+
+        Args:
+            gradients: One for each weight, in the same order and of the same shapes.
+
+        Returns:
+            The present weights, or None if no newer ones have come.
+
+        Raises:
+            ConfigError: No share is in hand, or the gradients have other shapes.
+            WorkerLostError: The servers are gone.
+        """
+        batch, now = self._require_batch(), self._tracker.iteration
+        assert now is not None
+        self._tracker.compute_ends()
+        taken = self._parameters.taken
+        self._pass.settle()  # Of the push before, if exchanges overlap.
+        if not self._pass.forfeited(batch):
+            samples, norm = now.share.samples, self._parameters.put_gradients(gradients)
+            if math.isfinite(norm):
+                self._nonfinite.passed()
+            else:
+                self._nonfinite.skip(now)
+                samples, norm = 0, 0.0
+            self._pass.push(now, batch, samples=samples, units=samples, norm=norm)
+            if not self._overlaps:
+                self._pass.settle()
+        self._batch = None
+        self._tracker.steps()
+        return self.weights if self._parameters.taken > taken else None
+
+    def close(self) -> None:
+        """Leave the servers, and end the record of this worker. Otherwise that happens when the script ends."""
+        super().close()
+        self._link.close()
+
+    # The epoch.
+
+    def _require_batch(self) -> Batch:
+        if self._batch is None:
+            raise ConfigError("no share is in hand: push once for each share of client.epoch()")
+        return self._batch
+
+    def _finish(self) -> None:
+        if self._batch is not None and not self._pass.forfeited(self._batch):
+            raise ConfigError("a share was not pushed: call client.push(gradients) once for each share")
+
+    def _enter(self) -> None:
+        self._tracker.enter_loader()
+        self._pass.record()
+
+    def _shares(self, ledger: Ledger) -> Shares:
+        return self._pass.start(self._at.epoch)
+
+    def _weight_of(self, part: Part) -> float:
+        return 1.0
+
+    def _begin(self, part: Part) -> None:
+        super()._begin(part)
+        self._batch = self._pass.hand_out(part.iteration)
+
+    def _leave(self) -> None:
+        super()._leave()
+        self._batch = None
+        self._pass.leave()
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, what sizes rest on, and the optimizer's state as one `bytes` for each server; not the weights.
+
+        Call it between epochs: within one only the servers know which samples are done with, so this state would repeat
+        the epoch, with a warning.
+        """
+        if not self._pass.over:
+            warnings.warn(
+                "in the middle of an epoch only the servers know which samples are done with, so this state repeats the"
+                " epoch: save between epochs",
+                stacklevel=2,
+            )
+        self._pass.settle()
+        return {
+            **super().state_dict(),
+            "optimizer": [bytes(each) for each in self._pass.persist(self._link.fetch_states)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state, before the first epoch, with the weights of that time given to the constructor.
+
+        Raises:
+            ConfigError: The state is damaged, of another run or number of servers, or an epoch has begun.
+        """
+        if self._loops:
+            raise ConfigError("load_state_dict comes too late: call it before the first epoch")
+        read_state(state)
+        encoded = state.get("optimizer")
+        if not isinstance(encoded, list) or not all(isinstance(each, bytes) for each in encoded):
+            raise ConfigError(f"this state has no optimizer's state: {_STATE}")
+        if len(encoded) != len(self._link.shards):
+            raise ConfigError(
+                f"this state is of {len(encoded)} servers and not of {len(self._link.shards)}: resume with as many"
+            )
+        super().load_state_dict(state)
+        self._optimizer.pending = encoded
+
+
+def _link(
+    rank: int, addresses: Sequence[Sequence[str]], secret: str | None, timeout_seconds: float, activity: Activity
+) -> Link:
+    secret = os.environ.get(SECRET_VARIABLE) if secret is None else secret
+    if not addresses or not secret:
+        raise ConfigError(
+            "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
+            " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
+        )
+    try:
+        key = bytes.fromhex(secret)
+    except (TypeError, ValueError):
+        raise ConfigError("the secret of the servers must be hexadecimal digits") from None
+    return Link(
+        rank,
+        lambda shard: connect(addresses[shard], secret=key),
+        len(addresses),
+        timeout_seconds=timeout_seconds,
+        activity=activity,
+    )
+
+
+def _timeout(given: float | None, launched: LaunchSettings) -> float:
+    if given is not None:
+        return read_timeout(given, "timeout")
+    return 300.0 if launched.timeout is None else read_timeout(launched.timeout, VARIABLES["timeout"])
+
+
+def _addresses(servers: object) -> list[list[str]]:
+    """The addresses of each server; ConfigError if they are something else."""
+    for each in (lists := _listed(servers)):
+        for text in _listed(each):
+            if not isinstance(text, str):
+                raise ConfigError(_SERVERS.format(shown(text)))
+            Address.parse(text)
+    return [_listed(each) for each in lists]
+
+
+def _listed(value: object) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(_SERVERS.format(shown(value)))
+    return list(value)
+
+
+def _check(
+    scheme: Scheme, servers: int, weights: Sequence[Array], optimizer: object, options: object
+) -> Mapping[str, Any]:
+    """Refuse what a `Client` cannot run; returns what must agree of the weights and the optimizer."""
+    if scheme.served is None:
+        raise ConfigError(f"the scheme {scheme.name!r} needs no parameter servers: use evenstep.Balancer")
+    if scheme.served.servers != servers:
+        raise ConfigError(
+            f"the scheme asks for {scheme.served.servers} servers but {servers} were started: give start_servers or the"
+            " launcher the same scheme"
+        )
+    spec = _spec(optimizer, options)
+    set_to = ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in spec.groups[0].items()
+    )
+    forms = ", ".join(f"{each.dtype} {list(each.shape)}" for each in layout_of(weights).parameters)
+    return {"weights": _short(forms), "optimizer": _short(f"{spec.name}({set_to})")}
+
+
+def _spec(optimizer: object, options: object) -> OptimizerSpec:
+    options = {} if options is None else options
+    if not isinstance(optimizer, str) or not isinstance(options, Mapping):
+        raise ConfigError(
+            f"optimizer takes a name such as 'SGD', and options a dict, not {shown(optimizer)} and {shown(options)}"
+        )
+    return spec_of(optimizer, options)
+
+
+def _short(text: str) -> str:
+    """The text, or of a long one the beginning, and a checksum of all."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... (checksum {zlib.crc32(text.encode()):08x})"

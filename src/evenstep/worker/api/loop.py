@@ -1,0 +1,178 @@
+"""What a `Balancer` and a `Client` have in common: shares of an epoch, the time of compute, notes and the state."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Ledger, MicroBatch, Shares
+from evenstep.core.samples import Share as Part
+from evenstep.core.shown import shown
+from evenstep.core.values import UNLIMITED
+from evenstep.worker.activity import Activity
+from evenstep.worker.api.setup import Agreed, Asked, require_whole
+from evenstep.worker.api.share import Share
+from evenstep.worker.loader_state import LoaderState, Progress, load_speeds, read_state
+from evenstep.worker.stopwatch import HostStopwatch
+from evenstep.worker.worker import Worker
+
+_MAX_SECONDS: Final = 1e6
+"""Of one share, so that times of many samples and workers can be added up as integers."""
+
+
+class Loop:
+    """One worker's epochs."""
+
+    def __init__(self, asked: Asked, agreed: Agreed, worker: Worker, activity: Activity) -> None:
+        self._asked = asked
+        self._worker = worker
+        self._stopwatch = HostStopwatch(time.perf_counter)
+        self._tracker = asked.tracker(agreed, worker, self._stopwatch, activity)
+        self._at = Progress()
+        self._loops = 0
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch with which to begin or go on: `for epoch in range(balancer.next_epoch, epochs)`."""
+        return self._at.next_epoch
+
+    @property
+    def sizes(self) -> list[int]:
+        """The samples of each worker in an iteration, as last planned."""
+        sizes: list[int] = self._tracker.planned_sizes().tolist()
+        return sizes
+
+    def note(self, **values: float) -> None:
+        """Record values in the event log, if there is one: `balancer.note(loss=loss)`; `evenstep report` plots them."""
+        try:
+            numbers = {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError("note takes numbers, such as note(loss=0.5)") from None
+        self._tracker.note(numbers)
+
+    def close(self) -> None:
+        """End the record of this worker. Only needed in processes that train several times."""
+        self._tracker.close()
+
+    # The epoch.
+
+    def epoch(self, epoch: int | None = None) -> Iterator[Share]:
+        """This worker's shares of the epoch, or of the next one; after `load_state_dict`, those that are left of it.
+
+        Raises:
+            ConfigError: The epoch is not a whole number >= 0.
+        """
+        if epoch is not None:
+            self._at.set_next(require_whole("epoch", epoch, 0, UNLIMITED))
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Share]:
+        self._loops += 1
+        loop = self._loops
+        self._at.begin()
+        ledger = self._asked.ledger(self._at.done)
+        order = self._asked.order(self._at.epoch)
+        self._enter()
+        shares = self._shares(ledger)
+        self._at.looping = True
+        try:
+            while (part := shares.share()) is not None:
+                shares.advance()
+                self._at.done = ledger.iteration
+                self._begin(part)
+                positions = np.array(part.positions, dtype=np.int64)
+                yield Share(
+                    iteration=part.iteration,
+                    positions=positions,
+                    indices=order[positions],
+                    samples=part.samples,
+                    weight=self._weight_of(part),
+                    sizes=part.sizes,
+                )
+                if loop != self._loops:
+                    raise ConfigError("another loop over an epoch began before this one ended: finish one first")
+                self._finish()
+                self._enter()
+                shares.replan()
+            self._at.done = ledger.iterations
+        finally:
+            if loop == self._loops:
+                self._at.looping = False
+                self._leave()
+
+    def _begin(self, part: Part) -> None:
+        """A share is handed out."""
+        piece = MicroBatch(positions=part.positions, samples=part.samples, portion=1.0, first=True, last=True)
+        self._tracker.begin(part, piece, self._at.epoch)
+
+    def _finish(self) -> None:
+        """The script is done with its share; ConfigError if it did not do what it has to."""
+        raise NotImplementedError
+
+    def _enter(self) -> None:
+        """The script asks for the next share."""
+        raise NotImplementedError
+
+    def _shares(self, ledger: Ledger) -> Shares:
+        """This worker's shares of the present epoch, which starts at the ledger's position."""
+        raise NotImplementedError
+
+    def _weight_of(self, part: Part) -> float:
+        """`Share.weight` of this part."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """The script has left the epoch, at its end or before."""
+        self._tracker.leave_loop()
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, at this point of the loop, and what the sizes rest on: plain numbers, lists and dicts.
+
+        The state of any one worker serves all of them.
+        """
+        asked = self._asked
+        state = LoaderState(
+            seed=asked.seed,
+            epoch=self._at.epoch,
+            iteration=self._at.done,
+            looping=self._at.looping,
+            length=asked.length,
+            global_batch_size=asked.global_batch_size,
+            order=None,
+            load=self._tracker.state_dict(),
+        )
+        return msgspec.structs.asdict(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where `state_dict` was called, also with another number of workers.
+
+        Raises:
+            ConfigError: The state is damaged, or of another length, global batch size or seed.
+        """
+        saved = read_state(state)
+        for name in ("length", "global_batch_size", "seed"):
+            mine, theirs = getattr(self._asked, name), getattr(saved, name)
+            if mine != theirs:
+                raise ConfigError(f"this state has the {name} {theirs} and not {mine}: resume with the same")
+        load_speeds(self._tracker, saved.load)
+        self._at.restore(saved, self._asked.ledger(0).iterations)
+
+
+def seconds_of(value: object) -> float:
+    """A time as a caller reports it; ConfigError unless it is a number of seconds from 0 to 1e6."""
+    try:
+        seconds = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise ConfigError(
+            "report takes the seconds that the share took to compute, a number from 0 to"
+            f" {_MAX_SECONDS:g}, not {shown(value)}"
+        )
+    return seconds

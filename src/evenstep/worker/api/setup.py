@@ -1,0 +1,285 @@
+"""What a script asks for, the agreement of all workers on it, and the parts of a worker that follow."""
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from operator import index
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+
+from evenstep.core.disagreement import Field, require_agreement
+from evenstep.core.errors import ConfigError, naming
+from evenstep.core.load.checked import load_policy
+from evenstep.core.load.limits import SizeLimits
+from evenstep.core.samples import Ledger
+from evenstep.core.shown import shown
+from evenstep.core.sync.checked import sync_policy
+from evenstep.core.values import UNLIMITED, IntArray, Problem
+from evenstep.core.version import VERSION
+from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
+from evenstep.launch.marks import leave_line, leave_mark
+from evenstep.schemes import DEFAULT, Scheme, parse_scheme, placed
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
+from evenstep.telemetry.events import Ended, Run
+from evenstep.telemetry.say import say
+from evenstep.worker.activity import Activity
+from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell
+from evenstep.worker.factors import FactorSampler
+from evenstep.worker.hold import Hold
+from evenstep.worker.meter import Meter
+from evenstep.worker.stopwatch import Stopwatch
+from evenstep.worker.summary import Summary
+from evenstep.worker.tracker import Tracker
+from evenstep.worker.worker import Worker
+
+_MASK: Final = 2**64 - 1
+
+_MUST_AGREE: Final = {
+    "version": Field(phrase="version {} of evenstep"),
+    "scheme": Field(phrase="the scheme {}"),
+    "length": Field(phrase="an epoch of {} samples"),
+    "global_batch_size": Field(phrase="a global_batch_size of {}"),
+    "workers": Field(phrase="workers={}"),
+    "drop_last": Field(phrase="drop_last={}"),
+    "shuffle": Field(phrase="shuffle={}"),
+    "seed": Field(phrase="a seed of {} for the order of samples"),
+    "weights": Field(phrase="weights of {}"),
+    "optimizer": Field(phrase="the optimizer {}"),
+}
+"""Of the records; those of a `Balancer` have no weights and no optimizer."""
+_NUMBERS: Final = ("rank", "workers", "length", "global_batch_size", "seed", "smallest_batch", "largest_batch")
+_SWITCHES: Final = ("drop_last", "shuffle")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """This worker's part: what it was asked for, what emulates slowness, and what the other workers are told."""
+
+    scheme: Scheme
+    hold: Hold | None
+    emulated: bool
+    record: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What is the same on all workers, and this worker's `own` part; `limits` as in `limits_of`."""
+
+    scheme: Scheme
+    problem: Problem
+    limits: IntArray
+    own: Own
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arguments that `Balancer` and `Client` share, as they were given, and the launcher's options beside them.
+
+    `check`: Raises a ConfigError for a scheme that the class cannot run, and for what else it was given. Returns what
+    else must agree on all workers, as JSON.
+    """
+
+    scheme: Scheme | str | None
+    rank: int
+    workers: int
+    length: int
+    global_batch_size: int
+    drop_last: bool
+    shuffle: bool
+    seed: int
+    smallest_batch: int
+    largest_batch: int | None
+    run_dir: str | os.PathLike[str] | None
+    launched: LaunchSettings
+    check: Callable[[Scheme], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        for name in (*_NUMBERS, *_SWITCHES):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+
+    @property
+    def worker(self) -> Worker:
+        """This process among the workers; other workers are waited for as the caller's functions do."""
+        require_whole("workers", self.workers, 1, UNLIMITED)
+        require_whole("rank", self.rank, 0, self.workers - 1)
+        leave_mark(self.launched, self.rank)
+        return Worker(rank=self.rank, count=self.workers, host=socket.gethostname(), timeout_seconds=float("inf"))
+
+    def agree(self, gather: Callable[[Mapping[str, Any]], list[dict[str, Any]]]) -> Agreed:
+        """Check what this worker was given, and that all were given the same; all workers must call it together.
+
+        Raises:
+            ConfigError: Something cannot work on this worker or on another, which is named.
+            DisagreementError: The workers were given different things.
+        """
+        own, records = tell(self._check, gather)
+        require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in own.record})
+        scheme = placed(own.scheme, [record["host"] for record in records])
+        limits = limits_of(scheme, records)
+        problem = problem_of(scheme, self.global_batch_size, limits, records)
+        # Refuse what cannot be shared out or grouped, on every worker alike.
+        load_policy(scheme.load, len(records)).allocate(problem)
+        sync_policy(scheme.sync, len(records))
+        return Agreed(scheme=scheme, problem=problem, limits=limits, own=own)
+
+    def _check(self) -> Own:
+        """Check everything that one worker can check alone."""
+        for name in ("length", "global_batch_size", "smallest_batch"):
+            require_whole(name, getattr(self, name), 1, UNLIMITED)
+        if self.largest_batch is not None:
+            require_whole("largest_batch", self.largest_batch, 1, UNLIMITED)
+        require_whole("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in _SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, not {shown(value)}")
+        scheme = self._scheme()
+        more = self.check(scheme)
+        self.ledger(0)
+        hold, emulated = hold_of(None, self.launched, rank=self.rank, workers=self.workers)
+        largest = min(
+            UNLIMITED if self.largest_batch is None else self.largest_batch,
+            UNLIMITED if hold is None else hold.largest_batch,
+        )
+        return Own(scheme=scheme, hold=hold, emulated=emulated, record={**self._record(scheme, largest), **more})
+
+    def _scheme(self) -> Scheme:
+        if isinstance(self.scheme, Scheme):
+            return self.scheme
+        if self.scheme is None and self.launched.scheme is not None:
+            with naming(VARIABLES["scheme"]):
+                return parse_scheme(self.launched.scheme)
+        return parse_scheme(DEFAULT if self.scheme is None else self.scheme)
+
+    def _record(self, scheme: Scheme, largest: int) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "scheme": scheme.name,
+            "workers": self.workers,
+            "length": self.length,
+            "global_batch_size": self.global_batch_size,
+            "drop_last": self.drop_last,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "host": socket.gethostname(),
+            "smallest_batch": self.smallest_batch,
+            "largest_batch": largest,
+            "largest_first": largest,
+        }
+
+    def order(self, epoch: int) -> IntArray:
+        """The dataset index at each position of the epoch, int64 of shape [length].
+
+        Only the raw stream of the generator is used, which is the same in every version of NumPy.
+        """
+        if not self.shuffle:
+            return np.arange(self.length, dtype=np.int64)
+        key = (self.seed & _MASK) | ((epoch & _MASK) << 64)
+        return np.argsort(np.random.Philox(key=key).random_raw(self.length), kind="stable").astype(np.int64)
+
+    def ledger(self, iteration: int) -> Ledger:
+        """The slices of an epoch from this iteration on."""
+        return Ledger(
+            length=self.length,
+            global_batch_size=self.global_batch_size,
+            drop_last=self.drop_last,
+            iteration=iteration,
+        )
+
+    # The parts of a worker.
+
+    def tracker(self, agreed: Agreed, worker: Worker, stopwatch: Stopwatch, activity: Activity) -> Tracker:
+        """What follows this worker's iterations; its first event is in the log."""
+        recorder, clock = self._recorder(), time.perf_counter
+        recorder.record(self._run(agreed, worker))
+        estimator, hold = agreed.scheme.load.estimator(), agreed.own.hold
+        return Tracker(
+            workers=worker,
+            policy=agreed.scheme.policy(worker.count),
+            problem=agreed.problem,
+            limits=SizeLimits(agreed.scheme.load, agreed.problem, agreed.limits),
+            meter=Meter(
+                stopwatch=stopwatch,
+                estimator=estimator,
+                sampler=FactorSampler(threads=1, clock=clock) if estimator.uses_factors and hold is None else None,
+            ),
+            recorder=recorder,
+            clock=clock,
+            hold=hold,
+            activity=activity,
+            summary=self._summary(agreed.scheme),
+        )
+
+    def _recorder(self) -> Recorder:
+        folder = self.launched.run_dir if self.run_dir is None else self.run_dir
+        if folder is None:
+            return Logged(Silent(), self.rank)
+        with naming("run_dir" if self.run_dir is not None else VARIABLES["run_dir"]):
+            return Logged(JsonlRecorder(Path(folder), self.rank, last=partial(_ended, self.rank)), self.rank)
+
+    def _summary(self, scheme: Scheme) -> Summary | None:
+        """What says at the end how the run went: on worker 0, or on servers the first of them."""
+        if self.rank or self.workers == 1 or scheme.served is not None:
+            return None
+        marks = self.launched.marks
+        return Summary(
+            workers=self.workers,
+            global_batch_size=self.global_batch_size,
+            scheme=scheme.name,
+            say=say if marks is None else partial(leave_line, marks),
+        )
+
+    def _run(self, agreed: Agreed, worker: Worker) -> Run:
+        problem = agreed.problem
+        return Run(
+            worker=worker.rank,
+            schema=SCHEMA,
+            at=time.perf_counter(),
+            unix_seconds=time.time(),
+            workers=worker.count,
+            scheme=agreed.scheme.name,
+            engine="collective" if agreed.scheme.served is None else "server",
+            global_batch_size=problem.global_batch_size,
+            iterations_per_epoch=self.ledger(0).iterations,
+            minimum=problem.minimum.tolist(),
+            maximum=problem.maximum.tolist(),
+            multiple=problem.multiple,
+            seed=self.seed,
+            emulated=agreed.own.emulated,
+            version=VERSION,
+            python=platform.python_version(),
+            host=worker.host,
+            device=f"{worker.host}, worker {worker.rank}",
+        )
+
+
+def _ended(rank: int) -> Ended:
+    return Ended(worker=rank, at=time.perf_counter())
+
+
+def _plain(value: object) -> object:
+    """A whole number or a truth value of any kind, such as NumPy's, as Python's; other values as they are."""
+    try:
+        return bool(value) if isinstance(value, bool | np.bool_) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return value
+
+
+def require_whole(name: str, value: object, least: int, most: int) -> int:
+    """The argument of this name as an int.
+
+    Raises:
+        ConfigError: It is not a whole number in this range.
+    """
+    number = _plain(value)
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {shown(value)}")
+    return number

@@ -1,0 +1,361 @@
+"""One worker's exchanges with the servers: claims and weights of a pass, pushes and their answers."""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
+
+import numpy as np
+
+from evenstep.core.errors import EvenstepError
+from evenstep.core.samples.claims import Claim
+from evenstep.protocol import messages
+from evenstep.protocol.optimizer import Options
+from evenstep.worker.iteration import Iteration, PushOutcome
+from evenstep.worker.servers.claimed import ClaimedShares
+from evenstep.worker.servers.link import ExpiredError, Link
+from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from evenstep.core.values import IntArray
+
+
+_NOT_STEPPED_ON: Final = (
+    "the last batches of an epoch were fetched ahead and not stepped on: the other workers have waited for this one,"
+    " and its weights lacked their last commits when its loop ended. Step on every batch that is fetched ahead, or"
+    " fetch each batch after the step on the one before"
+)
+
+_Result = TypeVar("_Result")
+
+
+class Parameters(Protocol):
+    """A framework's parameters, and the messages in which the servers' weights come."""
+
+    def view(self) -> None:
+        """Use the link's messages, which are others in each new place; called before weights arrive."""
+
+    def put_weights(self) -> None:
+        """Put the weights into the messages of gradients, to start a run from them."""
+
+    def take_weights(self) -> None:
+        """Put the weights that have arrived into the parameters."""
+
+
+class OptimizerSide(Protocol):
+    """What a worker knows of the optimizer, which the servers run."""
+
+    def options(self) -> tuple[Options, ...]:
+        """The present options of each param group."""
+
+    def hand_over(self) -> None:
+        """Send the optimizer's state that this worker has, if any, to the servers."""
+
+    def clear(self) -> None:
+        """The servers have the state: it is not needed here."""
+
+
+@final
+@dataclass(slots=True, eq=False, kw_only=True)
+class Batch:
+    """A batch of this claim. It is forfeited if the worker has another incarnation when it is pushed."""
+
+    claim: int
+    incarnation: int
+    version: int
+    """Of the weights that it is computed on; overlapping exchanges bring newer ones before the push."""
+    of: Any = None
+    """What the caller has handed out."""
+
+
+@final
+class ServedExchange:
+    """This worker's part in one loop over the loader, a *pass*: claims and weights come, pushes go.
+
+    If the servers give this worker up for dead, the link takes a new place for it and raises an ExpiredError. The
+    worker then drops its claims, which belong to others, and continues with the present weights.
+
+    Args:
+        ahead: How many claims to have beside those that were handed out, for data workers to fetch.
+        rejoins: Whether this worker may leave a pass and enter it again alone, since no barrier waits for all.
+        before_weights: Called at the beginning of a pass, before its first weights arrive.
+        restarted: Called when this worker has a new place: gradients that were not pushed are forfeited.
+        keeps: Whether the script may still compute batches when nothing is left to hand out.
+        computes: Whether the script is between the forward pass and the backward of a batch, on the same weights.
+
+    Attributes:
+        over: Whether this worker takes part in no pass.
+        ended: Whether the loop has ended while batches were held, so that their pushes are the last of the pass.
+        version: The version of the weights in the parameters.
+        shares: The claims of this worker.
+        held: The batches that were handed out and not pushed, oldest first.
+    """
+
+    shares: ClaimedShares
+
+    def __init__(
+        self,
+        link: Link,
+        balancer: Tracker,
+        parameters: Parameters,
+        state: OptimizerSide,
+        *,
+        ahead: int,
+        rejoins: bool = False,
+        before_weights: Callable[[], None] = lambda: None,
+        restarted: Callable[[], None] = lambda: None,
+        keeps: Callable[[], bool] = lambda: False,
+        computes: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.over = True
+        self.ended = False
+        self.version = -1
+        self.held: list[Batch] = []
+        self._link = link
+        self._balancer = balancer
+        self._parameters = parameters
+        self._state = state
+        self._least_ahead = self._ahead = ahead
+        self._rejoins = rejoins
+        self._before_weights = before_weights
+        self._restarted = restarted
+        self._keeps = keeps
+        self._computes = computes
+        self._arrived: int | None = None
+        """The version of weights that have arrived and are not in the parameters yet."""
+        self._number = -1
+        self._epoch = -1
+        self._pushes = 0
+        self._peeked = False
+        """Whether this worker left the last pass before its end, and had pushed nothing."""
+        self._sizes: IntArray = np.zeros(0, dtype=np.int64)
+        self._sent_options: tuple[int, tuple[Options, ...]] | None = None
+        """The incarnation that sent options last, and the options."""
+        self._pushed: Iteration | None = None
+        """The iteration whose push is under way or was answered last."""
+        self._row: list[int] = []
+        self._answer: messages.Work | None = None
+        """The answer to the push, until it is recorded."""
+
+    def start(self, epoch: int) -> ClaimedShares:
+        """Take part in the next pass. Batches of the last one that were not pushed are done with.
+
+        Where workers may rejoin, a pass that was only looked at is taken part in again.
+        """
+        again = self._rejoins and epoch == self._epoch and (self._peeked or (self.ended and not self._pushes))
+        if self.ended and not again:
+            self.warn_of_held()
+            self.end()
+        self.held.clear()
+        self.ended = False
+        self._number += not again
+        self._epoch = epoch
+        self._pushes, self._peeked = 0, False
+        self.shares = ClaimedShares(self._more, self._balancer.smallest_batch)
+        self._begin()
+        return self.shares
+
+    def _more(self) -> bool:
+        """Have a claim to hand out; False if there is none, because the pass or this worker's part of it is over.
+
+        A worker that holds a batch asks for one more claim. It cannot wait for one, since others may wait for it.
+        """
+        if self._needs_claims():
+            self._settle(late=self._computes())  # The answer to the push may bring claims.
+        if self.held and self._needs_claims():
+            self._ahead = len(self.held) + self._least_ahead
+            self._ask(messages.More(ahead=self._ahead))
+        if self.held and self.shares.empty and self._keeps():
+            self.ended = True
+            return False
+        while self.shares.empty and not self.over:
+            self._rest()
+        return not self.shares.empty
+
+    def _needs_claims(self) -> bool:
+        return self.shares.empty or len(self.held) + self._least_ahead > self._ahead
+
+    def end(self) -> None:
+        """After the loop, wait for the end of the pass. What was not pushed is done with."""
+        self.settle()  # The answer to the push may end the pass.
+        while not self.over:
+            self._rest(ended=True)
+
+    def warn_of_held(self) -> None:
+        """Warn if the loop has ended and batches that it left are now given up; not if it only looked at batches."""
+        if self.ended and self.held and self._pushes:
+            warnings.warn(_NOT_STEPPED_ON, stacklevel=2)
+
+    def _rest(self, *, ended: bool = False) -> None:
+        done = self.held[-1].claim if self.held else None
+        self.held.clear()
+        self.shares.drop()
+        self._ask(messages.Rest(done=done, ended=ended))
+        self.use_weights()
+
+    def _ask(self, body: messages.More | messages.Rest) -> None:
+        try:
+            self._take(self._link.ask(body))
+        except ExpiredError:
+            self._restart()
+
+    def hand_out(self, claim: int, of: object = None) -> Batch:
+        """The batch of this claim is handed out."""
+        batch = Batch(claim=claim, incarnation=self._link.incarnation, version=self.version, of=of)
+        self.held.append(batch)
+        return batch
+
+    def forfeited(self, batch: Batch | None) -> bool:
+        """Whether the samples of a batch in hand belong to other workers by now."""
+        return batch is not None and batch.incarnation != self._link.incarnation
+
+    def leave(self) -> None:
+        """Give back what this worker has claimed and not computed, if the pass is not over."""
+        self.held.clear()
+        if self.over or self._balancer.closed:
+            return
+        failure = sys.exc_info()[1]
+        self._peeked = not self._pushes
+        try:
+            self.settle()
+            if not self.over:
+                self.persist(self._stop)
+        except EvenstepError:
+            # The error that ended the loop says more than its consequences here.
+            if failure is None or isinstance(failure, GeneratorExit):
+                raise
+        finally:
+            self.over = True
+
+    def persist(self, attempt: Callable[[], _Result]) -> _Result:
+        """Repeat the attempt in a new place if this worker was given up for dead."""
+        while True:
+            try:
+                return attempt()
+            except ExpiredError:
+                if not self.over:
+                    self._restart()
+
+    def settle(self) -> None:
+        """Take in the answer to the push under way, if any, and its weights."""
+        self._settle()
+        self.use_weights()
+
+    def _settle(self, *, late: bool = False) -> None:
+        try:
+            self._finish(late=late)
+        except ExpiredError:
+            self._restart()
+
+    def use_weights(self) -> None:
+        """Put weights that have arrived into the parameters."""
+        if self._arrived is not None:
+            self.version, self._arrived = self._arrived, None
+            self._parameters.take_weights()
+
+    def _restart(self) -> None:
+        """This worker has a new place: take part in the pass from there, unless its loop has ended."""
+        self.held.clear()
+        self._arrived = None
+        self._restarted()
+        self.over = self.ended
+        if not self.ended:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Ask for the first claims, in a new place too; a pass that the others have finished is over at once."""
+        self.shares.drop()
+        self._ahead = self._least_ahead
+        while True:
+            # Before weights arrive: in a new place the parameters move into other memory, with their present values.
+            self._parameters.view()
+            self._before_weights()
+            with suppress(ExpiredError):
+                answer = self._link.ask(messages.Begin(number=self._number, epoch=self._epoch, ahead=self._ahead))
+                if not isinstance(answer.body, messages.SendWeights):
+                    self._take(answer)
+                    return
+                # The run starts from this worker's weights.
+                self._parameters.put_weights()
+                self._state.hand_over()  # Before the weights, which let all other workers begin.
+                self._link.ask(messages.Initialise(), gradients=True)
+                self._state.clear()
+
+    def _take(self, answer: messages.Answer, *, late: bool = False) -> None:
+        """Take in the sizes and claims of an answer, and its weights, unless they have to come later."""
+        work = answer.body
+        assert isinstance(work, messages.Work)
+        if answer.weights:
+            self._arrived = answer.version
+            if not late:
+                self.use_weights()
+        self.over = work.over
+        if work.sizes is not None:  # Sent only if they have changed.
+            self._sizes = np.array(work.sizes, dtype=np.int64)
+            self._balancer.follow(self._sizes)
+        self.shares.plan(self._sizes)
+        self.shares.add(tuple(Claim(number=number, ranges=ranges) for number, ranges in work.claims))
+
+    def _stop(self) -> None:
+        """Leave the pass: open claims go back to the other workers, and this one gets the present weights."""
+        answer = self._link.ask(messages.Stop())
+        if answer.weights:
+            self._arrived = answer.version
+            self.use_weights()
+
+    def push(self, now: Iteration, batch: Batch, *, samples: int, units: int, norm: float) -> None:
+        """Push what was computed on batches up to this one, of a gradient of that norm; 0 samples push no gradient."""
+        del self.held[: self.held.index(batch) + 1]
+        try:
+            self._push(now, batch, samples=samples, units=units, norm=norm)
+        except ExpiredError:
+            self._restart()
+
+    def _push(self, now: Iteration, batch: Batch, *, samples: int, units: int, norm: float) -> None:
+        self._pushed, self._row = now, self._balancer.meter.row(now)
+        self._pushes += 1
+        options = self._state.options()
+        changed = self._sent_options != (self._link.incarnation, options)
+        self._sent_options = self._link.incarnation, options
+        push = messages.Push(
+            claim=batch.claim,
+            weights=batch.version,
+            samples=samples,
+            units=units,
+            row=tuple(self._row),
+            norm=norm,
+            options=options if changed else None,
+        )
+        began = time.perf_counter()
+        self._link.send(push, gradients=samples > 0)
+        now.synchronised_seconds = time.perf_counter() - began
+
+    def _finish(self, *, late: bool = False) -> None:
+        if not self._link.asking:
+            return
+        began = time.perf_counter()
+        answer = self._link.collect()
+        self._answer = answer.body if isinstance(answer.body, messages.Work) else None
+        if self._pushed is not None:
+            self._pushed.synchronised_seconds += time.perf_counter() - began
+        self.record()  # With overlapping exchanges the next push follows at once.
+        self._take(answer, late=late)
+
+    def record(self) -> None:
+        """Record the pushed iteration once it is answered and the script has asked for the next batch."""
+        if self._pushed is None or self._pushed.ended is None or self._answer is None:
+            return
+        told = self._answer
+        outcome = PushOutcome(
+            held_seconds=told.held,
+            staleness=told.staleness,
+            behind=told.behind,
+            share=told.share,
+            lead=told.lead,
+            bound=told.bound,
+        )
+        self._balancer.record_served(self._pushed, self._row, outcome)
+        self._answer = None

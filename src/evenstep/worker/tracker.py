@@ -1,0 +1,311 @@
+"""One worker's side of the question *how much*: follows its iterations, and plans the next sizes from all reports.
+
+It does not communicate. An engine sends this worker's row to the others and brings back the rows of all workers.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast, final
+
+import numpy as np
+
+from evenstep.core.activity import Doing
+from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.limits import SizeLimits
+from evenstep.core.samples import Ledger, MicroBatch, Share
+from evenstep.core.values import Basis, IntArray, Problem, Reports, State
+from evenstep.telemetry import Recorder
+from evenstep.telemetry.events import CheckpointDone, Disturbed, Noted, Planned
+from evenstep.worker.activity import Activity
+from evenstep.worker.hold import Hold
+from evenstep.worker.iteration import Iteration, PushOutcome
+from evenstep.worker.meter import Meter
+from evenstep.worker.planned import PlannedShares
+from evenstep.worker.summary import Summary
+from evenstep.worker.worker import Worker
+
+
+@final
+@dataclass(kw_only=True, eq=False)
+class Tracker:
+    """Follows a worker's iterations through a training run and plans the batch sizes of all workers.
+
+    Attributes:
+        problem: What the sizes must satisfy now.
+        stopwatch: The meter's, which runs while this worker computes.
+        hold: Emulates slowness; None for a real device.
+        activity: What the main thread does, for this worker's pulse.
+        recording: Whether the recorder keeps the events of iterations, which need not be made otherwise.
+        summary: Sums up the run on worker 0; None on other workers.
+        iteration: The current iteration, or the last one; None before the first.
+        closed: Whether the run is over.
+        skipped: The number of pushes left out because they held a NaN or an infinity (on servers only).
+    """
+
+    workers: Worker
+    policy: LoadPolicy
+    problem: Problem
+    limits: SizeLimits
+    meter: Meter
+    recorder: Recorder
+    clock: Callable[[], float]
+    hold: Hold | None = None
+    activity: Activity = field(default_factory=Activity)
+    recording: bool = True
+    summary: Summary | None = None
+    iteration: Iteration | None = field(init=False, default=None)
+    closed: bool = field(init=False, default=False)
+    skipped: int = field(init=False, default=0)
+    _before: Iteration | None = field(init=False, default=None)
+    _entered: float | None = field(init=False, default=None)
+    _sizes: IntArray | None = field(init=False, default=None)
+    _basis: Basis = field(init=False, default="speed")
+    _number: int = field(init=False, default=0)
+    _warned: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.stopwatch = self.meter.stopwatch
+
+    def planned_sizes(self) -> IntArray:
+        """The sizes of all workers as last planned, in samples, shape [workers]."""
+        if self._sizes is None:
+            return self._next_sizes(self.problem.epoch, self.problem.global_batch_size)
+        return self._sizes
+
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> PlannedShares:
+        """This worker's part of each slice of the epoch, as the policy plans it."""
+        sizes = partial(self._next_sizes, epoch, ledger.global_batch_size)
+        return PlannedShares(ledger, sizes, worker=self.workers.rank, depth=depth, minimum=self.smallest_batch)
+
+    def _next_sizes(self, epoch: int, global_batch_size: int) -> IntArray:
+        """Plan the sizes of the next iteration; every worker computes the same."""
+        if self.problem.global_batch_size != global_batch_size:
+            # The loop is over another loader than the last one.
+            self.problem = self.limits.stretched(replace(self.problem, global_batch_size=global_batch_size))
+        if self.problem.epoch != epoch:
+            self.problem = replace(self.problem, epoch=epoch)
+        allocation = self.policy.allocate(self.problem)
+        self.follow(allocation.sizes, allocation.basis)
+        return allocation.sizes
+
+    def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
+        """Use these sizes from the next iteration on; called from outside if servers decide them."""
+        if sizes is self._sizes and basis == self._basis:
+            return
+        if self._sizes is None or basis != self._basis or not np.array_equal(sizes, self._sizes):
+            self.recorder.record(
+                Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
+            )
+            self._sizes, self._basis = sizes, basis
+
+    @property
+    def smallest_batch(self) -> int:
+        """The smallest batch of this worker, in samples."""
+        return int(self.problem.minimum[self.workers.rank])
+
+    def set_global_batch_size(self, global_batch_size: int) -> None:
+        """Use another global batch size from now on.
+
+        Raises:
+            ConfigError: These workers cannot share it.
+        """
+        problem = self.limits.stretched(replace(self.problem, global_batch_size=global_batch_size))
+        self.policy.allocate(problem)
+        self.problem = problem
+
+    def enter_loader(self, *, ended: bool = True) -> None:
+        """The script asks for the next batch: compute pauses, or has `ended`."""
+        self.stopwatch.pause()
+        self.activity.mark(Doing.FETCHING, self._number)
+        self._entered = self.clock()
+        if ended and self.iteration is not None and self.iteration.ended is None:
+            self.iteration.ended = self._entered
+
+    def fetched_ahead(self, *, ended: bool) -> None:
+        """A batch was fetched that is computed later: the present one goes on, unless it has `ended`."""
+        if not ended:
+            self._entered = None
+            self.stopwatch.run()
+        self._mark(Doing.COMPUTING)
+
+    def begin(self, share: Share, piece: MicroBatch, epoch: int, loader: int = 0) -> Iteration:
+        """A batch is handed out, of that loader: its compute starts now.
+
+        If the iteration before has not synchronised, the new one continues it.
+        """
+        now = self.clock()
+        entered = now if self._entered is None else self._entered
+        before = self._before = self.iteration
+        continues = before is not None and before.paused is None
+        if not continues:
+            self.meter.begin()
+            if self.hold is not None:
+                self.hold.begin_iteration()
+        if piece.first:
+            self._number += 1
+        self.activity.mark(Doing.COMPUTING, self._number - 1)
+        self.iteration = Iteration(
+            number=self._number - 1,
+            epoch=epoch,
+            loader=loader,
+            share=share,
+            piece=piece,
+            batch_sizes=[len(piece.positions)],
+            samples=piece.samples,
+            passes=int(piece.first),
+            entered=entered,
+            input_seconds=now - entered,
+            script_seconds=0.0 if before is None else before.script_seconds_after(),
+            basis=self._basis,
+        )
+        if continues and before is not None:
+            self.iteration.continue_from(before)
+        if self.hold is not None:
+            slowness = self.hold.news.of(self._number - 1) if piece.first else None
+            if slowness is not None:
+                self.recorder.record(
+                    Disturbed(
+                        worker=self.workers.rank,
+                        iteration=self._number - 1,
+                        at=now,
+                        factor=slowness.factor,
+                        extra_seconds=slowness.extra_seconds,
+                    )
+                )
+            self.hold.require_memory(len(piece.positions))
+        self.stopwatch.run()
+        return self.iteration
+
+    def take_back(self) -> None:
+        """The batch that began last is not computed: the iteration before it goes on."""
+        if self.iteration is not None and self.iteration.piece.first:
+            self._number -= 1
+        self.iteration = self._before
+
+    def compute_ends(self) -> None:
+        """This worker's gradient is complete: stop the stopwatch, after an emulated device has held the worker."""
+        now = self.iteration
+        if now is None:
+            return
+        self.stopwatch.pause()
+        if self.hold is not None:
+            elapsed = self.stopwatch.read()
+            self.stopwatch.run()
+            self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
+            self.stopwatch.pause()
+        self.activity.mark(Doing.WAITING, now.number)
+        now.paused = self.clock()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """While this is open, the worker waits for the others in the current iteration."""
+        return self.activity.waiting(-1 if self.iteration is None else self.iteration.number)
+
+    def waiting_ends(self) -> None:
+        """The summed gradient of the current iteration is here; the script continues."""
+        self._mark(Doing.COMPUTING)
+
+    def steps(self) -> None:
+        """The optimizer steps on the current iteration."""
+        self._mark(Doing.STEPPED)
+
+    def _mark(self, doing: Doing) -> None:
+        if self.iteration is not None:
+            self.activity.mark(doing, self.iteration.number)
+
+    def leave_loop(self) -> None:
+        """The script has left its loop after the current iteration."""
+        self.activity.mark(Doing.LEFT, self._number - 1)
+
+    def learn(self, reports: Reports, outside: IntArray) -> None:
+        """Take in the reports of all workers on the finished iteration, and plan the next sizes from them.
+
+        `outside` holds `Iteration.outside` of each worker, in microseconds, shape [workers, 2].
+        """
+        self.policy.observe(reports)
+        if self.limits.report_all(reports.largest_size):
+            self.problem = self.limits.stretched(self.problem)
+            self._warn_of_too_little_room()
+        if self.iteration is not None and self.iteration.paused is not None:
+            ended = self.clock() if self._entered is None else self._entered
+            if self.recording:
+                self.recorder.record(self.iteration.event(reports, self.workers.rank, ended))
+            if self.summary is not None:
+                self.summary.take(self.iteration, reports, outside, ended)
+
+    def _warn_of_too_little_room(self) -> None:
+        """Warn once: without servers, the workers compute the global batch whatever their memory is known to hold."""
+        room, batch = self.limits.room(range(self.workers.count)), self.problem.global_batch_size
+        if room < batch and not self._warned and self.workers.rank == 0:
+            self._warned = True
+            warnings.warn(
+                f"the workers' memory is known to hold {room} samples together, fewer than the global batch of {batch},"
+                " so larger batches than that are tried: if a worker runs out of memory, lower the global batch size",
+                stacklevel=2,
+            )
+
+    def record_served(self, done: Iteration, row: list[int], outcome: PushOutcome) -> None:
+        """Record a finished iteration, with what the servers reported of its push."""
+        self.recorder.record(done.served_event(self.workers.rank, row, outcome))
+
+    def note(self, values: Mapping[str, float]) -> None:
+        """Record values that the script gave in or after the current iteration."""
+        now = self.iteration
+        self.recorder.record(
+            Noted(
+                worker=self.workers.rank,
+                iteration=-1 if now is None else now.number,
+                at=self.clock(),
+                samples=1 if now is None else now.samples,
+                # JSON has no NaN and no infinity.
+                values={name: value if math.isfinite(value) else None for name, value in values.items()},
+            )
+        )
+
+    def record_checkpoint(self, name: str, *, restored: bool) -> None:
+        """Record, on worker 0, that all workers have saved or restored a checkpoint."""
+        if self.workers.rank == 0:
+            number = -1 if self.iteration is None else self.iteration.number
+            self.recorder.record(
+                CheckpointDone(worker=0, iteration=number, at=self.clock(), name=name, restored=restored)
+            )
+
+    @property
+    def largest_run(self) -> int:
+        """The largest batch that this worker has computed, in samples; 0 if its memory is not watched."""
+        return 0 if self.meter.memory is None else self.meter.memory.largest_run
+
+    @property
+    def overruns(self) -> int:
+        """The number of iterations whose real work took longer than the emulated time."""
+        return 0 if self.hold is None else self.hold.overruns
+
+    def state_dict(self) -> State:
+        """What the sizes are decided from. One worker's state serves all, except for its estimator's."""
+        return {
+            "workers": self.workers.count,
+            "worker": self.workers.rank,
+            "epoch": self.problem.epoch,
+            "maximum": self.limits.state_dict()["largest"],
+            "policy": self.policy.state_dict(),
+            "estimator": self.meter.estimator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a checkpoint; with another number of workers, speeds are learned again."""
+        if state["workers"] != self.workers.count:
+            return
+        # Until new measurements arrive, the sizes rest on the saved speeds and limits.
+        self.limits.load_state_dict({"largest": state["maximum"]})
+        self.problem = self.limits.stretched(replace(self.problem, epoch=cast("int", state["epoch"])))
+        self.policy.load_state_dict(cast("State", state["policy"]))
+        if state["worker"] == self.workers.rank:
+            self.meter.estimator.load_state_dict(cast("State", state["estimator"]))
+
+    def close(self) -> None:
+        """End the recording."""
+        self.closed = True
+        self.recorder.close()

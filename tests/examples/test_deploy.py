@@ -1,0 +1,134 @@
+"""The files of deploy/: their form, and the command lines in them, run on two hosts laid out as network namespaces."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from support import training
+from support.hosts import enter, two_hosts
+from support.started import Started, ended, torchrun
+from support.training import Run
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SCRIPT = Path(training.__file__).with_name("two_hosts.py")
+
+# In place of a cluster's commands: the first says which hosts a job has; the others write down how they were called.
+SCONTROL = "#!/bin/sh\necho $HOST_0; echo $HOST_1\n"
+SRUN = '#!/bin/sh\ncase "$1" in --*) shift;; esac\nexec "$@"\n'
+CALLED = f"""#!{sys.executable}
+import json, os, sys
+print(json.dumps([sys.argv[1:], {{k: v for k, v in os.environ.items() if k.startswith(("EVENSTEP_", "PET_"))}}]))
+"""
+
+
+def called(shell, tmp_path, **environment):
+    """What a shell script calls torchrun or ray with: its arguments, and the variables that concern it."""
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN, "torchrun": CALLED, "ray": CALLED}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {"PATH": path, **{name: str(value) for name, value in environment.items()}}
+    done = subprocess.run(["bash", "-c", shell], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+def slurm(node, hosts, tmp_path):
+    job = {"SLURM_JOB_ID": 17, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": 2, "SLURM_NODEID": node}
+    return called((DEPLOY / "slurm.sbatch").read_text(encoding="utf-8"), tmp_path, **hosts, **job)
+
+
+def skypilot(node, hosts, tmp_path):
+    task = yaml.safe_load((DEPLOY / "skypilot.yaml").read_text(encoding="utf-8"))
+    given = {"NODE_IPS": "\n".join(hosts.values()), "NUM_NODES": 2, "NODE_RANK": node, "NUM_GPUS_PER_NODE": 0}
+    assert task["num_nodes"] == 2
+    return called(task["run"], tmp_path, **task["envs"], **{f"SKYPILOT_{name}": given[name] for name in given})
+
+
+def kubeflow(node, hosts, tmp_path):
+    trainer = yaml.safe_load((DEPLOY / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]["trainer"]
+    runtime = {
+        "PET_NNODES": trainer["numNodes"],
+        "PET_NPROC_PER_NODE": trainer["numProcPerNode"],
+        "PET_NODE_RANK": node,
+        "PET_MASTER_ADDR": hosts["HOST_0"],
+        "PET_MASTER_PORT": 29400,
+    }
+    given = {each["name"]: each["value"] for each in trainer["env"] if "value" in each}
+    return called(" ".join(trainer["command"]), tmp_path, **runtime, **given)
+
+
+def compose(node, hosts, tmp_path):
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    given = {name: _filled(value) for name, value in services[f"worker-{node}"]["environment"].items()}
+    # A name that the network of the containers knows.
+    assert given["PET_MASTER_ADDR"] == "worker-0"
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^CMD (.*)$", image, re.MULTILINE)
+    return called(" ".join(json.loads(command)), tmp_path, **{**given, "PET_MASTER_ADDR": hosts["HOST_0"]})
+
+
+def _filled(value):
+    """With the defaults of Compose's variables."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+
+
+@pytest.fixture
+def hosts():
+    with two_hosts() as made:
+        yield made
+
+
+def torchrun_on(host, folder, *words):
+    enter(host)
+    os.chdir(folder)
+    torchrun(*words)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.netns
+@pytest.mark.parametrize("system", [slurm, skypilot, kubeflow, compose])
+def test_its_command_line_trains_on_two_hosts_as_one_process_does(system, hosts, tmp_path):
+    run = f"sys.argv[1:] = [{str(tmp_path)!r}]\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    (tmp_path / "train.py").write_text(f"import runpy, sys\n{run}", encoding="utf-8")
+    addresses = {f"HOST_{number}": address for number, (_, _, address) in enumerate(hosts)}
+    agents = []
+    for node, host in enumerate(hosts):
+        words, environment = system(node, addresses, tmp_path)
+        assert environment["EVENSTEP_RUN_DIR"]
+        environment |= {
+            "EVENSTEP_RUN_DIR": str(tmp_path / "runs"),
+            "GLOO_SOCKET_IFNAME": host[1],
+            "OMP_NUM_THREADS": "1",
+        }
+        agents.append(Started(torchrun_on, host, tmp_path, *words, environment=environment))
+    codes, said = ended(agents)
+    assert codes == [0, 0], said
+    values = [json.loads((tmp_path / f"worker-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    expected = training.train_alone(Run(samples=82, epochs=2), 10)
+    for value in values:
+        np.testing.assert_allclose(value["weights"], expected, rtol=0, atol=1e-10)
+    assert any((tmp_path / "runs").rglob("*.jsonl"))
+
+
+def test_a_ray_job_has_the_scheme_in_its_environment(tmp_path):
+    words, _ = called((DEPLOY / "ray.sh").read_text(encoding="utf-8"), tmp_path, EVENSTEP_SCHEME="ssp:bound=3")
+    options = dict(zip(words[2::2], words[3::2], strict=False))
+    assert words[:2] == ["job", "submit"]
+    assert json.loads(options["--runtime-env-json"])["env_vars"] == {"EVENSTEP_SCHEME": "ssp:bound=3"}
+    assert words[-3:] == ["--", "python", "train.py"]
+
+
+def test_a_train_job_names_what_kubeflow_knows():
+    job = yaml.safe_load((DEPLOY / "kubeflow.yaml").read_text(encoding="utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert job["spec"].keys() == {"runtimeRef", "trainer"}
+    assert job["spec"]["trainer"].keys() <= {
+        "image", "command", "args", "env", "numNodes", "numProcPerNode", "resourcesPerNode",
+    }  # fmt: skip

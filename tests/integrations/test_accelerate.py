@@ -1,0 +1,88 @@
+"""Scripts for Hugging Face Accelerate do the mathematics of one process, whatever the sizes of the workers are."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'evenstep[accelerate]'")
+
+from support import accelerate_habits as habits
+from support.processes import results, run_workers
+from support.training import Run
+
+from evenstep.schemes import Scheme
+from evenstep.testing.scripted import Scripted
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("accelerate")]
+
+# 3 workers x 5 = 15 a slice: 5 whole slices, and a last one of 2 that leaves a worker with nothing.
+RUN = Run(samples=77, epochs=2)
+DIVISIBLE = Run(samples=75, epochs=2)
+UNEVEN = "sizes that always change"
+SCHEMES = {"bsp": {"scheme": "bsp"}, UNEVEN: {"scheme": Scheme(name="scripted", load=Scripted(seed=11))}}
+
+
+def every():
+    """What every habit came to in one start of the workers: with uneven batches, with equal ones, and plainly."""
+    exact = [*habits.EXACT, *habits.RESUMED, *habits.ROUNDED]
+    return {
+        "found": habits.together([*exact, *habits.MISTAKES], RUN, SCHEMES),
+        "as plain": habits.together(habits.AS_PLAIN, DIVISIBLE, {"plain": None, UNEVEN: SCHEMES[UNEVEN]}),
+    }
+
+
+@pytest.fixture(scope="module")
+def came_to():
+    return results(run_workers(every, habits.WORKERS))
+
+
+@cache
+def alone(habit):
+    return habits.alone(habit, RUN)
+
+
+def of_habit(came_to, scheme, habit):
+    values = [each["found"][scheme, habit.__name__] for each in came_to]
+    assert not [value for value in values if isinstance(value, str)]
+    return values
+
+
+@pytest.mark.parametrize("habit", habits.EXACT, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_habit_is_the_mathematics_of_one_process(came_to, scheme, habit):
+    for value in of_habit(came_to, scheme, habit):
+        np.testing.assert_allclose(value, alone(habit), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("habit", habits.RESUMED, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_resumed_run_is_one_that_was_never_interrupted(came_to, scheme, habit):
+    for value in of_habit(came_to, scheme, habit):
+        np.testing.assert_allclose(value, alone(habits.not_resumed), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("habit", "tolerance"), habits.ROUNDED.items(), ids=lambda part: getattr(part, "__name__", ""))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_habit_that_rounds_is_one_process_within_that(came_to, scheme, habit, tolerance):
+    values = of_habit(came_to, scheme, habit)
+    assert values[1:] == values[:1] * 2
+    np.testing.assert_allclose(values[0], alone(habit), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("habit", habits.AS_PLAIN, ids=lambda habit: habit.__name__)
+def test_the_weights_are_those_of_plain_accelerate(came_to, habit):
+    for each in came_to:
+        plain, even = (each["as plain"][scheme, habit.__name__] for scheme in ("plain", UNEVEN))
+        np.testing.assert_allclose(even, plain, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("mistake", "sentence"), habits.MISTAKES.items(), ids=lambda part: getattr(part, "__name__", "")
+)
+def test_a_mistake_is_named_on_every_worker(came_to, scheme, mistake, sentence):
+    for each in came_to:
+        said = each["found"][scheme, mistake.__name__]
+        assert said.startswith("ConfigError: ")
+        assert habits.MISTAKES[mistake] in said

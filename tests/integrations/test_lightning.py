@@ -1,0 +1,117 @@
+"""Scripts for Lightning: each habit is the mathematics of one process of plain Lightning."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from support.processes import results, run_workers
+
+pytest.importorskip("lightning", reason="needs Lightning: pip install 'evenstep[lightning]'")
+
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.pytorch.strategies import StrategyRegistry
+from support import lightning_checkpoints as checkpoints
+from support import lightning_habits as habits
+
+from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("lightning")]
+
+COMPARED = [*habits.EXACT, *habits.ROUNDED, checkpoints.whole]
+BATCHES = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("lightning"))
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """What everything came to on each worker, from one start of the workers."""
+    every = [*COMPARED, *checkpoints.MISTAKES, checkpoints.save, checkpoints.save_with_fabric, checkpoints.run_the_page]
+    return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """What every habit came to in one process."""
+    return results(run_workers(habits.come_to, 1, habits.Alone, COMPARED, folder))[0]
+
+
+@pytest.fixture(scope="module")
+def resumed(folder, found):
+    """What two workers came to from the checkpoints of three."""
+    assert found[0]["save"] == found[0]["save_with_fabric"] == {}
+    return results(run_workers(habits.come_to, 2, habits.Together, checkpoints.RESUMES, folder))
+
+
+@pytest.mark.parametrize("habit", [*habits.EXACT, checkpoints.whole], ids=lambda habit: habit.__name__)
+def test_a_habit_is_the_mathematics_of_one_process(found, expected, habit):
+    require_alike(found, expected, habit, 1e-10)
+
+
+@pytest.mark.parametrize(("habit", "tolerance"), habits.ROUNDED.items(), ids=lambda part: getattr(part, "__name__", ""))
+def test_a_habit_that_rounds_is_one_process_within_that(found, expected, habit, tolerance):
+    require_alike(found, expected, habit, tolerance)
+
+
+def require_alike(found, expected, habit, tolerance):
+    name = habit.__name__
+    for value in found:
+        assert not isinstance(value[name], str), value[name]
+        for part in expected[name].keys() - {"seen"}:
+            np.testing.assert_allclose(value[name][part], expected[name][part], rtol=0, atol=tolerance, err_msg=part)
+
+
+@pytest.mark.parametrize("habit", ["automatic", "with_fabric"])
+def test_each_sample_is_trained_on_once_an_epoch_in_batches_of_changing_sizes(found, expected, habit):
+    seen = [value[habit]["seen"] for value in found]
+    slices = expected[habit]["seen"]
+    assert [sorted(chain(*parts)) for parts in zip(*seen, strict=True)] == [sorted(each) for each in slices]
+    assert sorted(chain(*slices[:BATCHES])) == list(range(habits.RUN.samples))
+    assert len({tuple(map(len, parts)) for parts in zip(*seen, strict=True)}) > 3
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"), checkpoints.MISTAKES.items(), ids=lambda part: getattr(part, "__name__", "")
+)
+def test_what_cannot_work_is_refused_on_every_worker(found, mistake, sentence):
+    for value in found:
+        said = value[mistake.__name__]
+        assert said.startswith("ConfigError: ")
+        assert sentence in said
+        assert "(docs/integrations/lightning.md)" in said or mistake is checkpoints.unknown_scheme
+
+
+@pytest.mark.parametrize("name", checkpoints.SAVED)
+def test_another_number_of_workers_continues_from_lightnings_checkpoint(expected, resumed, name):
+    whole = expected["whole"]
+    for value in resumed:
+        assert not isinstance(value["resume"], str), value["resume"]
+        np.testing.assert_allclose(value["resume"][name]["weights"], whole[name.partition("/")[0]], rtol=0, atol=1e-10)
+    seen = [value["resume"][name]["seen"] for value in resumed]
+    left = whole["seen"][checkpoints.SAVED[name] :]
+    assert [sorted(chain(*parts)) for parts in zip(*seen, strict=True)] == [sorted(each) for each in left]
+
+
+def test_a_checkpoint_of_another_strategy_within_an_epoch_is_refused(resumed):
+    for value in resumed:
+        assert "saved in the middle of an epoch by another strategy" in value["resume_another_strategys"]
+
+
+def test_another_number_of_workers_continues_from_fabrics_checkpoint(expected, resumed):
+    for value in resumed:
+        assert not isinstance(value["resume_with_fabric"], str), value["resume_with_fabric"]
+        np.testing.assert_allclose(
+            value["resume_with_fabric"]["weights"], expected["whole"]["module"], rtol=0, atol=1e-10
+        )
+
+
+def test_the_script_on_the_page_runs(found):
+    assert [value["run_the_page"] for value in found] == [{}] * habits.WORKERS
+
+
+def test_both_are_registered_by_name():
+    assert type(StrategyRegistry.get("evenstep")) is EvenstepStrategy
+    assert type(STRATEGY_REGISTRY.get("evenstep")) is EvenstepFabricStrategy

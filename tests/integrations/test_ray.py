@@ -1,0 +1,72 @@
+"""Ray Train on a local Ray: the mathematics of one process, servers as actors, and workers that are killed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray", reason="needs pip install 'evenstep[ray]'")
+
+from support import ray_runs
+
+# Ray starts dozens of processes for every run, one after the other.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    command = [sys.executable, ray_runs.__file__, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-4000:]
+    return {**json.loads(done.stdout.splitlines()[-1]), "folder": folder}
+
+
+def alone():
+    """The weights after one process has trained on the global batches."""
+    model, data = ray_runs.task()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(ray_runs.EPOCHS):
+        for inputs, targets in torch.utils.data.DataLoader(data, batch_size=2 * ray_runs.BATCH):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def test_what_ray_has_divided_already_is_refused(runs):
+    for said in runs["scripted"]["said"]:
+        rows, prepared = said["refused"]
+        assert "DataLoader" in rows
+        assert "_WrappedDataLoader has its own __iter__" in prepared
+
+
+def test_uneven_workers_end_with_the_weights_of_one_process(runs):
+    for said in runs["scripted"]["said"]:
+        np.testing.assert_allclose(said["weights"], alone(), rtol=0, atol=1e-10)
+        assert said["sizes"] != [ray_runs.BATCH] * 2
+    assert len(runs["scripted"]["said"]) == 2
+
+
+@pytest.mark.parametrize("run", ["servers", "barrier"])
+def test_a_killed_worker_is_started_again_as_ray_does(runs, run):
+    assert runs[run]["fired"]
+    assert runs[run]["error"] is None
+    first, second = runs[run]["said"]
+    assert first["weights"] == second["weights"]
+    if run == "barrier":
+        np.testing.assert_allclose(first["weights"], alone(), rtol=0, atol=1e-10)
+    else:  # The servers of the second start went on where those of the first were.
+        record = Path(runs["folder"], run, "run", "server-0.jsonl").read_text(encoding="utf-8")
+        assert '"restored"' in record

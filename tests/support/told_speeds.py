@@ -1,0 +1,62 @@
+"""A load that is told how fast the workers are, so that its sizes do not depend on how busy the machine is."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import evenstep
+from evenstep.schemes import parse_scheme
+
+
+def told(scheme, slowdowns):
+    """The scheme, with a load that takes the k-th worker's compute for `slowdowns[k]` ms a sample, whatever it took."""
+    scheme = parse_scheme(scheme)
+    return replace(scheme, load=Told(load=scheme.load, slowdowns=tuple(slowdowns), multiple=scheme.load.multiple))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(evenstep.Load):
+    load: evenstep.Load
+    slowdowns: tuple[int, ...]
+
+    @property
+    def by_epoch(self):
+        return self.load.by_epoch
+
+    @property
+    def follows_speed(self):
+        return self.load.follows_speed
+
+    def policy(self, workers):
+        return ToldPolicy(self.load.policy(workers), np.array(self.slowdowns))
+
+    def estimator(self):
+        return self.load.estimator()
+
+
+class ToldPolicy(evenstep.LoadPolicy):
+    def __init__(self, policy, slowdowns):
+        self.policy, self.slowdowns = policy, slowdowns
+
+    def observe(self, reports):
+        # A report that counts as no measurement stays none.
+        self.policy.observe(
+            reports._replace(
+                compute_microseconds=np.where(
+                    reports.compute_microseconds > 0, reports.samples * self.slowdowns * 1000, 0
+                ),
+                nanoseconds_per_sample=np.where(reports.nanoseconds_per_sample > 0, self.slowdowns * 1_000_000, 0),
+                fixed_nanoseconds=reports.fixed_nanoseconds * 0,
+                flat_size=reports.flat_size * 0,
+                error_ppm=reports.error_ppm * 0,
+            )
+        )
+
+    def allocate(self, problem):
+        return self.policy.allocate(problem)
+
+    def state_dict(self):
+        return self.policy.state_dict()
+
+    def load_state_dict(self, state):
+        self.policy.load_state_dict(state)
