@@ -279,13 +279,21 @@ def leave_out_a_step(run, prepare):
 
 
 def loop_in_a_thread(run, prepare):
-    """A prefetcher whose thread loops over the loader."""
+    """A prefetcher whose thread loops over the loader, and hands on the error that ends its loop."""
     model, optimizer, loader = ordinary(run, prepare)
     fetched = Queue(2)
-    thread = Thread(target=lambda: [fetched.put(batch) for batch in loader], daemon=True)
-    thread.start()
-    while True:
-        training.step(model, optimizer, *fetched.get())
+
+    def fetch():
+        try:
+            for batch in loader:
+                fetched.put(batch)
+        except Exception as error:
+            fetched.put(error)
+
+    Thread(target=fetch, daemon=True).start()
+    while not isinstance(batch := fetched.get(), Exception):
+        training.step(model, optimizer, *batch)
+    raise batch
 
 
 def keep_the_batches(run, prepare, form=list):
