@@ -3,7 +3,8 @@
 #   make test      every test but the grid of faults; those that need root say why they are skipped without it. Most run
 #                  four at a time, those of an xdist_group in one process, which starts their workers once; those that
 #                  measure this machine run one by one after them, whether they passed or not
-#   make test-all  the same with the frameworks of evenstep.integrations installed, whose tests make test skips
+#   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
+#                  tests, with the reason, where they are absent. .ci/run calls this one
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too

@@ -52,3 +52,10 @@ def test_the_demo_installs_nothing_that_only_development_needs(tmp_path):
     ended, calls = make(tmp_path, "demo")
     assert ended.returncode == 0, ended.stderr
     assert calls == ["-m pip install --constraint constraints.txt --editable .[demo]", "demo"]
+
+
+def test_all_tests_are_the_tests_after_every_framework_is_installed(tmp_path):
+    ended, calls = make(tmp_path, "test-all")
+    assert ended.returncode == 0, ended.stderr
+    assert "ray" in calls[-3]
+    assert [call.startswith("-m pytest") for call in calls] == [False] * (len(calls) - 2) + [True] * 2

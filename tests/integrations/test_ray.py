@@ -14,8 +14,8 @@ pytest.importorskip("ray", reason="needs pip install 'evenstep[ray]'")
 
 from support import ray_runs
 
-# Ray starts dozens of processes for every run, one after the other.
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
+# Ray starts dozens of processes for every run, one after the other. All tests look at the same runs: one group.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
