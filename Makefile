@@ -6,6 +6,7 @@
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. .ci/run calls this one
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
+#   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts
 #   make clean     remove what the targets above have made, .venv too
 #
@@ -21,7 +22,7 @@ INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all faults check clean
+.PHONY: demo test test-all faults gpu check clean
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
@@ -40,6 +41,9 @@ test-all: $(INSTALLED_ALL)
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5
+
+gpu: $(INSTALLED)
+	$(BIN)/python benchmarks/gpu.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -16,6 +16,7 @@ from evenstep.core.errors import WorkerLostError
 from evenstep.launch.c10d import Store, reason
 from evenstep.launch.meeting_place import GRACE_SECONDS, keeper_of, meet
 from evenstep.launch.store_line import within
+from evenstep.torch.processes import forks  # noqa: F401 (what it keeps from forks is made here)
 from evenstep.torch.processes.workers import Workers, place_of
 
 NAMING_SECONDS: Final = 2.0

@@ -1,0 +1,36 @@
+"""Keeps a forked process, such as a data worker, from collecting the garbage of the process that it was forked from.
+
+The garbage may hold the connections of a closed run, in a cycle. Gloo closes a connection by its threads, which a fork
+does not have, and on the parent's descriptors: a collection in the child would wait for ever, or end the parent.
+"""
+
+import gc
+import os
+import threading
+
+
+class _Collecting(threading.local):
+    before = False
+
+
+_collecting = _Collecting()
+
+
+def _begin() -> None:
+    # The child's first collection might otherwise come before its hook.
+    _collecting.before = gc.isenabled()
+    gc.disable()
+
+
+def _end() -> None:
+    if _collecting.before:
+        gc.enable()
+
+
+def _end_in_child() -> None:
+    gc.freeze()
+    _end()
+
+
+# Once for the process, whoever forks it.
+os.register_at_fork(before=_begin, after_in_parent=_end, after_in_child=_end_in_child)
