@@ -53,7 +53,7 @@ class Seen:
         >>> Seen(doing=Doing.STEPPED, iteration=57, seconds=0.1).next_iteration
         58
         """
-        return self.iteration + (self.doing in _BETWEEN)
+        return next_iteration(self.doing, self.iteration)
 
     def __str__(self) -> str:
         """The rest of a sentence that begins with the worker.
@@ -63,6 +63,11 @@ class Seen:
         """
         place, where = (text.format(self.iteration) for text in _PHRASES[self.doing])
         return f"has been {place} for {self.seconds:.0f} s{where if self.iteration >= 0 else ''}"
+
+
+def next_iteration(doing: Doing, iteration: int) -> int:
+    """The iteration that a main thread completes next, which does this in or after the given one."""
+    return iteration + (doing in _BETWEEN)
 
 
 @final

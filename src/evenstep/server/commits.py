@@ -1,7 +1,6 @@
 """How shard 0 turns pushes into commits, and commits into answers."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast, final
 
 from evenstep.core.coordinate import Answer, Apply, PushKey
@@ -23,8 +22,8 @@ class Commits:
         """The options and the norm that came with each push."""
         self._made: dict[int, Apply] = {}
         """The commit of each worker's last push."""
-        self._latest: tuple[Options, ...] = ()
-        """The options of the latest commit, without the correction for a share below the mean."""
+        self._latest: tuple[Sequence[Options], Apply] | None = None
+        """The latest commit, and the options that came with its first push."""
 
     def announce(self, key: PushKey, options: Sequence[Options], norm: float) -> None:
         """A push is staged on every shard."""
@@ -41,10 +40,12 @@ class Commits:
     def make(self, update: Apply) -> ShardCommit:
         """The command for every shard."""
         served = self._served
-        rate = partial(commit_step, share=update.share, behind=update.behind, rule=served.rate)
         given, norm = self._pushes[update.pushes[0][0]]
-        steps = [rate(each, commits=update.staleness) for each in given]
-        self._latest = tuple(cast("Options", rate(each).options) for each in given)
+        self._latest = given, update
+        steps = [
+            commit_step(each, share=update.share, behind=update.behind, commits=update.staleness, rule=served.rate)
+            for each in given
+        ]
         clip = 1.0
         if served.clip is not None:  # The limit of the norm over all shards.
             if len(update.pushes) > 1:
@@ -78,7 +79,11 @@ class Commits:
         spec, rate = cast("Any", self._shard_state.spec), self._served.rate
         if commit is None or answer.over or not commit.staleness or spec.optimizers[0].name not in LOOKS_AHEAD:
             return work, ()
-        return work, tuple(look_ahead(options, commit.staleness, rule=rate) for options in self._latest)
+        assert self._latest is not None
+        given, latest = self._latest
+        # Without the correction for a share below the mean.
+        steps = [commit_step(each, share=latest.share, behind=latest.behind, rule=rate) for each in given]
+        return work, tuple(look_ahead(step.options, commit.staleness, rule=rate) for step in steps)
 
     @property
     def _served(self) -> Any:  # noqa: ANN401 - a scheme for servers has one

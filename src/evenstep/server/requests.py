@@ -161,11 +161,16 @@ class Requests:
                 return
             slot.take_in(sequence, request.has)
             self._shard_state.stage(arrival.key)
+            slot.keeps = True
             try:
                 self._service.deciding.push(arrival, options, push.norm)
             except ProtocolError:
                 self._shard_state.discard(arrival.key)
                 raise
+            finally:
+                kept = slot.take_kept()
+        if kept is not None:
+            slot.send(kept)
 
     def _options_of(self, slot: WorkerSlot, push: messages.Push) -> Sequence[Options]:
         if push.options is not None:

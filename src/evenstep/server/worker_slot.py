@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from evenstep.transport.segment import Segment
 
 if TYPE_CHECKING:
     from evenstep.protocol.optimizer import Options
+
+_SMALL_BYTES: Final = 2**20
+"""Of an answer that the thread of its connection sends, since pulses wait while it does."""
 
 
 @final
@@ -35,6 +38,7 @@ class WorkerSlot:
         ahead: Whether these weights were moved along the momentum.
         given: Whether they are in the weights buffer. They are not if a worker that joins again brought them.
         receiving: Whether gradients are arriving now.
+        keeps: Whether answers are kept for `take_kept`; set only under the lock under which answers are made.
         flats: Views of the gradients by block; None before the first push.
         options: The latest options of the worker's optimizer, which it sends when they change.
         sizes: The batch sizes that the worker was last sent.
@@ -46,7 +50,7 @@ class WorkerSlot:
         self.connection: Connection | None = connection
         self.sequence = 0
         self.version = -1
-        self.ahead = self.given = self.receiving = False
+        self.ahead = self.given = self.receiving = self.keeps = False
         self.flats: list[torch.Tensor] | None = None
         self.options: Sequence[Options] | None = None
         self.sizes: Mapping[int, int] | None = None
@@ -61,7 +65,9 @@ class WorkerSlot:
             # Through NumPy, whose arrays keep the mapping alive: staged gradients must outlive the slot.
             both = torch.from_numpy(np.frombuffer(self.segment.view, dtype=np.uint8))
         self.gradients, self.weights = both[:nbytes], both[nbytes:]
+        self._small = nbytes <= _SMALL_BYTES
         self._answer: tuple[bytes, bool] | None = None
+        self._kept: tuple[bytes, bool] | None = None
         self._send_queue: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
@@ -102,14 +108,22 @@ class WorkerSlot:
         if self.connection is None:
             return True
         if not self.travels:
-            self._send(self._answer)
+            self.send(self._answer)
             return True
-        # Over a network another thread sends, since the thread that holds the lock must not wait for a peer.
+        # Over a network the thread that holds the lock must not wait for a peer: it sends later, or another one does.
+        if self.keeps and self._small:
+            self._kept = self._answer
+            return True
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name=f"evenstep-sender-{self.worker}", daemon=True)
             self._sender.start()
         self._send_queue.put(self._answer)
         return True
+
+    def take_kept(self) -> tuple[bytes, bool] | None:
+        """The answer that was kept, for `send`; answers are not kept any more."""
+        kept, self._kept, self.keeps = self._kept, None, False
+        return kept
 
     def is_new(self, sequence: int) -> bool:
         """Whether this request is new. If it was answered before, the answer is repeated."""
@@ -138,9 +152,10 @@ class WorkerSlot:
 
     def _send_all(self) -> None:
         while (answer := self._send_queue.get()) is not None:
-            self._send(answer)
+            self.send(answer)
 
-    def _send(self, answer: tuple[bytes, bool]) -> None:
+    def send(self, answer: tuple[bytes, bool]) -> None:
+        """Send an answer; over a network this may wait for the worker."""
         header, weights = answer
         connection = self.connection
         if connection is None:

@@ -61,14 +61,13 @@ def all_finite(tensor: torch.Tensor) -> bool:
     return not tensor.numel() or all(math.isfinite(float(edge)) for edge in torch.aminmax(tensor))
 
 
-@torch.no_grad()
 def norm_of(part: torch.Tensor) -> float:
-    """The norm of a vector, in at least float32. It is not finite if an element is not.
+    """The norm of a vector that needs no gradient, in at least float32. It is not finite if an element is not.
 
     Otherwise it overflows only if float64 does.
     """
-    wide = part.to(torch.promote_types(part.dtype, torch.float32))
-    squares = float(wide.dot(wide))
+    wide = part if part.dtype.itemsize >= torch.float32.itemsize else part.float()
+    squares = wide.dot(wide).item()
     # float64 is many times slower, but overflows later.
     return math.sqrt(squares) if math.isfinite(squares) else float(torch.linalg.vector_norm(part, dtype=torch.float64))
 

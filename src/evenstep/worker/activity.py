@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import final
 
-from evenstep.core.activity import Doing, Seen
+from evenstep.core.activity import Doing, Seen, next_iteration
 
 
 @final
@@ -33,7 +33,8 @@ class Activity:
 
     def waiting(self, iteration: int | None = None) -> AbstractContextManager[None]:
         """The main thread waits for the others, in the given iteration or else the first that it has not completed."""
-        return self.doing(Doing.WAITING, self.read().next_iteration if iteration is None else iteration)
+        doing, present, _ = self.now
+        return _While(self, Doing.WAITING, next_iteration(doing, present) if iteration is None else iteration)
 
     def read(self) -> Seen:
         """What the main thread does at this moment."""

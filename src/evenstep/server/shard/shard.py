@@ -70,7 +70,6 @@ class Shard:
         """Copy the weights from a message."""
         self._weights.copy_(as_message(self.layout, weights))
 
-    @torch.no_grad()
     def read_weights(self, into: torch.Tensor | memoryview, ahead: Sequence[float] = ()) -> None:
         """Write the weights into a message.
 
@@ -89,7 +88,6 @@ class Shard:
         """Whether no weight is NaN or infinite. Needs no further memory."""
         return all(all_finite(flat) for flat in flat_views(self.layout, self._weights))
 
-    @torch.no_grad()
     def commit(
         self,
         gradients: Gradients,
@@ -129,7 +127,6 @@ class Shard:
             for chunks in self._batches(_LARGEST_USE if makes_up is not None else 1):
                 self._chunks.step(chunks, self._sums(chunks, messages, factors, makes_up))
 
-    @torch.no_grad()
     def squared_norm(self, gradients: Gradients) -> float:
         """The squared norm of the weighted sum of the messages.
 
@@ -151,7 +148,6 @@ class Shard:
         """
         return self._chunks.states()
 
-    @torch.no_grad()
     def load_optimizer_state(self, states: Mapping[str, State]) -> None:
         """Continue from states by parameter name, as torch has them.
 
@@ -178,7 +174,6 @@ class Shard:
             "options": self._chunks.options(),
         }
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from a state of any chunk size. Its optimizer state becomes the shard's own.
 

@@ -108,15 +108,16 @@ class ServedParameters:
         """Make the gradients ready to be sent, and return their norm, which is finite only if all gradients are."""
         self.view()
         norms: list[float] = []
-        for layout, shard, parameters, gradients in zip(
-            self._layouts, self._link.shards, self._parameters, self._gradients, strict=True
-        ):
-            in_place = self._waits and shard.segment is None
-            shard.payload = _in_place(layout, parameters) if in_place else None
-            if shard.payload is None:
-                norms += gradients.gather(parameters)
-            else:
-                norms += _norms([each.grad for each in parameters if each.grad is not None and each.numel()])
+        with torch.no_grad():
+            for layout, shard, parameters, gradients in zip(
+                self._layouts, self._link.shards, self._parameters, self._gradients, strict=True
+            ):
+                in_place = self._waits and shard.segment is None
+                shard.payload = _in_place(layout, parameters) if in_place else None
+                if shard.payload is None:
+                    norms += gradients.gather(parameters)
+                else:
+                    norms += _norms([each.grad for each in parameters if each.grad is not None and each.numel()])
         return math.hypot(*norms)
 
 
@@ -146,29 +147,28 @@ class _Message:
 
     def __init__(self, layout: ShardLayout, message: torch.Tensor) -> None:
         self.views = parameter_views(layout, message)
-        self._blocks: list[tuple[slice, torch.Tensor]] = []
+        self._blocks: list[tuple[slice, torch.Tensor, Sequence[torch.Tensor]]] = []
+        """The parameters of each block, its place in the message, and the pieces of that."""
         first = 0
         for block, flat in zip(layout.blocks, flat_views(layout, message), strict=True):
             beyond = first + len(block.parameters)
-            self._blocks.append((slice(first, beyond), flat))
+            self._blocks.append((slice(first, beyond), flat, torch.split(flat, _PIECE_ELEMENTS)))
             first = beyond
 
-    @torch.no_grad()
     def gather(self, parameters: Sequence[torch.Tensor]) -> list[float]:
         """Copy the gradients into the message, zeros for those that are missing; returns the norms of its pieces."""
         norms: list[float] = []
-        for own, flat in self._blocks:
+        for own, flat, pieces in self._blocks:
             gradients = [parameter.grad for parameter in parameters[own]]
+            dtype = flat.dtype
             plain = [
-                each.view(-1)
-                for each in gradients
-                if each is not None and each.dtype == flat.dtype and _lies_plain(each)
+                each.view(-1) for each in gradients if each is not None and each.dtype is dtype and _lies_plain(each)
             ]
             if len(plain) == len(gradients):
                 torch.cat(plain, out=flat)
             else:
                 gather(parameters[own], self.views[own])
-            norms += [norm_of(piece) for piece in torch.split(flat, _PIECE_ELEMENTS)]
+            norms += [norm_of(piece) for piece in pieces]
         return norms
 
 
@@ -185,7 +185,7 @@ def _norms(tensors: list[torch.Tensor]) -> list[float]:
 
 
 def _lies_plain(gradient: torch.Tensor) -> bool:
-    return gradient.layout == torch.strided and gradient.device.type == "cpu" and gradient.is_contiguous()
+    return gradient.layout is torch.strided and gradient.is_cpu and gradient.is_contiguous()
 
 
 def _memory_of(gradient: torch.Tensor) -> memoryview:

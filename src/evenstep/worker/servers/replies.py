@@ -99,9 +99,9 @@ class Replies:
                     shard.send(messages.Again(sequence=asked.request.sequence))
                 wait.asked = self._clock()
                 continue
-            wait.hear(said, self._clock())
             if isinstance(said, kind) and (sequence is None or getattr(said, "sequence", None) == sequence):
                 return said, message
+            wait.hear(said, self._clock())
             if isinstance(said, messages.Refusal) and sequence in (None, said.sequence):
                 raise_refusal(said)
             if self._clock() - wait.moved > self._timeout + 2 * self.heartbeat_seconds:
