@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'evenstep[accelerate]'")
 
 from support import accelerate_habits as habits
+from support import accelerate_scripts as scripts
 from support.processes import results, run_workers
 from support.training import Run
 
@@ -23,18 +24,27 @@ UNEVEN = "sizes that always change"
 SCHEMES = {"bsp": {"scheme": "bsp"}, UNEVEN: {"scheme": Scheme(name="scripted", load=Scripted(seed=11))}}
 
 
-def every():
+def every(folder):
     """What every habit came to in one start of the workers: with uneven batches, with equal ones, and plainly."""
     exact = [*habits.EXACT, *habits.RESUMED, *habits.ROUNDED]
+    more = [*scripts.EXACT, *scripts.MISTAKES, scripts.Saved(folder, continues=False)]
     return {
-        "found": habits.together([*exact, *habits.MISTAKES], RUN, SCHEMES),
+        "found": {
+            **habits.together([*exact, *habits.MISTAKES], RUN, SCHEMES),
+            **habits.together(more, RUN, {UNEVEN: SCHEMES[UNEVEN]}),
+        },
         "as plain": habits.together(habits.AS_PLAIN, DIVISIBLE, {"plain": None, UNEVEN: SCHEMES[UNEVEN]}),
     }
 
 
 @pytest.fixture(scope="module")
-def came_to():
-    return results(run_workers(every, habits.WORKERS))
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("accelerate"))
+
+
+@pytest.fixture(scope="module")
+def came_to(folder):
+    return results(run_workers(every, habits.WORKERS, folder))
 
 
 @cache
@@ -53,6 +63,21 @@ def of_habit(came_to, scheme, habit):
 def test_a_habit_is_the_mathematics_of_one_process(came_to, scheme, habit):
     for value in of_habit(came_to, scheme, habit):
         np.testing.assert_allclose(value, alone(habit), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("habit", scripts.EXACT, ids=lambda habit: habit.__name__)
+def test_a_script_is_the_mathematics_of_one_process(came_to, habit):
+    for value in of_habit(came_to, UNEVEN, habit):
+        np.testing.assert_allclose(value, alone(habit), rtol=0, atol=1e-10)
+
+
+def test_another_number_of_workers_continues_from_a_checkpoint(came_to, folder):
+    saves, continues = (scripts.Saved(folder, continues=each) for each in (False, True))
+    assert of_habit(came_to, UNEVEN, saves) == [[]] * habits.WORKERS
+    for found in results(run_workers(habits.together, 2, [continues], RUN, SCHEMES)):
+        for value in found.values():
+            assert not isinstance(value, str), value
+            np.testing.assert_allclose(value, alone(habits.not_resumed), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("habit", habits.RESUMED, ids=lambda habit: habit.__name__)
@@ -86,3 +111,13 @@ def test_a_mistake_is_named_on_every_worker(came_to, scheme, mistake, sentence):
         said = each["found"][scheme, mistake.__name__]
         assert said.startswith("ConfigError: ")
         assert habits.MISTAKES[mistake] in said
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"), scripts.MISTAKES.items(), ids=lambda part: getattr(part, "__name__", "")
+)
+def test_what_cannot_be_exact_is_refused_on_every_worker(came_to, mistake, sentence):
+    for each in came_to:
+        said = each["found"][UNEVEN, mistake.__name__]
+        assert said.startswith("ConfigError: ")
+        assert sentence in said

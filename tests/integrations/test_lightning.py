@@ -4,6 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from support.processes import results, run_workers
 
 pytest.importorskip("lightning", reason="needs Lightning: pip install 'evenstep[lightning]'")
@@ -12,12 +13,14 @@ from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.pytorch.strategies import StrategyRegistry
 from support import lightning_checkpoints as checkpoints
 from support import lightning_habits as habits
+from support import lightning_scripts as scripts
 
 from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("lightning")]
 
-COMPARED = [*habits.EXACT, *habits.ROUNDED, checkpoints.whole]
+EXACT = [*habits.EXACT, *scripts.EXACT, checkpoints.whole]
+COMPARED = [*EXACT, *habits.ROUNDED]
 BATCHES = 6
 
 
@@ -29,7 +32,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder):
     """What everything came to on each worker, from one start of the workers."""
-    every = [*COMPARED, *checkpoints.MISTAKES, checkpoints.save, checkpoints.save_with_fabric, checkpoints.run_the_page]
+    saving = [checkpoints.save, checkpoints.save_with_fabric]
+    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, checkpoints.run_the_page]
     return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
 
 
@@ -41,12 +45,14 @@ def expected(folder):
 
 @pytest.fixture(scope="module")
 def resumed(folder, found):
-    """What two workers came to from the checkpoints of three."""
+    """What two workers, on two nodes, came to from the checkpoints of three on one."""
     assert found[0]["save"] == found[0]["save_with_fabric"] == {}
-    return results(run_workers(habits.come_to, 2, habits.Together, checkpoints.RESUMES, folder))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return results(run_workers(habits.come_to_on_nodes, 2, checkpoints.RESUMES, folder, environment=place))
 
 
-@pytest.mark.parametrize("habit", [*habits.EXACT, checkpoints.whole], ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("habit", EXACT, ids=lambda habit: habit.__name__)
 def test_a_habit_is_the_mathematics_of_one_process(found, expected, habit):
     require_alike(found, expected, habit, 1e-10)
 
@@ -84,8 +90,16 @@ def test_what_cannot_work_is_refused_on_every_worker(found, mistake, sentence):
         assert "(docs/integrations/lightning.md)" in said or mistake is checkpoints.unknown_scheme
 
 
+@pytest.mark.parametrize(
+    ("mistake", "sentence"), scripts.MISTAKES.items(), ids=lambda part: getattr(part, "__name__", "")
+)
+def test_what_lightning_refuses_for_several_workers_is_refused(found, mistake, sentence):
+    for value in found:
+        assert sentence in value[mistake.__name__]
+
+
 @pytest.mark.parametrize("name", checkpoints.SAVED)
-def test_another_number_of_workers_continues_from_lightnings_checkpoint(expected, resumed, name):
+def test_another_number_of_workers_on_two_nodes_continues_from_lightnings_checkpoint(expected, resumed, name):
     whole = expected["whole"]
     for value in resumed:
         assert not isinstance(value["resume"], str), value["resume"]
@@ -100,7 +114,7 @@ def test_a_checkpoint_of_another_strategy_within_an_epoch_is_refused(resumed):
         assert "saved in the middle of an epoch by another strategy" in value["resume_another_strategys"]
 
 
-def test_another_number_of_workers_continues_from_fabrics_checkpoint(expected, resumed):
+def test_another_number_of_workers_on_two_nodes_continues_from_fabrics_checkpoint(expected, resumed):
     for value in resumed:
         assert not isinstance(value["resume_with_fabric"], str), value["resume_with_fabric"]
         np.testing.assert_allclose(

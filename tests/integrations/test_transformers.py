@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs Transformers: pip install 'evenstep[transformers]'")
 
 from support import transformers_habits as habits
+from support import transformers_scripts as scripts
 from support.processes import results, run_workers
 
 from evenstep.schemes import Scheme
@@ -19,7 +20,7 @@ SCHEMES = {"sizes that always change": {"scheme": Scheme(name="scripted", load=S
 @pytest.fixture(scope="module")
 def came_to():
     """What every habit came to on each worker, from one start of the workers."""
-    return results(run_workers(habits.every, habits.WORKERS, SCHEMES))
+    return results(run_workers(habits.every, habits.WORKERS, SCHEMES, scripts.EXACT))
 
 
 def require_alike(value, alone, tolerance=1e-10):
@@ -29,23 +30,23 @@ def require_alike(value, alone, tolerance=1e-10):
     np.testing.assert_allclose(value["losses"], alone["losses"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("habit", habits.EXACT, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("habit", [*habits.EXACT, *scripts.EXACT], ids=lambda habit: habit.__name__)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_habit_is_the_mathematics_of_one_process(came_to, scheme, habit):
     for each in came_to:
-        require_alike(each[scheme, habit.__name__], each["alone", habit.__name__])
+        require_alike(each[scheme, habit.__name__], came_to[0]["alone", habit.__name__])
 
 
 @pytest.mark.parametrize(("habit", "tolerance"), habits.ROUNDED.items(), ids=lambda part: getattr(part, "__name__", ""))
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_habit_that_rounds_is_one_process_within_that(came_to, scheme, habit, tolerance):
     for each in came_to:
-        require_alike(each[scheme, habit.__name__], each["alone", habit.__name__], tolerance)
+        require_alike(each[scheme, habit.__name__], came_to[0]["alone", habit.__name__], tolerance)
 
 
 def test_a_run_with_a_slow_worker_is_the_mathematics_of_one_process(came_to):
     for each in came_to:
-        require_alike(each["slow", "accumulate"], each["alone", "accumulate"])
+        require_alike(each["slow", "accumulate"], came_to[0]["alone", "accumulate"])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -109,6 +109,18 @@ class Together:
         return fabric.setup_dataloaders(loader)
 
 
+class OnNodes(Together):
+    """Each worker on a node of its own, as far as Lightning knows, which makes the process group."""
+
+    def __init__(self, folder):
+        self.folder, self.workers = folder, int(os.environ["WORLD_SIZE"])
+        names = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
+        os.environ.update(names, TORCHELASTIC_RUN_ID="tests")
+
+    def options(self, strategy, scheme="scripted", **options):
+        return {**super().options(strategy, scheme, **options), "devices": 1, "num_nodes": self.workers}
+
+
 class Alone:
     """One process, without evenstep, on whole global batches."""
 
@@ -166,6 +178,14 @@ def attempt(habit, world):
         return f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error} (of {error.__cause__ or error.__context__!r})"
+
+
+def come_to_on_nodes(habits, folder):
+    """What each habit comes to on several nodes."""
+    found = come_to(OnNodes, habits, folder)
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
 
 
 class Module(lightning.LightningModule):

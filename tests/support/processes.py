@@ -1,5 +1,6 @@
 """Runs a function in several real worker processes that form a gloo process group."""
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -92,6 +93,7 @@ def _worker(function, rank, workers, store, environment, end, arguments):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    gc.freeze()  # What was imported: frameworks collect often, and each time would look through all of it.
     # For the script's own DataLoader, as where nobody chose. What is inherited is the context of this process: a fork
     # server of its own, which would import torch first.
     multiprocessing.set_start_method("fork", force=True)

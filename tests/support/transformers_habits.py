@@ -118,18 +118,22 @@ def of(trainer):
     return {"weights": weights(trainer.model), "losses": losses}
 
 
-def every(schemes):
-    """What each habit comes to, alone and under each scheme; an error is text."""
-    found = {}
-    for habit in (*EXACT, *ROUNDED):
-        found["alone", habit.__name__] = attempt(habit, alone=True, options=None)
+def every(schemes, more):
+    """What each habit comes to, and each of `more`, alone (on one worker) and under each scheme; an error is text."""
+    found = alone([*EXACT, *ROUNDED, *more])
     as_launched()
     for scheme, options in schemes.items():
-        for habit in (*EXACT, *ROUNDED, *MISTAKES):
+        for habit in (*EXACT, *ROUNDED, *more, *MISTAKES):
             found[scheme, habit.__name__] = attempt(habit, alone=False, options={"timeout": 20.0, **options})
     os.environ["EVENSTEP_SLOW"] = "1=3x"
     found["slow", accumulate.__name__] = attempt(accumulate, alone=False, options={"timeout": 20.0})
     return found
+
+
+def alone(habits):
+    """What each habit comes to in one process, which is the first: only that one writes checkpoints."""
+    habits = habits if dist.get_rank() == 0 else []
+    return {("alone", habit.__name__): attempt(habit, alone=True, options=None) for habit in habits}
 
 
 def attempt(habit, *, alone, options):
@@ -145,7 +149,8 @@ def attempt(habit, *, alone, options):
         except Exception as error:
             return f"{type(error).__name__}: {error} (of {error.__cause__ or error.__context__!r})"
         finally:
-            dist.barrier()
+            if not alone:
+                dist.barrier()  # Before the folder goes.
             forget()
 
 
