@@ -37,8 +37,12 @@ def run_example(name, workers=1, *, options=None):
 
 def run_as_a_command(name, *launcher, options):
     """What it prints, started as a user starts it."""
+    return ended_well([*launcher, EXAMPLES / name, *options]).stdout
+
+
+def ended_well(command):
     done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLES / name, *options],
+        [sys.executable, *command],
         capture_output=True,
         text=True,
         timeout=GUARD_SECONDS,
@@ -46,7 +50,7 @@ def run_as_a_command(name, *launcher, options):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def test_the_ddp_scripts_differ_by_the_import_and_one_line():
@@ -133,3 +137,11 @@ def test_an_example_can_be_read_at_a_glance(name):
 
 def test_the_cluster_file_describes_four_workers():
     assert len(parse_cluster((EXAMPLES / "cluster.toml").read_text())) == 4
+
+
+@pytest.mark.multiprocess
+def test_the_script_of_the_readme_runs_as_it_stands(tmp_path):
+    script = re.search(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "train.py").write_text(script)
+    done = ended_well([*TORCHRUN, tmp_path / "train.py"])
+    assert "evenstep: lb-bsp trained" in done.stderr
