@@ -24,7 +24,7 @@ from evenstep.core.samples import Ledger
 from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
-from evenstep.torch.data.order import seeded_randomness
+from evenstep.torch.data.randomness import seeded_randomness
 from evenstep.torch.engines import large_gradients
 from support import training
 

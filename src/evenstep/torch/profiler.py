@@ -120,7 +120,7 @@ class Profiler:
     def advance(self) -> None:
         """The batch was counted in `share`."""
 
-    def request(self, limit: int) -> tuple[int, tuple[int, ...]] | None:
+    def request(self, limit: int | None, *, whole: bool = False) -> None:
         """Nothing is fetched ahead."""
         return None
 

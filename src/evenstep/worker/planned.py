@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
-from evenstep.core.samples import Ledger, Lookahead, Share
+from evenstep.core.samples import Ledger, Lookahead, Request, Share
 from evenstep.core.values import IntArray
 
 
@@ -26,5 +26,5 @@ class PlannedShares:
     def advance(self) -> None:
         self._lookahead.advance()
 
-    def request(self, limit: int) -> tuple[int, tuple[int, ...]] | None:
-        return self._lookahead.request(limit)
+    def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
+        return self._lookahead.request(limit, whole=whole)

@@ -63,6 +63,7 @@ class Tracker:
     _before: Iteration | None = field(init=False, default=None)
     _entered: float | None = field(init=False, default=None)
     _sizes: IntArray | None = field(init=False, default=None)
+    _planned_for: Problem | None = field(init=False, default=None)
     _basis: Basis = field(init=False, default="speed")
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
@@ -88,9 +89,12 @@ class Tracker:
             self.problem = self.limits.stretched(replace(self.problem, global_batch_size=global_batch_size))
         if self.problem.epoch != epoch:
             self.problem = replace(self.problem, epoch=epoch)
-        allocation = self.policy.allocate(self.problem)
-        self.follow(allocation.sizes, allocation.basis)
-        return allocation.sizes
+        if self._planned_for is not self.problem or self._sizes is None:
+            allocation = self.policy.allocate(self.problem)
+            self.follow(allocation.sizes, allocation.basis)
+            self._planned_for = self.problem
+        assert self._sizes is not None
+        return self._sizes
 
     def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
         """Use these sizes from the next iteration on; called from outside if servers decide them."""
@@ -226,6 +230,7 @@ class Tracker:
         `outside` holds `Iteration.outside` of each worker, in microseconds, shape [workers, 2].
         """
         self.policy.observe(reports)
+        self._planned_for = None
         if self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
@@ -302,6 +307,7 @@ class Tracker:
         self.limits.load_state_dict({"largest": state["maximum"]})
         self.problem = self.limits.stretched(replace(self.problem, epoch=cast("int", state["epoch"])))
         self.policy.load_state_dict(cast("State", state["policy"]))
+        self._planned_for = None
         if state["worker"] == self.workers.rank:
             self.meter.estimator.load_state_dict(cast("State", state["estimator"]))
 

@@ -10,6 +10,7 @@ from evenstep.core.samples import (
     WEIGHTINGS,
     Ledger,
     Lookahead,
+    Request,
     part_of,
     reassign,
     short_slice_sizes,
@@ -164,11 +165,12 @@ class Walk:
     def fetch(self, lookahead, limit, share):
         have = self.fetched.setdefault(id(lookahead), set())
         while not set(share.positions) <= have:
-            iteration, positions = lookahead.request(limit)
-            assert iteration >= share.iteration
-            assert len(positions) <= limit
-            assert not have & set(positions)  # nothing is asked for twice
-            have.update(positions)
+            request = lookahead.request(limit)
+            assert request.iteration >= share.iteration
+            assert len(request.positions) <= limit
+            assert not have & set(request.positions)  # nothing is asked for twice
+            assert not request.whole
+            have.update(request.positions)
         return have
 
 
@@ -196,6 +198,44 @@ def test_misses_are_what_a_change_asks_for_out_of_turn():
         pass
     lookahead.resize(np.array([5, 3]))
     assert lookahead.misses == 2
-    assert lookahead.request(9) == (0, (7,))
-    assert lookahead.request(9) == (1, (15,))
+    assert lookahead.request(9) == Request(iteration=0, positions=(7,))
+    assert lookahead.request(9) == Request(iteration=1, positions=(15,))
     assert lookahead.request(9) is None
+
+
+@given(histories(), st.integers(1, 130), st.integers(0, 3), st.integers(1, 2), st.integers(0, 6))
+def test_shares_that_were_asked_for_whole_are_asked_for_again_when_they_change(history, length, depth, minimum, steady):
+    """A worker gets each share whole, or each of its samples, for any history of sizes; sizes change now and then."""
+    size = int(history[0].sum())
+    lookahead = Lookahead(
+        Ledger(length=length, global_batch_size=size), worker=0, sizes=history[0], depth=depth, minimum=minimum
+    )
+    whole, samples, turn = {}, {}, 0
+    while (share := lookahead.share()) is not None:
+        held = samples.setdefault(share.iteration, set())
+        while not (whole.get(share.iteration) == share.positions or set(share.positions) <= held):
+            request = lookahead.request(None, whole=True)
+            if request.whole:
+                whole[request.iteration] = request.positions
+            else:
+                held_then = samples.setdefault(request.iteration, set())
+                assert not held_then & set(request.positions)
+                held_then.update(request.positions)
+        lookahead.advance()
+        turn += 1
+        lookahead.resize(history[turn // (steady + 1) % len(history)])
+    if all(np.array_equal(sizes, history[0]) for sizes in history) and minimum == 1:
+        assert not any(samples.values())
+
+
+def test_nothing_is_asked_for_whole_until_sizes_have_settled():
+    lookahead = Lookahead(Ledger(length=400, global_batch_size=8), worker=0, sizes=np.array([4, 4]), depth=1)
+    assert lookahead.request(None, whole=True) == Request(iteration=0, positions=(0, 1, 2, 3), whole=True)
+    lookahead.resize(np.array([3, 5]))
+    assert lookahead.misses == 3
+    asked = []
+    for _ in range(8):
+        asked.append(lookahead.request(None, whole=True))
+        lookahead.advance()
+    assert [request.whole for request in asked] == [False] * 4 + [True] * 4
+    assert asked[0].positions == (0, 1, 2)

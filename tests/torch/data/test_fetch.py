@@ -2,16 +2,20 @@
 
 import pickle
 import random
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import evenstep
-from evenstep.torch.data.fetch import Requests, SeededDataset, inner_loader
+from evenstep.core.samples import Request
+from evenstep.torch.data.batch_maker import BatchMaker
+from evenstep.torch.data.fetch import ProcessFetcher, Requests, WorkerDataset
+from evenstep.torch.data.packing import pack
+from evenstep.torch.data.randomness import NumPyRandom, PythonRandom
 
 ROWS, COLUMNS = 4096, 256  # 1 KB a sample, 4 MB in all
 DATA = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
@@ -64,12 +68,6 @@ VIEWS = {
 }
 
 
-def packed(samples):
-    """As a data worker packs them for a `collate_fn` of the user's own."""
-    source = DataLoader(range(1), batch_size=1, num_workers=1, collate_fn=list)
-    return inner_loader(source, SeededDataset(source.dataset, 0), 0, Requests()).collate_fn(samples)
-
-
 def same(one, other):
     if isinstance(one, torch.Tensor):
         assert (type(one), one.dtype, one.layout, one.requires_grad) == (
@@ -96,18 +94,18 @@ def same(one, other):
 @pytest.mark.parametrize("kind", VIEWS)
 def test_a_view_of_a_large_tensor_travels_without_the_rest_of_it(kind):
     samples = [VIEWS[kind](row) for row in range(7, 39)]
-    travels = packed(samples)
+    travels = pack(samples)
     assert len(travels) / len(samples) < 2 * COLUMNS * 4 + 1500
     same(pickle.loads(travels), samples)
 
 
 def test_a_kilobyte_travels_with_less_than_a_hundred_bytes_beside_it():
-    assert len(packed([DATA[row] for row in range(32)])) < 32 * (COLUMNS * 4 + 100)
+    assert len(pack([DATA[row] for row in range(32)])) < 32 * (COLUMNS * 4 + 100)
 
 
 def test_what_is_expanded_travels_as_small_as_it_is_stored():
     samples = [torch.full((1,), float(row)).expand(10**6) for row in range(4)]
-    travels = packed(samples)
+    travels = pack(samples)
     assert len(travels) < 10_000
     same(pickle.loads(travels), samples)
 
@@ -153,9 +151,16 @@ class InLists(InMemory):
 
 
 def epoch_of(dataset, **options):
+    return epoch(loader_of(dataset, **options))
+
+
+def loader_of(dataset, **options):
     model = torch.nn.Linear(1, 1)
     source = DataLoader(dataset, **{"batch_size": 8, "collate_fn": list, **options})
-    _, _, loader = evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), source)
+    return evenstep.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), source)[2]
+
+
+def epoch(loader):
     return [sample for batch in loader for sample in batch]
 
 
@@ -175,3 +180,166 @@ def test_what_draws_nothing_is_fetched_once():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_dataset_that_fetches_lists_is_asked_for_lists(num_workers):
     assert sorted(index for _, index in epoch_of(InLists(), num_workers=num_workers)) == list(range(-49, 1))
+
+
+class DrawsFrom(InMemory):
+    """Draws by one generator, and by a second where the first says so."""
+
+    def __init__(self, *draws):
+        self.draws = draws
+
+    def __getitem__(self, index):
+        first, second = (DRAW[each] for each in self.draws)
+        value = first()
+        return (value, second()) if value > 0.9 else (value, 0.0)
+
+
+DRAW = {"python": random.random, "gauss": lambda: random.gauss(), "numpy": np.random.random, "randn": np.random.randn,
+        "torch": lambda: torch.rand(()).item(), "torch gauss": lambda: torch.randn(()).item()}  # fmt: skip
+
+
+def moving(kinds):
+    """What the script itself draws next."""
+    return [DRAW[kind]() for kind in kinds]
+
+
+@pytest.mark.parametrize("draws", [("python", "numpy"), ("numpy", "torch"), ("torch", "python"), ("gauss", "randn"),
+                                   ("randn", "torch gauss"), ("torch gauss", "gauss")])  # fmt: skip
+def test_whoever_fetches_draws_the_same_and_the_script_does_not_notice(draws):
+    """Also where the generators keep a second Gaussian number back."""
+    seeded_everywhere(5)
+    expected = [moving(DRAW) for _ in range(4)]
+    seen = []
+    for options in ({}, {"batch_size": 3}, {"num_workers": 2}, {"num_workers": 2, "collate_fn": tupled}):
+        loader = loader_of(DrawsFrom(*draws), **options)
+        seeded_everywhere(5)
+        found = [moving(DRAW)]
+        seen.append([(float(x), float(y)) for x, y in epoch(loader)])
+        found += [moving(DRAW) for _ in range(3)]
+        assert found == expected
+    assert seen[1:] == seen[:1] * 3
+    assert len(set(seen[0])) == 50
+
+
+def seeded_everywhere(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def tupled(samples):
+    return [(x, y) for x, y in samples]
+
+
+def masked(samples):
+    """A collate function that draws, as that of masked language models does."""
+    return [([index for _, index in samples], torch.rand(()).item(), random.random())]
+
+
+@pytest.mark.parametrize("dataset", [InMemory(), DrawsSometimes(20)], ids=["still", "drawing"])
+def test_a_collate_function_draws_the_same_whoever_calls_it(dataset):
+    torch.manual_seed(3)
+    expected = torch.rand(2).tolist()
+    seen = []
+    for num_workers in (0, 2):
+        loader = loader_of(dataset, num_workers=num_workers, collate_fn=masked)
+        torch.manual_seed(3)
+        seen.append(epoch(loader))
+        assert torch.rand(2).tolist() == expected
+    assert seen[0] == seen[1]
+    assert len({drawn for _, drawn, _ in seen[0]}) == len(seen[0])
+
+
+class AsOne(InMemory):
+    def __getitems__(self, indices):
+        return {"image": DATA[indices], "labels": torch.tensor(indices)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_may_fetch_a_batch_as_one(num_workers):
+    loader = loader_of(AsOne(), num_workers=num_workers, collate_fn=lambda batch: batch)
+    assert [label for batch in loader for label in batch["labels"].tolist()] == list(range(50))
+
+
+def test_samples_that_are_needed_one_by_one_must_come_in_a_list():
+    maker = BatchMaker(AsOne(), 0, list)
+    with pytest.raises(evenstep.ConfigError, match=r"__getitems__ returned .* return a list of samples"):
+        maker.packed((0, (0, 1), [0, 1]))
+
+
+class Shares:
+    """Shares whose sizes change after each request: the first two requests are of what is not handed out."""
+
+    def __init__(self, *requests):
+        self.requests = deque(requests)
+
+    def request(self, limit, *, whole=False):
+        return self.requests.popleft() if self.requests else None
+
+
+class Inner:
+    """Data workers that are this process."""
+
+    def __init__(self, requests, maker):
+        self.requests, self.dataset = requests, WorkerDataset(maker)
+
+    def __iter__(self):
+        return (self.dataset.__getitems__(task) for task in self.requests)
+
+
+def fetcher_of(maker, *requests):
+    asked = Requests()
+    asked.begin(Shares(*requests), 1, np.arange(50), limit=None, by_rows=maker.by_rows)
+    return ProcessFetcher(Inner(asked, maker), asked, maker, 1, pin=False)
+
+
+@pytest.mark.parametrize("dataset", [InMemory(), DrawsSometimes(0)], ids=["still", "drawing"])
+@pytest.mark.parametrize("collate", [default_collate, masked], ids=["default", "own"])
+def test_what_a_change_of_sizes_leaves_is_the_same_batch(dataset, collate):
+    """Whether it came whole, from a whole that was asked for anew, or from parts of two chunks."""
+    maker = BatchMaker(dataset, 7, collate)
+    expected = maker.batch((1, (3, 4, 5, 6), [3, 4, 5, 6]))
+    own = collate is not default_collate
+    whole = Request(iteration=0, positions=(3, 4, 5, 6), whole=own)
+    larger = Request(iteration=0, positions=(2, 3, 4, 5, 6, 7), whole=own)
+    parts = Request(iteration=0, positions=(3, 5)), Request(iteration=0, positions=(4, 6))
+    for requests in ((whole,), (larger, *parts), parts, (larger, whole)):
+        found = fetcher_of(BatchMaker(dataset, 7, collate), *requests).fetch(0, (3, 4, 5, 6))
+        assert str(found) == str(expected)
+
+
+def test_a_chunk_that_is_the_batch_is_not_copied():
+    maker = BatchMaker(InMemory(), 0)
+    requests = [Request(iteration=0, positions=(0, 1)), Request(iteration=1, positions=(2, 3))]
+    fetcher = fetcher_of(maker, *requests)
+    sent = []
+    fetcher._chunks = (sent.append(chunk) or chunk for chunk in fetcher._chunks)
+    assert all(fetcher.fetch(n, request.positions) is sent[n] for n, request in enumerate(requests))
+
+
+def test_numpys_generator_may_be_another_one():
+    own = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        generator = NumPyRandom()
+        before = generator.state()
+        drawn = np.random.random(), np.random.randn()
+        assert generator.state() != before
+        generator.restore(before)
+        assert (np.random.random(), np.random.randn()) == drawn
+    finally:
+        np.random.set_bit_generator(own)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["by its words", "by getstate"])
+def test_pythons_generator_is_put_back(known):
+    generator = PythonRandom()
+    if not known:
+        generator._memory = None
+    for draw in (random.random, random.gauss, lambda: random.getrandbits(1)):
+        before = generator.state()
+        assert generator.state() == before
+        drawn = draw()
+        assert generator.state() != before
+        generator.restore(before)
+        assert draw() == drawn

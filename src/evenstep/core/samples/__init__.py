@@ -11,6 +11,7 @@ from evenstep.core.samples.lookahead import Lookahead
 from evenstep.core.samples.share import (
     WEIGHTINGS,
     MicroBatch,
+    Request,
     Share,
     Shares,
     by_samples,
@@ -25,6 +26,7 @@ __all__ = [
     "Ledger",
     "Lookahead",
     "MicroBatch",
+    "Request",
     "Share",
     "Shares",
     "Slice",

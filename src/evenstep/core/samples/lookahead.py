@@ -1,15 +1,14 @@
 """What one worker fetches ahead, and what it needs now, while the sizes keep changing."""
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self, final
 
 import numpy as np
 
 from evenstep.core.samples.assignment import part_of, reassign, slice_sizes, split
 from evenstep.core.samples.ledger import Ledger, Slice
-from evenstep.core.samples.share import Share
+from evenstep.core.samples.share import Request, Share
 from evenstep.core.values import IntArray
 
 
@@ -18,26 +17,36 @@ class _Planned:
     """A slice in the window: its sizes now, and what this worker has already asked for.
 
     `owners` is its assignment if the sizes have changed; until then workers have consecutive parts in their order.
+    `unasked` is what is needed and not asked for. `whole`: it was asked for whole.
     """
 
     cut: Slice
     sizes: IntArray
     needed: tuple[int, ...]
+    unasked: tuple[int, ...]
     owners: IntArray | None = None
-    asked: set[int] = field(default_factory=set)
+    asked: tuple[int, ...] = ()
+    whole: bool = False
 
     @classmethod
     def of(cls, cut: Slice, sizes: IntArray, worker: int) -> Self:
         start, size = cut.start + sum(sizes[:worker].tolist()), int(sizes[worker])
-        return cls(cut, sizes, tuple(range(start, start + size)) or (cut.start,))
+        needed = tuple(range(start, start + size)) or (cut.start,)
+        return cls(cut, sizes, needed, needed)
 
     def assign(self, sizes: IntArray, worker: int) -> None:
         self.owners = reassign(split(self.sizes) if self.owners is None else self.owners, sizes)
         self.sizes = sizes
-        self.needed = part_of(self.owners, worker, self.cut.start) or (self.cut.start,)
+        needed = part_of(self.owners, worker, self.cut.start) or (self.cut.start,)
+        if self.whole and needed != self.needed:
+            self.asked, self.whole = (), False
+        asked = set(self.asked)
+        self.needed, self.unasked = needed, tuple([position for position in needed if position not in asked])
 
-    def unasked(self) -> Iterator[int]:
-        return (position for position in self.needed if position not in self.asked)
+    def ask(self, limit: int | None) -> tuple[int, ...]:
+        positions, self.unasked = self.unasked[:limit], () if limit is None else self.unasked[limit:]
+        self.asked += positions
+        return positions
 
 
 @final
@@ -65,6 +74,8 @@ class Lookahead:
         self._minimum = minimum
         self._window: deque[_Planned] = deque()
         self.misses = 0
+        self._unsettled = 0
+        """Slices to hand out before sizes count as settled."""
         self._use(sizes)
         self._extend()
 
@@ -88,19 +99,20 @@ class Lookahead:
         if sizes is self._sizes or np.array_equal(sizes, self._sizes):
             return
         self._use(sizes)
+        self._unsettled = 2 * (self._depth + 1)
         for planned in self._window:
+            begun = bool(planned.asked)
             planned.assign(self._sizes_of(planned.cut), self._worker)
-            if planned.asked:
-                self.misses += sum(1 for _ in planned.unasked())
+            self.misses += begun * len(planned.unasked)
 
-    def request(self, limit: int) -> tuple[int, tuple[int, ...]] | None:
-        """The next positions to fetch, at most `limit`, all of one iteration; None when all are asked for."""
-        for planned in self._window:
-            positions = tuple(position for position, _ in zip(planned.unasked(), range(limit), strict=False))
-            if positions:
-                planned.asked.update(positions)
-                return planned.cut.iteration, positions
-        return None
+    def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
+        """As `Shares.request`. Nothing is asked for whole for a while after a change of sizes, as more may follow."""
+        planned = next((each for each in self._window if each.unasked), None)
+        if planned is None:
+            return None
+        repeated = len(planned.needed) < self._minimum
+        planned.whole = whole and not (limit or planned.asked or repeated or self._unsettled)
+        return Request(iteration=planned.cut.iteration, positions=planned.ask(limit), whole=planned.whole)
 
     def share(self) -> Share | None:
         """This worker's part of the present slice, or None when the epoch is over."""
@@ -118,5 +130,6 @@ class Lookahead:
     def advance(self) -> None:
         """The present slice has been handed out: take it from the ledger and move the window."""
         self._ledger.skip()
+        self._unsettled = max(self._unsettled - 1, 0)
         self._window.popleft()
         self._extend()

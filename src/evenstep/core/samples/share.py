@@ -29,6 +29,22 @@ class Share:
     ends_epoch: bool = False
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Positions of one iteration to fetch.
+
+    Attributes:
+        positions: which.
+        whole: whether they are those of the share and in their order. If the share changes, all of it is asked for
+            again.
+    """
+
+    iteration: int
+    positions: tuple[int, ...]
+    whole: bool = False
+
+
 class Shares(Protocol):
     """One worker's shares of an epoch, one after another.
 
@@ -47,8 +63,11 @@ class Shares(Protocol):
     def advance(self) -> None:
         """The share has been handed out."""
 
-    def request(self, limit: int) -> tuple[int, tuple[int, ...]] | None:
-        """An iteration and positions of it to fetch next, at most `limit`; None when all known are asked for."""
+    def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
+        """What to fetch next, at most `limit` positions; None when all known are asked for.
+
+        `whole`: shares had better be fetched whole, as nothing can be made of parts of what is fetched.
+        """
 
 
 @final

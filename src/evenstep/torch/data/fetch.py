@@ -1,299 +1,209 @@
-"""Fetches samples: in this process, or in a DataLoader's worker processes, in chunks ahead of need."""
+"""Fetches batches: in this process, or in a DataLoader's worker processes, ahead of need."""
 
-import copy
-import io
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any, Final, TypeAlias, final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from evenstep.core.samples import Indices, Shares
-from evenstep.torch.data.order import Generators, seed_everything
-
-Address = tuple[int, int, int]
-"""Epoch, position in the epoch, index in the dataset."""
-
-
-@final
-class SeededDataset(Dataset[Any]):
-    """The user's dataset, addressed by `Address`; each sample's randomness derives from seed, epoch and position.
-
-    So an augmentation does not depend on the worker, or the process, that computes it. Seeding takes longer than many a
-    sample, so samples are fetched without it until one of them draws a random number. Attributes are the dataset's own,
-    because a user's `worker_init_fn` reads and sets them.
-    """
-
-    __slots__ = ("_dataset", "_draws", "_seed")
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        object.__setattr__(self, "_dataset", dataset)
-        object.__setattr__(self, "_seed", seed)
-        object.__setattr__(self, "_draws", False)
-
-    def __getitem__(self, address: Address) -> Any:
-        epoch, position, index = address
-        seed_everything(self._seed, epoch, position)
-        return self._dataset[index]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_dataset"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
-
-    def __getstate__(self) -> tuple[Any, int]:
-        return self._dataset, self._seed
-
-    def __setstate__(self, state: tuple[Any, int]) -> None:
-        self.__init__(*state)
-
-    def __getitems__(self, addresses: list[Address]) -> list[Any]:
-        samples: list[Any] = fetched(self, addresses, list)
-        return samples
-
-
-def fetched(dataset: SeededDataset, addresses: list[Address], collate: Callable[[list[Any]], Any]) -> Any:
-    """The collated samples of these addresses; the script's own stream of random numbers does not move.
-
-    A fetch that draws a number is done once more, with a seed for each sample, and so are all after it. So what one
-    gets never depends on which fetch was the first to draw.
-    """
-    generators, own = Generators(), object.__getattribute__(dataset, "_dataset")
-    if not object.__getattribute__(dataset, "_draws"):
-        batch = collate(_unseeded(own, [index for _, _, index in addresses]))
-        if generators.same():
-            return batch
-        object.__setattr__(dataset, "_draws", True)
-    try:
-        return collate([dataset[address] for address in addresses])
-    finally:
-        generators.restore()
-
-
-def _unseeded(dataset: Any, indices: list[int]) -> list[Any]:
-    if indices and callable(getattr(dataset, "__getitems__", None)):
-        return list(dataset.__getitems__(indices))
-    return [dataset[index] for index in indices]
-
-
-def _is_plain(dataset: Dataset[Any]) -> bool:
-    """Whether its samples are rows of tensors."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is TensorDataset
+from evenstep.core.samples import Indices, Request, Shares
+from evenstep.torch.data.batch_maker import Addresses, BatchMaker
+from evenstep.torch.data.packing import joined
 
 
 @final
 class InlineFetcher:
     """Fetches in this process, when the batch is needed."""
 
-    def __init__(self, source: DataLoader[Any], dataset: SeededDataset, epoch: int, order: Indices) -> None:
-        self._source = source
-        self._dataset = dataset
+    def __init__(self, maker: BatchMaker, epoch: int, order: Indices, *, pin: bool) -> None:
+        self._maker = maker
         self._order = order
         self._epoch = epoch
-        self._plain = _is_plain(source.dataset)
+        self._pin = pin
 
     def fetch(self, _: int, positions: Sequence[int], *, last: bool = True) -> Any:
         """The collated batch of these positions, in their order."""
-        indices, pin = self._order[np.array(positions)], self._source.pin_memory
-        if self._plain and self._source.collate_fn is default_collate:
-            return _pinned(_rows_of(self._source.dataset, torch.from_numpy(indices)), pin)
-        addresses = [(self._epoch, *each) for each in zip(positions, indices.tolist(), strict=True)]
-        return _pinned(fetched(self._dataset, addresses, self._source.collate_fn), pin)
-
-
-def _rows_of(dataset: Dataset[Any], indices: torch.Tensor) -> list[torch.Tensor]:
-    """What default_collate makes of these samples of a TensorDataset, without a call per sample."""
-    while isinstance(dataset, Subset):
-        indices = torch.as_tensor(dataset.indices)[indices]
-        dataset = dataset.dataset
-    assert isinstance(dataset, TensorDataset)
-    return [tensor[indices] for tensor in dataset.tensors]
+        indices = self._order[np.array(positions)].tolist()
+        return _pinned(self._maker.batch((self._epoch, positions, indices)), self._pin)
 
 
 @final
 class Requests:
-    """The index sampler of the inner DataLoader: an endless stream of chunks of addresses."""
+    """The index sampler of the inner DataLoader: an endless stream of what to fetch next."""
 
     def __init__(self) -> None:
-        self.issued: deque[tuple[int, tuple[int, ...]]] = deque()
-        self._ask: Callable[[], list[Address]] = list
+        self.issued: deque[Request | None] = deque()
+        self._ask: Callable[[], _Task | None] = _nothing
 
-    def begin(self, shares: Shares, epoch: int, order: Indices, chunk_size: Callable[[], int]) -> None:
-        """From now on, ask for the samples of these shares."""
+    def begin(self, shares: Shares, epoch: int, order: Indices, *, limit: int | None, by_rows: bool) -> None:
+        """From now on, ask for the samples of these shares, at most `limit` at a time; `by_rows` as in `BatchMaker`."""
         self.issued.clear()
 
-        def ask() -> list[Address]:
-            request = shares.request(chunk_size())
-            iteration, positions = request if request is not None else (-1, ())
-            self.issued.append((iteration, positions))
-            indices = order[np.array(positions, dtype=np.int64)].tolist()
-            return [(epoch, *address) for address in zip(positions, indices, strict=True)]
+        def ask() -> _Task | None:
+            request = shares.request(limit, whole=limit is None and not by_rows)
+            self.issued.append(request)
+            if request is None:
+                return None
+            indices = order[np.array(request.positions)].tolist()
+            return (epoch, request.positions, indices), request.whole or by_rows
 
         self._ask = ask
 
     def end(self) -> None:
         """Ask for nothing more."""
-        self._ask = list
+        self._ask = _nothing
 
-    def __iter__(self) -> Iterator[list[Address]]:
+    def __iter__(self) -> Iterator[Any]:
         while True:
             yield self._ask()
 
 
-@final
-class ProcessFetcher:
-    """Fetches in a DataLoader's worker processes, in chunks, along shares that may change at any time.
+_Task: TypeAlias = tuple[Addresses, bool]
+"""What a data worker fetches, and whether it collates that."""
 
-    Whenever the DataLoader hands back a chunk it asks for work, and gets what is needed soonest. It keeps the order of
-    requests, so a late request waits for those under way. When nothing is left to ask for it gets an empty chunk,
-    since its index sampler must not end before the epoch does.
+
+def _nothing() -> None:
+    """Nothing is left to ask for."""
+
+
+@final
+class WorkerDataset(Dataset[Any]):
+    """The user's dataset in a data worker, which carries out tasks.
+
+    Attributes are the dataset's own, because a user's `worker_init_fn` reads and sets them.
     """
 
-    def __init__(self, inner: DataLoader[Any], requests: Requests, source: DataLoader[Any]) -> None:
+    __slots__ = ("_evenstep_maker",)
+
+    def __init__(self, maker: BatchMaker) -> None:
+        object.__setattr__(self, "_evenstep_maker", maker)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._evenstep_maker.dataset[index]
+
+    def __getitems__(self, task: _Task | None) -> Any:
+        if task is None:
+            return None
+        addresses, collated = task
+        return self._evenstep_maker.batch(addresses) if collated else self._evenstep_maker.packed(addresses)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_evenstep_maker").dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._evenstep_maker.dataset, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerDataset, (self._evenstep_maker,)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What a data worker sent: a batch of these positions, or if it is not `collated`, their samples."""
+
+    positions: tuple[int, ...]
+    content: Any
+    collated: bool
+
+
+@final
+class ProcessFetcher:
+    """Fetches in a DataLoader's worker processes, along shares that may change at any time.
+
+    Whenever the DataLoader hands back a chunk it asks for work, and gets what is needed soonest. It keeps the order of
+    requests, so a late request waits for those under way. When nothing is left to ask for it gets nothing to do, since
+    its index sampler must not end before the epoch does. A chunk is the batch itself unless sizes have changed since it
+    was asked for.
+    """
+
+    def __init__(self, inner: DataLoader[Any], requests: Requests, maker: BatchMaker, epoch: int, *, pin: bool) -> None:
         self._chunks = iter(inner)
         self._requests = requests
-        self._collate = None if source.collate_fn is default_collate else source.collate_fn
-        self._pin = source.pin_memory
-        self._held: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._maker = maker
+        self._epoch = epoch
+        self._pin = pin
+        self._held: dict[int, list[_Chunk]] = {}
 
     def fetch(self, iteration: int, positions: Sequence[int], *, last: bool = True) -> Any:
         """The collated batch of these positions, in their order; receives chunks until it is complete.
 
         `last`: no more positions of this iteration will be asked for.
         """
-        keys = [(iteration, position) for position in positions]
-        while any(key not in self._held for key in keys):
-            chunk = next(self._chunks)
-            of_iteration, received = self._requests.issued.popleft()
-            samples = chunk if self._collate is None or not received else pickle.loads(chunk)
-            self._held.update({(of_iteration, p): (samples, row) for row, p in enumerate(received)})
-        pieces = [self._held[key] for key in keys]
+        while (found := self._found(iteration, positions)) is None:
+            self._receive()
         if last:  # Other micro-batches of this iteration may need copies of the same samples.
-            self._held = {key: piece for key, piece in self._held.items() if key[0] > iteration}
-        if self._collate is None:
-            return _pinned(_joined(_runs(pieces)), self._pin)
-        return _pinned(self._collate([samples[row] for samples, row in pieces]), self._pin)
+            self._held = {key: chunks for key, chunks in self._held.items() if key > iteration}
+        return found[0]
+
+    def _receive(self) -> None:
+        content = next(self._chunks)
+        request = self._requests.issued.popleft()
+        if request is None:
+            return
+        collated = request.whole or self._maker.by_rows
+        chunk = _Chunk(request.positions, content if collated else pickle.loads(content), collated)
+        self._held.setdefault(request.iteration, []).append(chunk)
+
+    def _found(self, iteration: int, positions: Sequence[int]) -> tuple[Any] | None:
+        """The batch, in a tuple, if all of it has been received."""
+        chunks = self._held.get(iteration)
+        if chunks is None:
+            return None
+        for chunk in chunks:
+            if chunk.collated and chunk.positions == positions:
+                return (chunk.content,)
+        rows = {
+            position: (chunk.content, row)
+            for chunk in chunks
+            if self._maker.by_rows or not chunk.collated
+            for row, position in enumerate(chunk.positions)
+        }
+        if not rows.keys() >= set(positions):
+            return None
+        pieces = [rows[position] for position in positions]
+        if self._maker.by_rows:
+            return (_pinned(joined(pieces), self._pin),)
+        samples = [content[row] for content, row in pieces]
+        return (_pinned(self._maker.collated(self._epoch, positions, samples), self._pin),)
 
 
 Fetcher: TypeAlias = InlineFetcher | ProcessFetcher
 
 
-def inner_loader(source: DataLoader[Any], dataset: SeededDataset, seed: int, requests: Requests) -> DataLoader[Any]:
-    """A DataLoader with the user's worker settings that fetches chunks as `requests` asks for them."""
+def inner_loader(source: DataLoader[Any], maker: BatchMaker, seed: int, requests: Requests) -> DataLoader[Any]:
+    """A DataLoader with the user's worker settings that fetches what `requests` asks for."""
     generator = torch.Generator()
     generator.manual_seed(seed)  # Otherwise it draws from the script's own stream.
-    prefetch_factor = source.prefetch_factor or 2
     return DataLoader(
-        dataset,
+        WorkerDataset(maker),
         batch_sampler=requests,
         num_workers=source.num_workers,
-        collate_fn=_pack_default if source.collate_fn is default_collate else _pack_samples,
+        collate_fn=_as_made,
+        pin_memory=pins(source),
         timeout=source.timeout,
         worker_init_fn=source.worker_init_fn,
         multiprocessing_context=source.multiprocessing_context,
-        # The user counts whole batches, of which each process fetches one chunk.
-        prefetch_factor=prefetch_factor * source.num_workers,
+        prefetch_factor=source.prefetch_factor,
         persistent_workers=source.persistent_workers,
         generator=generator,
     )
 
 
-def _pack_default(samples: list[Any]) -> Any:
-    """One tensor per field: each tensor takes a file descriptor on its way between processes."""
-    return default_collate(samples) if samples else None
+def _as_made(batch: Any) -> Any:
+    """It is collated already."""
+    return batch
 
 
-def _pack_samples(samples: list[Any]) -> bytes | None:
-    """For a `collate_fn` of the user's own, which takes samples: one string of bytes, for the same reason."""
-    if not samples:
-        return None
-    packed = io.BytesIO()
-    _CompactPickler(packed, pickle.HIGHEST_PROTOCOL).dump(samples)
-    return packed.getvalue()
-
-
-@final
-class _CompactPickler(pickle.Pickler):
-    """Packs only the elements that a tensor shows.
-
-    A sample of an in-memory dataset is a view (`self.x[i]`), for which pickle packs the storage of the whole dataset.
-    """
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-            return NotImplemented  # A sparse tensor's parts come here one by one.
-        stored = value.untyped_storage().nbytes()
-        if _is_array(value) and value.nbytes <= stored:
-            return torch.from_numpy, (value.numpy(),)  # Ten times as fast as a tensor.
-        if value.nbytes >= stored:
-            return NotImplemented
-        compact = value.detach().clone()
-        if type(compact) is not type(value):
-            return NotImplemented
-        compact.requires_grad_(value.requires_grad)
-        vars(compact).update(vars(value))
-        return compact.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
-
-
-def _is_array(tensor: torch.Tensor) -> bool:
-    """Whether a NumPy array holds all of it."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.dtype in _ARRAYS
-        and tensor.device.type == "cpu"
-        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or vars(tensor))
-    )
-
-
-_ARRAYS: Final = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    }
-)
-
-
-def _runs(pieces: list[tuple[Any, int]]) -> list[tuple[Any, list[int]]]:
-    """Neighbouring pieces of one chunk put together: (chunk, rows)."""
-    runs: list[tuple[Any, list[int]]] = []
-    for chunk, row in pieces:
-        if runs and runs[-1][0] is chunk:
-            runs[-1][1].append(row)
-        else:
-            runs.append((chunk, [row]))
-    return runs
-
-
-def _joined(runs: list[tuple[Any, list[int]]]) -> Any:
-    """One default-collated batch of the given rows of default-collated chunks."""
-    first = runs[0][0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat([_rows(chunk, rows) for chunk, rows in runs])
-    if isinstance(first, MutableMapping):
-        joined = copy.copy(first)  # Keeps the type, as default_collate does.
-        joined.update({name: _joined([(chunk[name], rows) for chunk, rows in runs]) for name in first})
-        return joined
-    if first and isinstance(first[0], str | bytes) and not hasattr(first, "_fields"):
-        return type(first)(chunk[row] for chunk, rows in runs for row in rows)
-    fields = [_joined([(chunk[field], rows) for chunk, rows in runs]) for field in range(len(first))]
-    if hasattr(first, "_fields"):
-        return type(first)(*fields)
-    return type(first)(fields)
-
-
-def _rows(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return tensor[rows[0] : rows[0] + len(rows)]
-    return tensor[torch.from_numpy(np.array(rows))]
+def pins(source: DataLoader[Any]) -> bool:
+    """Whether batches go to page-locked memory: the user's loader asks for that, and there is a GPU."""
+    return bool(source.pin_memory) and torch.cuda.is_available()
 
 
 def _pinned(batch: Any, pin: bool) -> Any:
-    """The batch in page-locked memory, if the user's loader asks for that and there is a GPU."""
-    return pin_memory(batch) if pin and torch.cuda.is_available() else batch  # type: ignore[no-untyped-call]
+    return pin_memory(batch) if pin else batch  # type: ignore[no-untyped-call]

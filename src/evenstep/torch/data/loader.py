@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 from torch.utils.data import DataLoader
 
 from evenstep.core.samples import Drawn, Shares
+from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
-from evenstep.torch.data.fetch import Fetcher, InlineFetcher, ProcessFetcher, Requests, SeededDataset, inner_loader
+from evenstep.torch.data.fetch import Fetcher, InlineFetcher, ProcessFetcher, Requests, inner_loader, pins
 from evenstep.torch.data.loop import Bound, Maker
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class PreparedLoader(Batches):
         self.sampler: Any = getattr(source, "sampler", None)
         self._requests = Requests()
         self._inner: DataLoader[Any] | None = None
-        self._seeded: tuple[SeededDataset, int] | None = None
+        self._made: tuple[BatchMaker, int] | None = None
 
     def bind(self, source: DataLoader[Any], bound: Bound) -> None:
         super().bind(source, bound)
@@ -70,18 +71,14 @@ class PreparedLoader(Batches):
         return lambda share, piece: fetcher.fetch(share.iteration, piece.positions, last=piece.last)
 
     def _fetcher(self, shares: Shares, drawn: Drawn) -> Fetcher:
-        seed, epoch = self._epochs.order.seed, self._at.epoch
-        if self._seeded is None or self._seeded[1] != seed:  # A state that was loaded may have another seed.
-            self._seeded, self._inner = (SeededDataset(self._source.dataset, seed), seed), None
-        dataset, _ = self._seeded
-        if not self._source.num_workers:
-            return InlineFetcher(self._source, dataset, epoch, drawn.indices)
+        source, seed, epoch = self._source, self._epochs.order.seed, self._at.epoch
+        if self._made is None or self._made[1] != seed:  # A state that was loaded may have another seed.
+            self._made, self._inner = (BatchMaker(source.dataset, seed, source.collate_fn), seed), None
+        maker, _ = self._made
+        if not source.num_workers:
+            return InlineFetcher(maker, epoch, drawn.indices, pin=pins(source))
         if self._inner is None:
-            self._inner = inner_loader(self._source, dataset, seed, self._requests)
-        rank, processes = self.engine.workers.rank, self._source.num_workers
-
-        def chunk_size() -> int:
-            return max(1, -(-int(self._balancer.planned_sizes()[rank]) // processes))
-
-        self._requests.begin(shares, epoch, drawn.indices, chunk_size)
-        return ProcessFetcher(self._inner, self._requests, self._source)
+            self._inner = inner_loader(source, maker, seed, self._requests)
+        limit = self._started.scheme.micro_batch
+        self._requests.begin(shares, epoch, drawn.indices, limit=limit, by_rows=maker.by_rows)
+        return ProcessFetcher(self._inner, self._requests, maker, epoch, pin=pins(source))

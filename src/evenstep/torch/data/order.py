@@ -1,9 +1,7 @@
 """The order of an epoch's samples: position p of epoch e is dataset index `order(e)[p]`, alike on every worker."""
 
-import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -19,6 +17,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
+from evenstep.torch.data.randomness import mixed, seeded_randomness
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.data.shards import ShardedDataset, ShardedShuffle
 from evenstep.torch.processes.workers import Workers, gather
@@ -107,11 +106,11 @@ class EpochOrder:
         count = self.dataset_length
         if sampler.replacement:
             return PiecewiseIndices(
-                lambda piece: torch.randint(count, (_PIECE,), generator=_generator(_mixed(self.seed, epoch, piece))),
+                lambda piece: torch.randint(count, (_PIECE,), generator=_generator(mixed(self.seed, epoch, piece))),
                 _PIECE,
             )
         return PiecewiseIndices(
-            lambda piece: torch.randperm(count, generator=_generator(_mixed(self.seed, epoch, piece))), count
+            lambda piece: torch.randperm(count, generator=_generator(mixed(self.seed, epoch, piece))), count
         )
 
     def _drawn(self, epoch: int, workers: Workers) -> Drawn:
@@ -193,62 +192,6 @@ def _generator(seed: int) -> torch.Generator:
     generator = torch.Generator()
     generator.manual_seed(seed)
     return generator
-
-
-@contextmanager
-def seeded_randomness(*key: int) -> Iterator[None]:
-    """Inside, the generators of Python, NumPy and torch (CPU) start from the key; afterwards they are restored."""
-    before = Generators()
-    seed_everything(*key)
-    try:
-        yield
-    finally:
-        before.restore()
-
-
-@final
-class Generators:
-    """The states of the global generators of Python, NumPy and torch (CPU) when this was created."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
-        self._cpu = torch.default_generator.get_state()
-
-    def same(self) -> bool:
-        """Whether they have not moved since."""
-        now = Generators()
-        (name, key, *rest), (name_now, key_now, *rest_now) = self._numpy, now._numpy
-        return (
-            torch.equal(self._cpu, now._cpu)
-            and (name, rest) == (name_now, rest_now)
-            and np.array_equal(key, key_now)
-            and self._python == now._python
-        )
-
-    def restore(self) -> None:
-        """Put the generators back."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.default_generator.set_state(self._cpu)
-
-
-def seed_everything(*key: int) -> None:
-    """Seed the global generators of Python, NumPy and torch (CPU) from the key."""
-    seed = _mixed(*key)
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-def _mixed(*key: int) -> int:
-    """63 bits of the key: SplitMix64's finaliser over its parts."""
-    state = 0
-    for part in key:
-        state = (state + part + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1
 
 
 def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder:

@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.samples import Share
+from evenstep.core.samples import Request, Share
 from evenstep.core.samples.claims import Claim
 from evenstep.core.values import IntArray
 
@@ -25,13 +25,13 @@ class ClaimedShares:
         self._more = more
         self._minimum = minimum
         self._claims: deque[Claim] = deque()
-        self._asked: deque[tuple[int, deque[int]]] = deque()
+        self._asked: deque[tuple[int, tuple[int, ...]]] = deque()
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
 
     def add(self, claims: tuple[Claim, ...]) -> None:
         """Append claims."""
         self._claims.extend(claims)
-        self._asked.extend((claim.number, deque(claim.positions)) for claim in claims)
+        self._asked.extend((claim.number, claim.positions) for claim in claims)
 
     def plan(self, sizes: IntArray) -> None:
         """Set the planned sizes of all workers, int64 of shape [workers]."""
@@ -68,11 +68,12 @@ class ClaimedShares:
         """The present claim was returned to the script."""
         self._claims.popleft()
 
-    def request(self, limit: int) -> tuple[int, tuple[int, ...]] | None:
+    def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
         """The next positions to fetch, at most `limit`, all of one claim; None if there are no more."""
-        while self._asked and not self._asked[0][1]:
-            self._asked.popleft()
         if not self._asked:
             return None
-        number, positions = self._asked[0]
-        return number, tuple(positions.popleft() for _ in range(min(limit, len(positions))))
+        number, positions = self._asked.popleft()
+        if limit is not None and limit < len(positions):
+            self._asked.appendleft((number, positions[limit:]))
+            return Request(iteration=number, positions=positions[:limit])
+        return Request(iteration=number, positions=positions, whole=whole and len(positions) >= self._minimum)
