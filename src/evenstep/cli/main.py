@@ -20,6 +20,7 @@ _MAX_NAME = 300
 
 SUBCOMMANDS: Final = {
     "demo": "train on real data with a slow worker, and see what balancing gains",
+    "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
     "profile": "measure a script's model on this device, as a table or a cluster file",
     "report": "show what happened in runs, on one page that needs no network",
