@@ -4,17 +4,19 @@ import pickle
 import random
 from collections import deque, namedtuple
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import evenstep
 from evenstep.core.samples import Request
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.fetch import ProcessFetcher, Requests, WorkerDataset
-from evenstep.torch.data.packing import pack
+from evenstep.torch.data.packing import ByValue, pack
 from evenstep.torch.data.randomness import NumPyRandom, PythonRandom
 
 ROWS, COLUMNS = 4096, 256  # 1 KB a sample, 4 MB in all
@@ -108,6 +110,38 @@ def test_what_is_expanded_travels_as_small_as_it_is_stored():
     travels = pack(samples)
     assert len(travels) < 10_000
     same(pickle.loads(travels), samples)
+
+
+BY_VALUE = [
+    "a tensor",
+    "a tuple",
+    "a nested dictionary",
+    "a named tuple",
+    "an object",
+    "a column",
+    "complex",
+    "nothing",
+]
+
+
+@pytest.mark.parametrize("kind", BY_VALUE)
+def test_a_small_batch_travels_by_value_and_arrives_as_it_was(kind):
+    """In the bytes that a queue between processes would write, without a file descriptor for each tensor."""
+    batch = [VIEWS[kind](row) for row in range(7, 39)]
+    travels = bytes(ForkingPickler.dumps(ByValue(batch)))
+    assert b"rebuild" not in travels
+    assert len(travels) / len(batch) < 2 * COLUMNS * 4 + 1500
+    same(pickle.loads(travels), batch)
+
+
+def test_what_default_collate_makes_is_made_and_its_extensions_count(monkeypatch):
+    rows = [(DATA[n], n, 0.5 * n, n > 3, ARRAY[n], f"row {n}", {"sum": 2**40 + n}) for n in range(9)]
+    for samples in (rows, [1, 2.5], [1, True], [1, np.int64(3)], [HALF[1], HALF[2]], [*DATA[:3]]):
+        same(
+            BatchMaker(samples, 0).batch((0, range(len(samples)), list(range(len(samples))))), default_collate(samples)
+        )
+    monkeypatch.setitem(default_collate_fn_map, int, lambda batch, **_: sum(batch))
+    assert BatchMaker([1, 2], 0).batch((0, (0, 1), [0, 1])) == 3
 
 
 class InMemory(Dataset):
@@ -284,7 +318,7 @@ class Inner:
         self.requests, self.dataset = requests, WorkerDataset(maker)
 
     def __iter__(self):
-        return (self.dataset.__getitems__(task) for task in self.requests)
+        return (pickle.loads(ForkingPickler.dumps(self.dataset.__getitems__(task))) for task in self.requests)
 
 
 def fetcher_of(maker, *requests):

@@ -29,9 +29,10 @@ class _Planned:
     whole: bool = False
 
     @classmethod
-    def of(cls, cut: Slice, sizes: IntArray, worker: int) -> Self:
-        start, size = cut.start + sum(sizes[:worker].tolist()), int(sizes[worker])
-        needed = tuple(range(start, start + size)) or (cut.start,)
+    def of(cls, cut: Slice, sizes: IntArray, place: tuple[int, int]) -> Self:
+        """`place` is where this worker's part begins in the slice, and where it ends."""
+        start, stop = place
+        needed = tuple(range(cut.start + start, cut.start + stop)) or (cut.start,)
         return cls(cut, sizes, needed, needed)
 
     def assign(self, sizes: IntArray, worker: int) -> None:
@@ -80,14 +81,20 @@ class Lookahead:
         self._extend()
 
     def _use(self, sizes: IntArray) -> None:
-        self._sizes, self._whole = sizes, int(sizes.sum())
+        self._sizes, self._whole, self._place = sizes, int(sizes.sum()), self._place_in(sizes)
+
+    def _place_in(self, sizes: IntArray) -> tuple[int, int]:
+        stop = sum(sizes[: self._worker + 1].tolist())
+        return stop - int(sizes[self._worker]), stop
 
     def _extend(self) -> None:
         while len(self._window) <= self._depth:
             cut = self._ledger.slice(self._ledger.iteration + len(self._window))
             if cut is None:
                 return
-            self._window.append(_Planned.of(cut, self._sizes_of(cut), self._worker))
+            sizes = self._sizes_of(cut)
+            place = self._place if sizes is self._sizes else self._place_in(sizes)
+            self._window.append(_Planned.of(cut, sizes, place))
 
     def _sizes_of(self, cut: Slice) -> IntArray:
         if cut.stop - cut.start == self._whole:

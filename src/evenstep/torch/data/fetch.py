@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from evenstep.core.samples import Indices, Request, Shares
 from evenstep.torch.data.batch_maker import Addresses, BatchMaker
-from evenstep.torch.data.packing import joined
+from evenstep.torch.data.packing import ByValue, joined
 
 
 @final
@@ -90,7 +90,8 @@ class WorkerDataset(Dataset[Any]):
         if task is None:
             return None
         addresses, collated = task
-        return self._evenstep_maker.batch(addresses) if collated else self._evenstep_maker.packed(addresses)
+        maker: BatchMaker = self._evenstep_maker
+        return ByValue(maker.batch(addresses)) if collated else maker.packed(addresses)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_evenstep_maker").dataset, name)

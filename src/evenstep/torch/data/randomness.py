@@ -88,14 +88,18 @@ class NumPyRandom:
 
     def __init__(self) -> None:
         self._last: GeneratorState | None = None
+        self._generator: Any = None
+        self._memory: ctypes.Array[ctypes.c_uint32] | None = None
 
     def state(self) -> GeneratorState:
         generator = np.random.mtrand._rand._bit_generator
-        if type(generator) is not np.random.MT19937:
+        if generator is not self._generator:  # `numpy.random.set_bit_generator` changes it.
+            self._generator, self._last = generator, None
+            self._memory = _end_of_words(generator) if type(generator) is np.random.MT19937 else None
+        if self._memory is None:
             state = np.random.get_state(legacy=False)
             return GeneratorState(pickle.dumps(state), state)
-        end = generator.ctypes.state_address + _STATE_BYTES
-        mark = ctypes.string_at(end - _MARK_BYTES, _MARK_BYTES)
+        mark = bytes(self._memory)
         if self._last is None or self._last.mark != (mark, 0, 0.0):
             *_, kept, gauss = whole = np.random.get_state()
             if self._last is None or self._last.mark != (mark, kept, gauss):
@@ -110,17 +114,21 @@ class NumPyRandom:
         np.random.seed(seed & 0xFFFFFFFF)
 
 
+def _end_of_words(generator: np.random.MT19937) -> "ctypes.Array[ctypes.c_uint32]":
+    end = generator.ctypes.state_address + _STATE_BYTES
+    return (ctypes.c_uint32 * (_MARK_BYTES // 4)).from_address(end - _MARK_BYTES)
+
+
 @final
 class TorchRandom:
-    """That of torch on the CPU. Its state begins with the place and the first words; a kept number is at its end."""
+    """That of torch on the CPU, whose whole state is quickly copied."""
 
     def __init__(self) -> None:
         self._last: GeneratorState | None = None
 
     def state(self) -> GeneratorState:
         whole = torch.default_generator.get_state()
-        array = whole.numpy()
-        mark = array[:_MARK_BYTES].tobytes() + array[-_MARK_BYTES:].tobytes()
+        mark = whole.numpy().tobytes()
         if self._last is None or self._last.mark != mark:
             self._last = GeneratorState(mark, whole)
         return self._last

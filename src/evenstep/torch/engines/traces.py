@@ -51,12 +51,12 @@ class Traces:
         self._own = self._all.copy()
         self._places = _places(tensors)
         self.shapes = _shapes(tensors)
-        plain = bool(self.shapes) and {shape[:1] for shape in self.shapes} == {(length,)}
+        plain = bool(self.shapes) and {shape[0] if shape else -1 for shape in self.shapes} == {length}
         self.length = length if plain or self._share is not None else None
-        for address in self._all.keys() & (before._all.keys() if before is not None else ()):
-            assert before is not None
-            self._own.pop(address, None)
-            before._own.pop(address, None)
+        if before is not None and not self._all.keys().isdisjoint(before._all):
+            for address in self._all.keys() & before._all.keys():
+                self._own.pop(address, None)
+                before._own.pop(address, None)
 
     @property
     def kept(self) -> bool:
