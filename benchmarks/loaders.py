@@ -4,6 +4,7 @@ Nothing is computed on the batches: what an iteration costs beside them is overh
 process and of its data workers together.
 """
 
+import os
 import sys
 import time
 
@@ -88,6 +89,7 @@ CASES = {
     "images of 150 KB": (Images, 32, {}, True),
     "dicts": (Dicts, 64, {}, True),
     "lengths with a collate": (Lengths, 64, {"collate_fn": padded}, True),
+    "rows of 1 KB by 512": (Rows, 512, {}, True),
     "rows in lists": (Lists, 64, {}, False),
     "rows with noise": (Noisy, 64, {}, False),
 }
@@ -99,7 +101,7 @@ def main():
     parser.add_argument("--num-workers", type=int, nargs="*", default=NUM_WORKERS)
     options = parser.parse_args()
     torch.set_num_threads(1)  # As in a worker that torchrun has started.
-    raw, figures = {}, []
+    raw, figures, began = {}, [], os.getloadavg()
     for workers in options.num_workers:
         for name in options.cases:
             case = f"{name}, num_workers={workers}"
@@ -108,6 +110,7 @@ def main():
             record.console.print(record.row(figures[-2]), record.row(figures[-1]))
     config = {
         "samples": {"images": IMAGES, "others": ROWS}, "rounds": 2 if options.quick else ROUNDS,
+        "load_average": [began, os.getloadavg()],
         "batch_sizes": {name: CASES[name][1] for name in options.cases}, "persistent_workers": True, "shuffle": True,
     }  # fmt: skip
     title = "The prepared loader beside torch's DataLoader: times its samples/s, and its CPU time a sample over ours"
@@ -156,6 +159,7 @@ def _figures(case, taken, goal):
     rounds = list(zip(taken["torch"], taken["evenstep"], strict=True))
     return [
         record.figure(f"{case}: samples/s", [plain[0] / ours[0] for plain, ours in rounds], goal=goal),
+        # The kernel counts CPU time in steps of 10 ms, so that of a round says little.
         record.figure(f"{case}: CPU", [sum(p[1] for p in taken["torch"]) / sum(o[1] for o in taken["evenstep"])]),
     ]
 
