@@ -8,16 +8,21 @@ import evenstep
 from evenstep.schemes import parse_scheme
 
 
-def told(scheme, slowdowns):
-    """The scheme, with a load that takes the k-th worker's compute for `slowdowns[k]` ms a sample, whatever it took."""
+def told(scheme, slowdowns, then=None):
+    """The scheme, with a load that takes the k-th worker's compute for `slowdowns[k]` ms a sample, whatever it took.
+
+    With `then`, an iteration and other slowdowns, these hold from that iteration on.
+    """
     scheme = parse_scheme(scheme)
-    return replace(scheme, load=Told(load=scheme.load, slowdowns=tuple(slowdowns), multiple=scheme.load.multiple))
+    load = Told(load=scheme.load, slowdowns=tuple(slowdowns), then=then, multiple=scheme.load.multiple)
+    return replace(scheme, load=load)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told(evenstep.Load):
     load: evenstep.Load
     slowdowns: tuple[int, ...]
+    then: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def by_epoch(self):
@@ -28,17 +33,21 @@ class Told(evenstep.Load):
         return self.load.follows_speed
 
     def policy(self, workers):
-        return ToldPolicy(self.load.policy(workers), np.array(self.slowdowns))
+        return ToldPolicy(self.load.policy(workers), self.slowdowns, self.then)
 
     def estimator(self):
         return self.load.estimator()
 
 
 class ToldPolicy(evenstep.LoadPolicy):
-    def __init__(self, policy, slowdowns):
-        self.policy, self.slowdowns = policy, slowdowns
+    def __init__(self, policy, slowdowns, then):
+        self.policy, self.slowdowns, self.then = policy, np.array(slowdowns), then
+        self.observed = 0
 
     def observe(self, reports):
+        if self.then is not None and self.observed == self.then[0]:
+            self.slowdowns = np.array(self.then[1])
+        self.observed += 1
         # A report that counts as no measurement stays none.
         self.policy.observe(
             reports._replace(

@@ -34,6 +34,8 @@ class Loop:
         self._tracker = asked.tracker(agreed, worker, self._stopwatch, activity)
         self._at = Progress()
         self._loops = 0
+        self.scheme = agreed.scheme
+        """On which all workers have agreed."""
 
     @property
     def next_epoch(self) -> int:

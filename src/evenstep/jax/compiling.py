@@ -1,0 +1,34 @@
+"""How long JAX has compiled, so that it does not count as compute."""
+
+import time
+from typing import Any, Final, final
+
+import jax
+
+_PREFIX: Final = "/jax/core/compile/"
+
+
+@final
+class Compiling:
+    """The seconds in which something was traced, lowered or compiled since `restart`; what overlaps counts once."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
+        jax.monitoring.register_event_duration_secs_listener(self._ended)
+
+    def restart(self) -> None:
+        """Forget what was."""
+        self._spans.clear()
+
+    @property
+    def seconds(self) -> float:
+        """Since `restart`."""
+        return sum(end - start for start, end in self._spans)
+
+    def _ended(self, event: str, duration: float, **_: Any) -> None:
+        if event.startswith(_PREFIX):
+            end = time.perf_counter()
+            start = end - duration
+            while self._spans and self._spans[-1][0] >= start:  # The outer of two ends last.
+                self._spans.pop()
+            self._spans.append((start, end))

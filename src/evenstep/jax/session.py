@@ -1,0 +1,215 @@
+"""`evenstep.jax.Session`: uneven shares and the gradient of their union, for a training loop in JAX."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar, final
+
+import jax
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.jax.compiling import Compiling
+from evenstep.jax.processes import Processes
+from evenstep.schemes import Scheme
+from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.setup import require_whole
+from evenstep.worker.api.share import Share
+
+Tree = TypeVar("Tree")
+
+_LAUNCHED: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+
+
+@final
+class Session:
+    """This worker's part of every batch, sized so that all workers take equally long, and means over the workers.
+
+        jax.distributed.initialize(...)
+        session = evenstep.jax.Session("lb-bsp:multiple=8", data=(images, labels), global_batch_size=256)
+        for epoch in range(epochs):
+            for images, labels in session.epoch(epoch):
+                loss, gradients = jitted_value_and_grad(weights, images, labels)
+                loss, gradients = session.mean((loss, gradients))
+                ...                                 # the optimizer's step, the same on every worker
+
+    Each process of `jax.distributed` is a worker, and all make the same calls. The loss is a mean over the batch.
+    `mean` gives the loss and the gradient of the union of all batches, as one process would compute them. Weights and
+    the optimizer's state are the user's: give them the same first values on every worker.
+
+    jit compiles a function for each size of its batch. Sizes therefore come in steps: `multiple` of the scheme, or
+    `pad`. The time that JAX takes to compile does not count as compute.
+
+    Args:
+        scheme: A scheme without parameter servers: `"lb-bsp:multiple=8"`, `"dbs"`, or what a recipe returns. None: that
+            of the environment, else `lb-bsp`.
+        data: Arrays with one row per sample, in a tuple, a dict or any other tree; or any object with a length that
+            returns a batch for an int64 array of indices. `numpy.arange(length)` gives the indices themselves.
+        global_batch_size: Samples in one iteration, over all workers.
+        pad: Repeat the last sample of each batch until it has a multiple of so many rows. The loop then gives pairs of
+            a batch and a mask, bool of shape [rows], for `jnp.mean(losses, where=mask)`. It serves for every size, also
+            that of the last batch of an epoch.
+        drop_last: Leave out a last iteration of fewer samples.
+        shuffle: Whether the samples come in a new random order in each epoch.
+        seed: Of that order.
+        smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
+        largest_batch: The largest share that this worker's memory holds, if it is known.
+        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+
+    Raises:
+        ConfigError: Something asked for cannot work on this worker or on another, which is named.
+        DisagreementError: The workers were started with different schemes, lengths, sizes or seeds.
+        WorkerLostError: A worker is gone.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | str | None = None,
+        *,
+        data: Any,
+        global_batch_size: int,
+        pad: int | None = None,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        smallest_batch: int = 1,
+        largest_batch: int | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _require_initialised()
+        self._data, self._pad = data, None if pad is None else require_whole("pad", pad, 1, 2**31 - 1)
+        self._processes = Processes()
+        self._balancer = Balancer(
+            scheme,
+            rank=self._processes.rank,
+            workers=self._processes.count,
+            all_gather=self._processes.all_gather,
+            length=_length_of(data),
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
+            smallest_batch=smallest_batch,
+            largest_batch=largest_batch,
+            run_dir=run_dir,
+        )
+        _require_steps(self._balancer.scheme, self._pad)
+        self._compiling = Compiling()
+        self._share: Share | None = None
+        self._since: float | None = None
+
+    @property
+    def share(self) -> Share | None:
+        """This worker's part of the present iteration: its indices, samples and weight; None before the first."""
+        return self._share
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch with which to begin or go on: `for epoch in range(session.next_epoch, epochs)`."""
+        return self._balancer.next_epoch
+
+    @property
+    def sizes(self) -> list[int]:
+        """The samples of each worker in an iteration, as last planned."""
+        return self._balancer.sizes
+
+    def epoch(self, epoch: int | None = None) -> Iterator[Any]:
+        """This worker's batches of the epoch, or of the next one; after `load_state_dict`, those that are left of it.
+
+        A batch is of the form of `data`; with `pad` it is the first of a pair, and a mask the second. Every worker has
+        as many batches as the others. One whose `session.share.samples` is 0 is a copy of another worker's sample.
+        """
+        for share in self._balancer.epoch(epoch):
+            self._share = share
+            indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
+            batch = jax.tree.map(lambda each, at=indices: each[at], self._data)
+            self._compiling.restart()
+            self._since = time.perf_counter()
+            yield batch if mask is None else (batch, mask)
+
+    def mean(self, tree: Tree) -> Tree:
+        """The mean over all workers of each array of the tree, by their samples; the same on all of them.
+
+        The first call for a batch ends the compute on it, which is measured from the batch until the tree is ready.
+
+        Args:
+            tree: Means over this worker's batch: losses, gradients, metrics.
+
+        Raises:
+            ConfigError: There is no batch, or an array is not of floating-point numbers.
+            DisagreementError: The workers are in different iterations; nothing has been added up yet.
+            WorkerLostError: A worker is gone.
+        """
+        if self._share is None:
+            raise ConfigError("there is no batch to take a mean over: call mean inside the loop over session.epoch()")
+        tree = jax.block_until_ready(tree)
+        if self._since is not None:
+            seconds = time.perf_counter() - self._since - self._compiling.seconds
+            self._since = None
+            self._balancer.report(max(seconds, 0.0))
+        return self._processes.mean(tree, self._share.weight)
+
+    def note(self, **values: float) -> None:
+        """Record values in the event log, if there is one: `session.note(loss=loss)`; `evenstep report` plots them."""
+        self._balancer.note(**values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, and what the sizes rest on: plain numbers, lists and dicts, to be saved with the weights.
+
+        The state of any one worker serves all of them.
+        """
+        return self._balancer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where `state_dict` was called, also with another number of workers. Errors as for Balancer."""
+        self._balancer.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the record of this worker. Only needed in processes that train several times."""
+        self._balancer.close()
+
+
+def _require_initialised() -> None:
+    """Refuse a process that has been started as one of several and knows nothing of the others."""
+    started = next((name for name in _LAUNCHED if os.environ.get(name, "1") not in ("", "1")), None)
+    if started is not None and not jax.distributed.is_initialized():
+        raise ConfigError(
+            f"{started} says that there are {os.environ[started]} processes, but this one does not know the others:"
+            " call jax.distributed.initialize() first"
+        )
+
+
+def _require_steps(scheme: Scheme, pad: int | None) -> None:
+    """Refuse sizes that are new in nearly every iteration, for each of which jit would compile."""
+    load = scheme.load
+    if load.follows_speed and not load.by_epoch and load.multiple == 1 and pad is None:
+        name = scheme.name.partition(":")[0]
+        raise ConfigError(
+            f"the sizes of {scheme.name!r} change by single samples, and jit compiles for every new size: give sizes in"
+            f" steps, as in '{name}:multiple=8', or give pad=8"
+        )
+
+
+def _length_of(data: Any) -> int:
+    """The rows that all arrays of the tree have; ConfigError if they cannot be indexed, or differ."""
+    lengths = set()
+    for each in (leaves := jax.tree.leaves(data)):
+        if not hasattr(each, "__getitem__") or not hasattr(each, "__len__") or getattr(each, "shape", None) == ():
+            raise ConfigError(
+                f"data must be arrays with a row for each sample, which can be indexed, not {shown(each)}: read a"
+                " stream into arrays, or give numpy.arange(length) and take the samples with the indices"
+            )
+        lengths.add(len(each))
+    if len(lengths) != 1:
+        found = "there are none" if not leaves else f"they have {', '.join(map(str, sorted(lengths)))}"
+        raise ConfigError(f"the arrays of data must have equally many rows, one for each sample, but {found}")
+    return lengths.pop()
+
+
+def _padded(share: Share, pad: int) -> tuple[Any, Any]:
+    """The share's indices, its last one repeated up to a multiple of `pad`, and which of them count."""
+    real = share.samples or len(share.indices)  # All rows of a copy, whose weight is 0.
+    rows = -(-real // pad) * pad
+    at = np.minimum(np.arange(rows), real - 1)
+    return share.indices[at], np.arange(rows) < real

@@ -1,0 +1,59 @@
+"""Starts the workers of one framework, each a process of its own, and collects what became of each job."""
+
+import pickle
+import random
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from support.frameworks.task import WORKERS
+from support.guard import GUARD_SECONDS
+
+
+def run(name, jobs, folder):
+    """What each job came to on each worker, by rank: a dict by the jobs' names, or None of a worker that was killed."""
+    (folder / "jobs").write_bytes(pickle.dumps(jobs))
+    said = [(folder / f"said.{rank}").open("wb+") for rank in range(WORKERS)]
+    command = [sys.executable, "-m", "support.frameworks.worker", name, str(folder)]
+    address = f"127.0.0.1:{free_port()}"
+    processes = [
+        subprocess.Popen([*command, str(rank), address], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        for rank, output in enumerate(said)
+    ]
+    results = [folder / f"result.{rank}" for rank in range(WORKERS)]
+    deadline = time.monotonic() + GUARD_SECONDS
+    try:
+        while not all(map(is_done, processes, results)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for rank, output in enumerate(said):
+        output.seek(0)
+        print(f"worker {rank} ended with {processes[rank].returncode} and said:", output.read().decode()[-4000:])
+        output.close()
+    return [pickle.loads(each.read_bytes()) if each.exists() else None for each in results]
+
+
+def is_done(process, result):
+    return result.exists() or process.poll() is not None
+
+
+def free_port():
+    """A port on which nobody listens, below those that the system gives to connections."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            return port
+
+
+def leave(path, results):
+    """Write the results, and wait to be killed: other workers may still ask this one who is gone."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(pickle.dumps(results))
+    part.rename(path)
+    sys.stdin.read()

@@ -1,0 +1,34 @@
+"""The table of frameworks: a row, and an adapter beside this file, is all that another one needs."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import pytest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A row: the modules that must be there, and how closely workers agree with one process in each dtype.
+
+    The module `of_NAME` beside this file is the adapter. It has `join(rank, workers, address)`, where the address is a
+    free `host:port`; `train(job)`, an iterator that trains this worker's part and gives `(indices, sizes)` after each
+    iteration, and last the weights as NumPy arrays; and `alone(job)`, the weights that the framework alone
+    reaches in one process on the batches `SLICES`.
+    """
+
+    needs: tuple[str, ...]
+    within: dict[str, float]
+
+
+FRAMEWORKS = {
+    "torch": Framework(needs=("torch",), within={"float32": 1e-6, "float64": 1e-12}),
+    "jax": Framework(needs=("jax", "optax"), within={"float32": 1e-6, "float64": 1e-12}),
+}
+
+
+def require(name):
+    """Skip a test of a framework that is not installed here."""
+    for module in FRAMEWORKS[name].needs:
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:  # A folder of tests of that name has no origin.
+            pytest.skip(f"needs {module}: make test-all runs this where it is installed")

@@ -1,0 +1,49 @@
+"""One worker of a framework: python -m support.frameworks.worker NAME FOLDER RANK ADDRESS"""
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+from support.frameworks.start import leave
+from support.frameworks.task import WORKERS
+
+
+def main(name, folder, rank, address):
+    """Do the jobs of the folder one after the other, and leave what they came to there."""
+    jobs = pickle.loads((Path(folder) / "jobs").read_bytes())
+    results = {}
+    try:
+        adapter = import_module(f"support.frameworks.of_{name}")
+        adapter.join(rank, WORKERS, address)
+        for title, job in jobs.items():
+            results[title] = done(adapter, job, rank)
+        if rank == 0:
+            results |= {("alone", job.dtype): adapter.alone(job) for job in jobs.values() if job.killed is None}
+    except Exception as error:
+        traceback.print_exc()
+        results["error"] = f"{type(error).__name__}: {error}"
+    leave(Path(folder) / f"result.{rank}", results)
+
+
+def done(adapter, job, rank):
+    """The indices and sizes of each iteration, and the weights in the end."""
+    *taken, weights = killed_in_time(adapter.train(job), job, rank)
+    return {
+        "taken": [([int(each) for each in indices], list(map(int, sizes))) for indices, sizes in taken],
+        "weights": weights,
+    }
+
+
+def killed_in_time(iterations, job, rank):
+    for number, each in enumerate(iterations, start=1):
+        yield each
+        if number == job.killed and rank == WORKERS - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
