@@ -39,6 +39,7 @@ def logged(path):
 def test_wandb_has_the_metrics_of_each_worker(run_dir, tmp_path):
     pytest.importorskip("wandb", reason="needs pip install 'evenstep[wandb]'")
     settings = {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path), "DATA_DIR": str(tmp_path)}
+    settings |= {"X_SERVICE_WAIT": "300", "INIT_TIMEOUT": "300"}  # Of a busy machine.
     environment = {**os.environ, **{f"WANDB_{name}": value for name, value in settings.items()}}
     command = [sys.executable, "-m", "evenstep.cli.main", "export", str(run_dir), "--wandb", "a-project"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

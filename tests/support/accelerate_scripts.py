@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import math
+import os
 import tempfile
 import warnings
 from itertools import islice
@@ -120,6 +121,7 @@ def profile_the_steps(run, make, batch):
 def track(run, make, batch):
     """Its tracking.py, with Weights & Biases offline, where that is installed."""
     with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(WANDB_X_SERVICE_WAIT="300", WANDB_INIT_TIMEOUT="300")  # Of a busy machine.
         known = importlib.util.find_spec("wandb") is not None and dist.is_initialized()
         accelerator = make(log_with="wandb" if known else None, project_dir=folder)
         settings = {"dir": folder, "mode": "offline", "settings": {"silent": True, "console": "off"}}

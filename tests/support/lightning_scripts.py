@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
+from evenstep.integrations.lightning import EvenstepStrategy
 from support import training
 from support.lightning_habits import GLOBAL_BATCH, RUN, Alone, Logging, Manual, Module, Validating, fitted, loader_of
 
@@ -192,6 +193,24 @@ def profile(world):
     return {"weights": module.weights}
 
 
+class Measuring(Callback):
+    """Looks whether compute is measured between batches, where Lightning makes workers wait for each other."""
+
+    def __init__(self):
+        self.measured = set()
+
+    def on_train_batch_end(self, trainer, *_):
+        if isinstance(trainer.strategy, EvenstepStrategy):
+            self.measured.add(trainer.strategy._prepared._balancer.stopwatch.running)
+
+
+def accumulate_without_measuring_waits(world):
+    module, measuring = Module(), Measuring()
+    fitted(world, module, accumulate_grad_batches=3, callbacks=[measuring])
+    assert measuring.measured == (set() if isinstance(world, Alone) else {False})
+    return {"weights": module.weights}
+
+
 class Plateau(Logging):
     """A schedule by what was logged, and steps that a hook leaves out."""
 
@@ -304,6 +323,7 @@ EXACT = [
     check_sanity,
     run_fast,
     schedule_the_accumulation,
+    accumulate_without_measuring_waits,
     compile_a_part,
     compile_the_module,
     predict,

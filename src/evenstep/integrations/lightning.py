@@ -126,6 +126,11 @@ class EvenstepStrategy(DDPStrategy):
         if self._session is not None and not self.lightning_module.automatic_optimization:
             self._session.backward_begins(self.model)  # training_step may be inside no_sync since its forward pass.
 
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._session is not None:
+            self._session.waits()  # Before each batch Lightning tells all workers whether worker 0 got a SIGTERM.
+
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As Lightning's; the mean of what workers log of a training batch is weighted by their samples."""
         if not isinstance(tensor, torch.Tensor) or str(reduce_op).lower() not in ("mean", "avg"):

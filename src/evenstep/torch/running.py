@@ -175,6 +175,10 @@ class Running:
         self._record_run(iterations)
         self._activity.mark(Doing.STEPPED, -1)
 
+    def waits(self) -> None:
+        """Until the next forward pass nothing is computed."""
+        self._engine.balancer.stopwatch.pause()
+
     def close(self) -> None:
         """End the run on this worker, and remove every hook and mark from the script's objects."""
         for hook in self._hooks:

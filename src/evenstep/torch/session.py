@@ -121,6 +121,14 @@ class Session:
             if prepared.module is unwrapped(model):
                 prepared.backward_begins(model)
 
+    def waits(self) -> None:
+        """Say that what follows, until the next forward pass, may wait for other workers and is no compute.
+
+        Only for frameworks in which workers wait for each other between the batches of an accumulated gradient.
+        """
+        if self._running is not None:
+            self._running.waits()
+
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer, in a wrapper if servers step for it or several micro-batches make a step.
 
