@@ -20,6 +20,8 @@ from harness.workers import run_workers
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from evenstep.core.samples import Ledger
+
 WORKERS, BATCH, SLOWNESS, PER_SAMPLE = 3, 9, (1, 1, 4), 0.01
 ITERATIONS, EPOCHS, FEATURES, WINDOW = 17, 2, 16, 3
 SAMPLES = WORKERS * BATCH * ITERATIONS + 2
@@ -70,8 +72,8 @@ class Backwards(Sampler):
 class Run:
     """One habit: with evenstep on a worker, or plainly (`rank` is None) in one process with the global batch."""
 
-    def __init__(self, rank, folder, habit):
-        self.even, self.folder = rank is not None, folder
+    def __init__(self, rank, folder, habit, *, shrinks=False):
+        self.even, self.folder, self.shrinks = rank is not None, folder, shrinks and rank is None
         self.batch = BATCH if self.even else WORKERS * BATCH
         self.seconds = SLOWNESS[rank] * PER_SAMPLE if self.even else 0.0
         asked = HABITS[habit]
@@ -88,7 +90,18 @@ class Run:
 
     @property
     def loader(self):
+        if self.shrinks:
+            return DataLoader(self.data, batch_sampler=list(self.shrunken_batches()))
         return DataLoader(self.data, batch_size=self.batch, sampler=Backwards() if self.shuffle else None)
+
+    def shrunken_batches(self):
+        """The global batches of evenstep in Lightning, whose last two share their samples (`empty="shrink"`)."""
+        order, ledger = (
+            list(Backwards() if self.shuffle else range(SAMPLES)),
+            Ledger(length=SAMPLES, global_batch_size=self.batch, even=True),
+        )
+        while (part := ledger.take()) is not None:
+            yield order[part.start : part.stop]
 
     @property
     def model(self):
@@ -332,7 +345,7 @@ def main():
             found[wrapper] = run_workers(WORKERS, _every, (wrapper, habits), record.console.print)
         else:
             found[wrapper] = _on_ray(habits)
-    plain = {wrapper: _plainly(ALL[wrapper], habits) for wrapper in wrappers}
+    plain = {wrapper: _plainly(wrapper, habits) for wrapper in wrappers}
     differences = {
         wrapper: {habit: _difference(plain[wrapper][habit], found[wrapper][habit]["weights"]) for habit in habits}
         for wrapper in wrappers
@@ -382,11 +395,12 @@ def _versions():
     return {name: version(name) for name in ("lightning", "accelerate", "transformers", "ray")}
 
 
-def _plainly(train, habits):
+def _plainly(wrapper, habits):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    shrinks = wrapper in ("Lightning", "Fabric")
     with tempfile.TemporaryDirectory() as folder:
-        return {habit: train(Run(None, folder, habit)).weights for habit in habits}
+        return {habit: ALL[wrapper](Run(None, folder, habit, shrinks=shrinks)).weights for habit in habits}
 
 
 def _every(rank, argument, tell):
