@@ -52,7 +52,7 @@ class StreamConnection:
         check_sendable(header, files, self._limits)
         body = [as_bytes(buffer) for buffer in payload]
         prefix = Prefix(header_bytes=len(header), payload_bytes=sum(map(len, body)), files=len(files))
-        buffers = [memoryview(prefix.encode() + header), *(buffer for buffer in body if buffer)]
+        buffers = [memoryview(prefix.encode() + header), *filter(len, body)]
         try:
             if not self._sending.acquire(timeout=-1 if wait else _TURN_SECONDS):
                 raise BlockingIOError("another message is on its way")
@@ -168,7 +168,8 @@ class StreamConnection:
         try:
             if not count:
                 raise ConnectionLostError("the peer has closed the connection")
-            self._fill(self._prefix[count:])
+            if count < PREFIX_BYTES:
+                self._fill(self._prefix[count:])
             prefix = Prefix.decode(self._prefix, self._limits)
             if prefix.files != len(files):
                 raise ConnectionLostError(f"a message announced {prefix.files} files but came with {len(files)}")

@@ -143,7 +143,8 @@ class Coordinator:
         )
         state.iteration = iteration
         state.waits = True
-        state.finish(self.claims, older)
+        if older:
+            state.finish(self.claims, older)
         del state.claims[0]
         self.sizes.observe(worker, arrival.row)
         commands: list[CoordinatorCommand] = []

@@ -36,9 +36,10 @@ class Worker:
 
     def older_than(self, claim: int) -> int:
         """How many of its claims are older than this one; ProtocolError if it does not hold it."""
-        if claim not in self.claims:
-            raise ProtocolError(f"worker {self.rank} is done with the claim {claim}, but holds {self.claims}")
-        return self.claims.index(claim)
+        try:
+            return self.claims.index(claim)
+        except ValueError:
+            raise ProtocolError(f"worker {self.rank} is done with the claim {claim}, but holds {self.claims}") from None
 
     def finish(self, claims: Claims, count: int) -> None:
         """It is done with so many of its oldest claims."""

@@ -1,6 +1,7 @@
 """The state of the user's optimizer, which the servers keep."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, final
 
 import torch
@@ -29,10 +30,21 @@ class OptimizerState:
         self._optimizer = optimizer
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self._shards = [[each.name for each in layout.parameters] for layout in layouts]
+        self._values: list[list[object]] = []
+        """Of the options of each group, when they were described last."""
+        self._writable = False
+        """Whether one of these can change and stay the same object."""
+        self._options: tuple[Options, ...] = ()
 
     def options(self) -> tuple[Options, ...]:
         """The present options."""
-        return options_of(self._spec, self._optimizer)
+        groups = self._optimizer.param_groups
+        values = [[group[name] for name in known] for known, group in zip(self._spec.groups, groups, strict=False)]
+        if self._writable or values != self._values or len(groups) != len(self._options):
+            self._options = options_of(self._spec, self._optimizer)
+            self._values = values
+            self._writable = any(isinstance(each, torch.Tensor | list) for each in chain.from_iterable(values))
+        return self._options
 
     def fetch(self) -> dict[str, Any]:
         """The state dict of the user's optimizer, with the servers' state."""

@@ -46,7 +46,9 @@ class ServedParameters:
         self._link = link
         self._waits = waits
         self._gradients: list[_Message] = []
-        self._weights: list[list[torch.Tensor]] = []
+        self._all = [each for parameters in self._parameters for each in parameters]
+        self._weights: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
+        """Each parameter, its view in the message of weights, and where that lies."""
         self._viewed = -1
         self._taken: int | None = None
         """The sum of the parameters' version counters when weights were taken last."""
@@ -57,18 +59,14 @@ class ServedParameters:
             return
         shards = list(zip(self._layouts, self._link.shards, strict=True))
         self._gradients = [_Message(layout, torch.from_numpy(shard.gradients)) for layout, shard in shards]
-        self._weights = [_own_views(layout, torch.from_numpy(shard.weights)) for layout, shard in shards]
+        views = [each for layout, shard in shards for each in _own_views(layout, torch.from_numpy(shard.weights))]
+        self._weights = [(*both, both[1].data_ptr()) for both in zip(self._all, views, strict=True)]
         if self._waits:
-            for parameter, weight in self._pairs():
+            for parameter, weight, _ in self._weights:
                 if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel():
                     weight.copy_(parameter.detach())
                     parameter.data = weight
         self._viewed = self._link.incarnation
-
-    def _pairs(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Each parameter and its view in the message of weights."""
-        shards = zip(self._parameters, self._weights, strict=True)
-        return [pair for parameters, weights in shards for pair in zip(parameters, weights, strict=True)]
 
     def put_weights(self) -> None:
         """Put the weights into the messages of gradients, to start a run from them."""
@@ -79,7 +77,7 @@ class ServedParameters:
 
     def take_weights(self) -> None:
         """Put the weights that have arrived into the parameters."""
-        elsewhere = [(weight, each) for each, weight in self._pairs() if each.data_ptr() != weight.data_ptr()]
+        elsewhere = [(weight, each) for each, weight, place in self._weights if each.data_ptr() != place]
         if elsewhere:
             scatter(*zip(*elsewhere, strict=True))
         self._taken = self._versions()
@@ -92,17 +90,16 @@ class ServedParameters:
 
     def _versions(self) -> int:
         # Version counters only grow. What the servers write into shared memory is not counted.
-        return sum(parameter._version for parameters in self._parameters for parameter in parameters)
+        return sum([parameter._version for parameter in self._all])
 
     def drop_gradients(self) -> None:
         """Forget all gradients."""
-        for parameters in self._parameters:
-            for parameter in parameters:
-                parameter.grad = None
+        for parameter in self._all:
+            parameter.grad = None
 
     def finite(self) -> bool:
         """Whether no parameter holds a NaN or an infinity."""
-        return all(all_finite(each) for parameters in self._parameters for each in parameters)
+        return all(map(all_finite, self._all))
 
     def put_gradients(self) -> float:
         """Make the gradients ready to be sent, and return their norm, which is finite only if all gradients are."""
