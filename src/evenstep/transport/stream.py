@@ -141,16 +141,13 @@ class StreamConnection:
         raise ConnectionLostError(f"the connection to the peer was lost: {error.strerror or error}") from error
 
     def _write(self, buffers: list[memoryview], files: Sequence[int], wait: bool) -> None:
-        while buffers:
+        left = sum(map(len, buffers))
+        while left:
             written = self._wire.write(buffers[:_MAX_BUFFERS], files, wait=wait)
             files = ()
-            whole = 0
-            while whole < len(buffers) and written >= len(buffers[whole]):
-                written -= len(buffers[whole])
-                whole += 1
-            del buffers[:whole]
-            if written:
-                buffers[0] = buffers[0][written:]
+            left -= written
+            if left:
+                _advance(buffers, written)
 
     def _await_message(self, timeout: float | None) -> tuple[int, list[int]] | None:
         """The bytes of the next prefix that were read, and the files; None if nothing arrived in time."""
@@ -202,3 +199,14 @@ class StreamConnection:
             part = scratch[: self._unread]
             self._fill(part)
             self._unread -= len(part)
+
+
+def _advance(buffers: list[memoryview], written: int) -> None:
+    """Drop the first `written` bytes."""
+    whole = 0
+    while whole < len(buffers) and written >= len(buffers[whole]):
+        written -= len(buffers[whole])
+        whole += 1
+    del buffers[:whole]
+    if written:
+        buffers[0] = buffers[0][written:]

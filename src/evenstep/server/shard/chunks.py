@@ -1,10 +1,8 @@
 """Splits a shard's weights into chunks, runs torch optimizers on them, and converts their state per parameter."""
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, pairwise
-from types import MethodType
 from typing import Self, cast, final
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from evenstep.core.errors import ConfigError
 from evenstep.protocol.layout import Block, ParameterSpec, ShardLayout
 from evenstep.protocol.optimizer import Options, State
-from evenstep.server.shard.updates import ParameterState, UpdateRule
+from evenstep.server.shard.updates import ParameterState, UpdateRule, step_of
 from evenstep.tensors.messages import flat_views
 
 
@@ -63,8 +61,7 @@ class Chunks:
             owner, group = groups[layout.blocks[chunk.block].group]
             members[owner][group].append(chunk.weights)
         self._optimizers = [update.build(parameters) for update, parameters in zip(updates, members, strict=True)]
-        # Without torch's wrappers for hooks and profilers, which take longer than the update of a small model.
-        self._steps = [MethodType(inspect.unwrap(type(each).step), each) for each in self._optimizers]
+        self._steps = [step_of(each) for each in self._optimizers]
         self._options: list[Options] = []
 
     @classmethod

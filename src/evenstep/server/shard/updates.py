@@ -1,9 +1,11 @@
 """Builds the optimizers that a worker described to the server, and checks their options and states."""
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from functools import partial
+from types import MethodType
+from typing import Final, cast, final
 
 import torch
 
@@ -118,7 +120,7 @@ class UpdateRule:
         parameter = torch.zeros(1)
         parameter.grad = torch.zeros(1)
         optimizer = _constructed(self._kind, [{"params": [parameter]}], {**options, **self._computed({torch.float32})})
-        inspect.unwrap(type(optimizer).step)(optimizer)  # As in `Chunks`.
+        step_of(optimizer)()  # As in `Chunks`.
         return {
             name: isinstance(value, torch.Tensor) and value.ndim > 0
             for name, value in optimizer.state[parameter].items()
@@ -129,6 +131,51 @@ class UpdateRule:
         if self._one_pass and _ONE_PASS.issuperset(dtypes):
             return {"fused": True, "foreach": False}
         return {"foreach": False} if "foreach" in inspect.signature(self._kind).parameters else {}
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    """The optimizer's step without torch's wrappers for hooks and profilers.
+
+    They take longer than the update of a small model, and so does what SGD does before it calls its kernel.
+    """
+    step = MethodType(inspect.unwrap(type(optimizer).step), optimizer)
+    if type(optimizer) is not torch.optim.SGD:
+        return step
+    alike = [
+        (number, [weights for weights in group["params"] if weights.dtype == dtype])
+        for number, group in enumerate(optimizer.param_groups)
+        for dtype in dict.fromkeys(weights.dtype for weights in group["params"])
+    ]
+    return partial(_sgd_step, optimizer, alike, step)
+
+
+def _sgd_step(
+    optimizer: torch.optim.SGD, alike: Sequence[tuple[int, Sequence[torch.Tensor]]], step: Callable[[], object]
+) -> None:
+    """SGD's `step`. Without momentum there is no state, so its fused form is one call of the kernel.
+
+    `alike`: the weights of each group and dtype, with the number of the group.
+    """
+    groups = optimizer.param_groups
+    if any(group["momentum"] or not group["fused"] for group in groups):
+        step()
+        return
+    for number, weights in alike:
+        group = groups[number]
+        present = [each for each in weights if each.grad is not None]
+        if present:
+            torch._fused_sgd_(
+                present,
+                [cast("torch.Tensor", each.grad) for each in present],
+                [],
+                weight_decay=group["weight_decay"],
+                momentum=0.0,
+                lr=group["lr"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+                maximize=group["maximize"],
+                is_first_step=False,
+            )
 
 
 def _constructed(
