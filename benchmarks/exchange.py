@@ -16,7 +16,7 @@ from contestants.case import Case
 from harness import environments, record
 
 LARGE = [(25_000_000, 1), (25_000_000, 4), (100_000_000, 1), (100_000_000, 4)]
-SMALL = [(100_000, 4)]
+SMALL = [(100_000, 1), (100_000, 4)]
 """Bytes of the model and workers: of the first, megabytes count, of the second, exchanges."""
 SOCKETS = (
     "bare sockets, TCP",
@@ -33,7 +33,8 @@ GOALS = {
     "evenstep, shared memory": {**dict.fromkeys(SOCKETS, ">= 1.4"), "ps-lite": ">= 4"},
 }
 """For every large model, over which reference: the network path over the same network."""
-SMALL_GOALS = {"evenstep, network": ">= 3000", "evenstep, shared memory": ">= 3000"}
+IN_A_SCRIPT = "evenstep, in a script"
+SMALL_GOALS = {"evenstep, network": ">= 3000", "evenstep, shared memory": ">= 4000", IN_A_SCRIPT: ">= 4000"}
 
 
 def main():
@@ -43,23 +44,28 @@ def main():
     parser.add_argument(
         "--environments", type=Path, default=environments.DEFAULT, help="where MXNet's environment is, or is made"
     )
+    parser.add_argument("--cases", choices=("all", "large", "small"), default="all")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names begin so")
     options = parser.parse_args()
-    cases = LARGE + SMALL
+    large, small = (
+        [] if options.cases == left_out else cases for left_out, cases in (("small", LARGE), ("large", SMALL))
+    )
+    cases = large + small
     if options.quick:
-        cases, options.rounds, options.seconds = LARGE[:2] + SMALL, 1, 1.0
+        cases, options.rounds, options.seconds = large[:2] + small, 1, 1.0
     contestants, skipped = _contestants(options)
-    raw = {_name(case): _empty(contestants) for case in cases}
+    raw = {_name(case): _empty(contestants, case) for case in cases}
     for number in range(options.rounds):
         for case in cases:
-            for name in reversed(contestants) if number % 2 else contestants:
+            names = list(raw[_name(case)])
+            for name in reversed(names) if number % 2 else names:
                 measured = _measure(contestants[name], case, options.seconds)
                 raw[_name(case)][name].append(measured)
                 record.console.print(
                     f"  {number + 1}/{options.rounds} {_name(case)}, {name}: {measured[_unit(case)]:.0f} {_unit(case)}"
                 )
     done = record.publish(
-        "exchange",
+        "exchange" if options.cases == "all" else f"exchange-{options.cases}",
         "Push, SGD update and pull with one server on this host",
         options,
         config={
@@ -81,6 +87,7 @@ def _contestants(options):
     every = {
         "evenstep, network": evenstep.over_network,
         "evenstep, shared memory": evenstep.over_shared_memory,
+        IN_A_SCRIPT: evenstep.in_a_script,
         "bare sockets, TCP": bare_sockets.over_tcp,
         "bare sockets, Unix": bare_sockets.over_unix,
         "bare sockets, TCP, whole replies": bare_sockets.over_tcp_whole,
@@ -140,8 +147,8 @@ def _unit(case):
     return "exchanges/s" if case in SMALL else "MB/s"
 
 
-def _empty(contestants):
-    return {name: [] for name in contestants}
+def _empty(contestants, case):
+    return {name: [] for name in contestants if name != IN_A_SCRIPT or case in SMALL}
 
 
 if __name__ == "__main__":

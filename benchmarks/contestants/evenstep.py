@@ -1,7 +1,8 @@
 """evenstep itself: its server process, and workers that exchange as its engine has them exchange, under asp with SGD.
 
 A worker's exchange is what `optimizer.step()` does beside its bookkeeping: put the gradients where they are sent from
-and take their norm, push and wait for the answer, take the weights. Every answer has the weights of one version.
+and take their norm, push and wait for the answer, take the weights. Every answer has the weights of one version. One
+contestant does all that a script does, except to compute: it takes a batch from the loader, and steps.
 """
 
 import itertools
@@ -12,8 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from harness.reports import row
+from harness.serving import served
 from harness.workers import run_workers
+from torch.utils.data import DataLoader, TensorDataset
 
+import evenstep
 from contestants.case import LEARNING_RATE, Measured
 from contestants.models import parameter_sizes
 from contestants.timing import timed
@@ -31,6 +35,8 @@ from evenstep.worker.servers.link import Link
 SCHEME = "asp:rate=raw"
 """At the optimizer's own rate, so that the weights tell how many updates they have seen."""
 _LENGTH = 10**9
+_SAMPLES = 10**6
+"""Of an epoch that does not end before the measurement does."""
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -42,6 +48,11 @@ def over_network(case):
 def over_shared_memory(case):
     """As workers find their server on one host: a Unix socket for words, shared memory for tensors."""
     return _measure(case, "unix:")
+
+
+def in_a_script(case):
+    """By shared memory, through `evenstep.prepare`: a batch of the loader and `optimizer.step()`, without compute."""
+    return run_workers(case.workers, _train, case, show=lambda text: None)
 
 
 def _measure(case, kind):
@@ -139,6 +150,43 @@ class Worker:
         return self._link.ask(Begin(number=0, epoch=0, ahead=0))
 
 
+def _train(rank, case, tell):
+    with tempfile.TemporaryDirectory() as folder, served(SCHEME, folder):
+        measured = _trained(rank, case)
+    return measured
+
+
+def _trained(rank, case):
+    module = torch.nn.Module()
+    for name, parameter in model(case.elements).items():
+        module.register_parameter(name, parameter)
+        parameter.grad = torch.ones_like(parameter)
+    source = DataLoader(TensorDataset(torch.zeros(1).expand(_SAMPLES)), batch_size=1)
+    module, optimizer, loader = evenstep.prepare(
+        module,
+        torch.optim.SGD(module.parameters(), lr=LEARNING_RATE),
+        source,
+        scheme=SCHEME,
+        global_batch_size=case.workers,
+    )
+    batches, counted = iter(loader), itertools.count()
+
+    def exchange():
+        next(batches)
+        optimizer.step()
+        next(counted)
+
+    result = timed(case, exchange, dist.barrier)
+    seen = {float(end) / -LEARNING_RATE for each in module.parameters() for end in each.detach().aminmax()}
+    if len(seen) != 1:
+        raise RuntimeError(f"the weights are as after {min(seen):g} to {max(seen):g} updates")
+    results = [None] * case.workers
+    dist.all_gather_object(results, (result, next(counted), seen.pop()))
+    batches.close()
+    loader.close()
+    return _checked(results)
+
+
 def _work(rank, plan, tell):
     case, run, addresses, secret = plan
     parameters = model(case.elements)
@@ -156,6 +204,11 @@ def _work(rank, plan, tell):
     results = [None] * case.workers
     dist.all_gather_object(results, (result, next(counted), worker.version))
     worker.close()
+    return _checked(results)
+
+
+def _checked(results):
+    """What all workers measured; each gives its part, its exchanges, and how many updates its weights have seen."""
     exchanges = sum(done for _, done, _ in results)
     if max(version for _, _, version in results) != exchanges:
         raise RuntimeError(f"{exchanges} exchanges were not as many updates")
