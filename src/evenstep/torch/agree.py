@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+import msgspec
 import torch
 
 import evenstep
@@ -20,6 +21,7 @@ from evenstep.core.workers import name_workers
 from evenstep.schemes import Scheme, placed, static
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.data.sampling import Sampling
+from evenstep.torch.data.sketch import require_common, sketch_of
 from evenstep.torch.failure import Failure, read_failure
 from evenstep.torch.model import needed_batch
 from evenstep.torch.processes.workers import Workers, gather
@@ -46,6 +48,7 @@ _MUST_AGREE: Final = {
     "shuffle": Field(phrase="shuffle={}"),
     "seed": Field(phrase="a seed of {} for the order of samples"),
     "drop_last": Field(phrase="drop_last={}"),
+    "partition": Field(phrase="partition={}", none="no partition"),
     "parameters": Field(phrase="a model of {} parameters"),
 }
 
@@ -109,8 +112,10 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
         ConfigError: Something cannot work on this worker or on another, which is named.
         DisagreementError: The workers were given different things.
     """
-    own, records = tell(lambda: _check(request, workers), _exchange(workers, activity))
+    exchange = _exchange(workers, activity)
+    own, records = tell(lambda: _check(request, workers), exchange)
     require_agreement(records, _MUST_AGREE)
+    require_common(request.loader, records, exchange, workers.rank)
     scheme, global_batch_size = _settle_sizes(request, own, records)
     scheme = placed(scheme, [record["host"] for record in records])
     limits = limits_of(scheme, records)
@@ -129,8 +134,10 @@ def agree_on_loader(request: Request, workers: Workers, first: Agreement, activi
         ConfigError: It cannot be trained on, on this worker or on another, which is named.
         DisagreementError: The workers were given different ones.
     """
-    own, records = tell(lambda: _check_loader(request, workers, first), _exchange(workers, activity))
+    exchange = _exchange(workers, activity)
+    own, records = tell(lambda: _check_loader(request, workers, first), exchange)
     require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in own.record})
+    require_common(request.loader, records, exchange, workers.rank)
     scheme, whole = first.scheme, first.problem.global_batch_size
     if request.batch_sizes is None:
         whole = _global_batch_size(request, own.order.sampling, workers.count)
@@ -160,7 +167,7 @@ def _check_loader(request: Request, workers: Workers, first: Agreement) -> _OwnL
                 f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
                 f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
             )
-    return _OwnLoader(order=order, record=_loader_record(request, order))
+    return _OwnLoader(order=order, record=_loader_record(request, order, workers))
 
 
 def _require_end(scheme: Scheme, order: EpochOrder) -> None:
@@ -225,7 +232,7 @@ def _check(request: Request, workers: Workers) -> Own:
 def _record(request: Request, workers: Workers, scheme: Scheme, order: EpochOrder) -> dict[str, Any]:
     device, sizes = request.device, request.batch_sizes
     return {
-        **_loader_record(request, order),
+        **_loader_record(request, order, workers),
         "version": evenstep.__version__,
         "scheme": scheme.name,
         "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
@@ -239,8 +246,9 @@ def _record(request: Request, workers: Workers, scheme: Scheme, order: EpochOrde
     }
 
 
-def _loader_record(request: Request, order: EpochOrder) -> dict[str, Any]:
+def _loader_record(request: Request, order: EpochOrder, workers: Workers) -> dict[str, Any]:
     loader, sampling = request.loader, order.sampling
+    compared = workers.count > 1 and request.partition is None
     return {
         "batch_size": sampling.batch_size,
         "global_batch_size": request.global_batch_size,
@@ -251,6 +259,8 @@ def _loader_record(request: Request, order: EpochOrder) -> dict[str, Any]:
         "shuffle": order.shuffle,
         "seed": order.seed,
         "drop_last": sampling.drop_last,
+        "partition": request.partition,
+        "sketch": msgspec.to_builtins(sketch_of(loader)) if compared else (),
         "depth": loader.num_workers * (loader.prefetch_factor or 0),
     }
 

@@ -35,6 +35,7 @@ def prepare(
     schedulers: LRScheduler | Sequence[LRScheduler] | None = None,
     process_group: dist.ProcessGroup | None = None,
     empty: Literal["copy", "shrink"] = "copy",
+    partition: Literal["common", "private"] | None = None,
     weights: Weights = "samples",
 ) -> tuple[Any, Optimizer, PreparedLoader]:
     """Prepare an ordinary training loop to run under a scheme. All workers call it together, once.
@@ -68,6 +69,9 @@ def prepare(
             another worker's sample, whose gradient does not count. `shrink`: no worker is without samples of its own;
             a shorter last slice and the one before it are then cut in the middle. On servers no worker gets copies of
             another worker's samples.
+        partition: Whose the samples are. `common`: all workers have the same dataset. `private`: each has a dataset of
+            its own, of any length, whose samples stay with it; with `local-sgd`. By default the dataset is common, and
+            workers compare a few samples first.
         weights: What the gradients of workers count. `samples`: by their samples, or as the scheme says. `script`: all
             alike, for a loss that the script has normalised over all workers itself, as it must be under
             DistributedDataParallel. Or a function from a `Share` to this worker's weight; they should sum to 1.
@@ -92,6 +96,7 @@ def prepare(
         emulate=emulate,
         process_group=process_group,
         empty=empty,
+        partition=partition,
         weights=weights,
     )
     several, multiple = isinstance(model, tuple), isinstance(optimizer, tuple)

@@ -115,6 +115,12 @@ def _empty(value: object) -> object:
     return value
 
 
+def _partition(value: object) -> object:
+    if value not in (None, "common"):
+        raise ValueError("no such choice")
+    return value
+
+
 def _weights(value: object) -> object:
     if value not in ("samples", "script") and not callable(value):
         raise TypeError("no weights")
@@ -185,6 +191,7 @@ class Request:
         _Argument("a torch.distributed.ProcessGroup that has this process as a member", _process_group),
     ] = None
     empty: Annotated[str, _Argument("'copy' or 'shrink'", _empty)] = "copy"
+    partition: Annotated[str | None, _Argument("None or 'common'", _partition)] = None
     weights: Annotated[
         Weights, _Argument("'samples', 'script', or a function from a share to its weight", _weights)
     ] = "samples"
@@ -198,6 +205,7 @@ class Request:
         values: dict[str, Any] = {}
         mistake: str | None = None
         given.setdefault("weights", "samples")
+        given.setdefault("partition", None)
         if given["timeout"] is None:
             given["timeout"] = _DEFAULT_TIMEOUT
             try:

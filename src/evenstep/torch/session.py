@@ -65,6 +65,7 @@ class Session:
         weights: Weights = "samples",
         process_group: dist.ProcessGroup | None = None,
         empty: Literal["copy", "shrink"] = "copy",
+        partition: Literal["common", "private"] | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {
             "scheme": scheme,
@@ -77,6 +78,7 @@ class Session:
             "weights": weights,
             "process_group": process_group,
             "empty": empty,
+            "partition": partition,
         }
         self._launched = LaunchSettings.from_environment(os.environ)
         self._models: list[Any] = []

@@ -1,0 +1,57 @@
+"""Sketches of samples: what decoders and processors change is no difference, and another sample is one."""
+
+import math
+
+import numpy as np
+import pytest
+
+from evenstep.core.sketch import Leaf, alike, unlike
+
+
+def leaf(values, digest=0, shape=None):
+    values = np.asarray(values, dtype=float)
+    return Leaf(
+        kind="f",
+        shape=values.shape if shape is None else shape,
+        digest=digest,
+        mean=float(values.mean()),
+        spread=float(values.std()),
+        values=tuple(values[:8].tolist()),
+    )
+
+
+IMAGE = np.random.default_rng(0).normal(size=100)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (leaf(IMAGE), True),
+        (leaf(IMAGE * (1 + 1e-5)), True),
+        (leaf(IMAGE + np.random.default_rng(1).normal(scale=0.01, size=100)), True),
+        (leaf(np.random.default_rng(2).normal(size=100)), False),
+        (leaf(IMAGE[::-1]), False),
+        (leaf(IMAGE, digest=1), False),
+        (leaf(IMAGE, shape=(10, 10)), False),
+    ],
+)
+def test_near_values_are_alike(other, same):
+    assert alike((leaf(IMAGE),), (other,)) is same
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_missing_and_infinite_values_are_alike_where_both_have_them(value):
+    def missing(first):
+        return (Leaf(kind="f", shape=(2,), mean=value, spread=math.nan, values=(first, 1.0)),)
+
+    assert alike(missing(value), missing(value))
+    assert not alike(missing(value), missing(0.0))
+
+
+def test_the_first_worker_that_differs_is_found_and_one_without_a_sketch_is_like_all():
+    one, other = (leaf(IMAGE),), (leaf(IMAGE + 1),)
+    assert unlike([one, one, one]) is None
+    assert unlike([one, one, other, other]) == 2
+    assert unlike([(), one, other]) == 2
+    assert unlike([(), one, ()]) is None
+    assert unlike([one, one + one]) == 1
