@@ -25,7 +25,12 @@ from evenstep.torch.data.sketch import require_common, sketch_of
 from evenstep.torch.failure import Failure, read_failure
 from evenstep.torch.model import needed_batch
 from evenstep.torch.processes.workers import Workers, gather
-from evenstep.torch.refusals import require_loader, require_servable_loader, require_trainable
+from evenstep.torch.refusals import (
+    require_loader,
+    require_private_possible,
+    require_servable_loader,
+    require_trainable,
+)
 from evenstep.torch.request import Request
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell
@@ -79,13 +84,15 @@ class Own:
 class Terms:
     """What is the same on all workers about one loader.
 
-    `depth`: how many iterations to fetch ahead; `even`: whether no worker may be without samples.
+    `depth`: how many iterations to fetch ahead; `even`: whether no worker may be without samples; `lengths`: the
+    samples of each worker's own dataset, if they are private, while `order` is this worker's.
     """
 
     order: EpochOrder
     global_batch_size: int
     depth: int
     even: bool
+    lengths: tuple[int, ...] | None = None
 
 
 @final
@@ -114,7 +121,7 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
     """
     exchange = _exchange(workers, activity)
     own, records = tell(lambda: _check(request, workers), exchange)
-    require_agreement(records, _MUST_AGREE)
+    require_agreement(records, _fields(own.record))
     require_common(request.loader, records, exchange, workers.rank)
     scheme, global_batch_size = _settle_sizes(request, own, records)
     scheme = placed(scheme, [record["host"] for record in records])
@@ -136,13 +143,19 @@ def agree_on_loader(request: Request, workers: Workers, first: Agreement, activi
     """
     exchange = _exchange(workers, activity)
     own, records = tell(lambda: _check_loader(request, workers, first), exchange)
-    require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in own.record})
+    require_agreement(records, _fields(own.record))
     require_common(request.loader, records, exchange, workers.rank)
     scheme, whole = first.scheme, first.problem.global_batch_size
     if request.batch_sizes is None:
         whole = _global_batch_size(request, own.order.sampling, workers.count)
         load_policy(scheme.load, workers.count).allocate(replace(first.problem, global_batch_size=whole))
     return _terms(request, own.order, scheme, whole, records)
+
+
+def _fields(own: Mapping[str, Any]) -> dict[str, Field]:
+    """What must agree of records like this one."""
+    differ = ("dataset", "length") if own["partition"] == "private" else ()
+    return {key: field for key, field in _MUST_AGREE.items() if key in own and key not in differ}
 
 
 @final
@@ -157,6 +170,7 @@ class _OwnLoader:
 def _check_loader(request: Request, workers: Workers, first: Agreement) -> _OwnLoader:
     require_loader(request.loader)
     order = order_of(request.loader, workers, request.seed)
+    require_private_possible(request, first.scheme, order)
     if first.scheme.served is not None:
         require_servable_loader(first.scheme, request.loader)
         size = _global_batch_size(request, order.sampling, workers.count)
@@ -186,15 +200,17 @@ def _terms(
     even = request.empty == "shrink"
     if even and len(records) > 1 and scheme.served is None:
         _require_samples_for_all(order, global_batch_size, len(records))
+    lengths = tuple(record["length"] for record in records) if request.partition == "private" else None
+    length = order.length if lengths is None else sum(lengths)
     # With drop_last this is an error, which the loader raises.
-    if global_batch_size > order.length and not order.sampling.drop_last:
+    if global_batch_size > length and not order.sampling.drop_last:
         warnings.warn(
-            f"the global batch size {global_batch_size} is more than the {order.length} samples of an epoch, which"
+            f"the global batch size {global_batch_size} is more than the {length} samples of an epoch, which"
             " is then a single iteration: lower the batch size or start fewer workers",
             stacklevel=6,
         )
     depth = max(record["depth"] for record in records)
-    return Terms(order=order, global_batch_size=global_batch_size, depth=depth, even=even)
+    return Terms(order=order, global_batch_size=global_batch_size, depth=depth, even=even, lengths=lengths)
 
 
 def _exchange(workers: Workers, activity: Activity) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
@@ -214,6 +230,7 @@ def _check(request: Request, workers: Workers) -> Own:
     scheme = request.asked_scheme()
     require_trainable(request, workers, scheme)
     order = order_of(request.loader, workers, request.seed)
+    require_private_possible(request, scheme, order)
     hold, emulated = hold_of(request.emulate, request.launched, rank=workers.rank, workers=workers.count)
     folder = request.events_dir
     failed = None if folder is None else read_failure(folder, device_identity(request.device, workers))

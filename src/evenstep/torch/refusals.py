@@ -9,7 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.torch.data.loader import PreparedLoader
-from evenstep.torch.data.sampling import Sampling
+from evenstep.torch.data.order import EpochOrder
+from evenstep.torch.data.sampling import Positions, Sampling
 from evenstep.torch.model import PreparedModel, device_of, is_sharded, was_prepared
 from evenstep.torch.optimizers import require_schedulers_given
 from evenstep.torch.processes.workers import Workers
@@ -141,6 +142,33 @@ def require_servable_loader(scheme: Scheme, loader: DataLoader[Any]) -> None:
             " keep the lists of the loader's batch sampler together: give batch_size and a sampler, or use a scheme"
             " without servers"
         )
+
+
+def require_private_possible(request: Request, scheme: Scheme, order: EpochOrder) -> None:
+    """Check that each worker can train on a dataset of its own, if that was asked for.
+
+    Raises:
+        ConfigError: It cannot, under this scheme or with this loader.
+    """
+    if request.partition != "private":
+        return
+    if scheme.period is None or scheme.load.follows_speed:
+        raise ConfigError(
+            f'partition="private" keeps samples with their workers, and {scheme.name!r} shares them out by iteration:'
+            " use local-sgd with equal sizes, such as local-sgd:period=8"
+        )
+    if order.sampler is not None or isinstance(request.loader.dataset, Positions):
+        raise ConfigError(
+            'partition="private" draws each worker\'s order from the seed: give a loader with shuffle=True, or without'
+            " a sampler"
+        )
+    if request.empty != "copy":
+        raise ConfigError(
+            "partition=\"private\" takes datasets of any length, and empty='shrink' cannot share out their last"
+            " samples: leave out empty"
+        )
+    if not order.length:
+        raise ConfigError('partition="private" needs a sample on each worker: start fewer workers')
 
 
 def _require_servable(scheme: Scheme, request: Request) -> None:

@@ -116,7 +116,7 @@ def _empty(value: object) -> object:
 
 
 def _partition(value: object) -> object:
-    if value not in (None, "common"):
+    if value not in (None, "common", "private"):
         raise ValueError("no such choice")
     return value
 
@@ -191,7 +191,7 @@ class Request:
         _Argument("a torch.distributed.ProcessGroup that has this process as a member", _process_group),
     ] = None
     empty: Annotated[str, _Argument("'copy' or 'shrink'", _empty)] = "copy"
-    partition: Annotated[str | None, _Argument("None or 'common'", _partition)] = None
+    partition: Annotated[str | None, _Argument("'common' or 'private'", _partition)] = None
     weights: Annotated[
         Weights, _Argument("'samples', 'script', or a function from a share to its weight", _weights)
     ] = "samples"

@@ -165,6 +165,8 @@ class Running:
                 self._agree_on(loader.number, loader.source)
         source, terms = self._loaders[loader.number]
         shares = engine.shares if self._profiler is None else self._profiler.shares
+        if terms.lengths is not None:
+            shares = partial(engine.balancer.private_shares, terms.lengths)
         profiled = self._profiler is not None
         loader.bind(source, Bound(terms=terms, scheme=scheme, engine=engine, shares=shares, profiled=profiled))
         for each in self._request.optimizers:

@@ -293,7 +293,8 @@ class Session:
         if order.sampling.lists:
             return len(order.sampling.sampler)
         size, drop_last = self.expected_batch_size(loader), order.sampling.drop_last
-        return Ledger(length=order.length, global_batch_size=size, drop_last=drop_last).iterations
+        whole = self._expected_workers if self._settings["partition"] == "private" else 1
+        return Ledger(length=order.length * whole, global_batch_size=size, drop_last=drop_last).iterations
 
     def expected_batch_size(self, loader: DataLoader[Any]) -> int:
         """The samples of an iteration, as expected before the workers have agreed on them."""

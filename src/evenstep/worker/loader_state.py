@@ -22,6 +22,7 @@ _AGAIN = "give what a loader's state_dict() returned"
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run is: `iteration` of `epoch`, whether in a loop, and the speeds that sizes rest on (`load`).
 
+    `length` is that of an epoch, over all workers; `lengths` are those of each worker's dataset if they are private.
     `order` is that of the epoch if a sampler of the user's own drew it, which may not draw the same again; `ends` are
     those of the lists of a batch sampler.
     """
@@ -32,6 +33,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True):
     iteration: _Count
     looping: bool = False
     length: _Count
+    lengths: list[_Count] | None = None
     global_batch_size: Annotated[int, Meta(ge=1, le=UNLIMITED)]
     order: list[_Count] | None
     ends: list[_Count] | None = None

@@ -5,7 +5,7 @@ It does not communicate. An engine sends this worker's row to the others and bri
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ import numpy as np
 from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import Ledger, MicroBatch, Share
+from evenstep.core.samples import Ledger, MicroBatch, PrivateShares, Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Recorder
 from evenstep.telemetry.events import CheckpointDone, Disturbed, Noted, Planned
@@ -81,6 +81,12 @@ class Tracker:
         """This worker's part of each slice of the epoch, as the policy plans it."""
         sizes = partial(self._next_sizes, epoch, ledger.global_batch_size)
         return PlannedShares(ledger, sizes, worker=self.workers.rank, depth=depth, minimum=self.smallest_batch)
+
+    def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> PrivateShares:
+        """This worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
+        self.problem = replace(self.problem, epoch=epoch)
+        self.follow(np.array([-(-length // ledger.iterations) for length in lengths]))
+        return PrivateShares(ledger, lengths, worker=self.workers.rank, depth=depth, minimum=self.smallest_batch)
 
     def _next_sizes(self, epoch: int, global_batch_size: int) -> IntArray:
         """Plan the sizes of the next iteration; every worker computes the same."""

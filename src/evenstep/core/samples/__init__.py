@@ -8,6 +8,7 @@ from evenstep.core.samples.assignment import part_of, reassign, short_slice_size
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead
+from evenstep.core.samples.private import PrivateShares, private_sizes
 from evenstep.core.samples.share import (
     WEIGHTINGS,
     MicroBatch,
@@ -26,6 +27,7 @@ __all__ = [
     "Ledger",
     "Lookahead",
     "MicroBatch",
+    "PrivateShares",
     "Request",
     "Share",
     "Shares",
@@ -34,6 +36,7 @@ __all__ = [
     "ends_period",
     "micro_batches",
     "part_of",
+    "private_sizes",
     "reassign",
     "short_slice_sizes",
     "slice_sizes",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn, Ledger
+from evenstep.core.shown import shown
 from evenstep.torch.engines.engine import Engine
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds
 from evenstep.worker.tracker import Tracker
@@ -34,12 +35,18 @@ class Epochs:
         self.global_batch_size = terms.global_batch_size
         self.drawn: Drawn | None = None
         self._even = terms.even
+        self._lengths = None if terms.lengths is None else list(terms.lengths)
         self._sampler_epoch = self.order.sampling.epoch()
         if at.chosen:
             self.set_next(at.next_epoch)
         elif self._sampler_epoch is not None and self._sampler_epoch > 0:  # The script has set it before the start.
             at.set_next(self._sampler_epoch)
         self.ledger(0)
+
+    @property
+    def _length(self) -> int:
+        """Samples in an epoch, over all workers."""
+        return self.order.length if self._lengths is None else sum(self._lengths)
 
     @property
     def iterations(self) -> int:
@@ -86,7 +93,7 @@ class Epochs:
         """The slices of the epoch from this iteration on."""
         ends = None if self.drawn is None else self.drawn.ends
         return Ledger(
-            length=self.order.length if ends is None else int(ends[-1]),
+            length=self._length if ends is None else int(ends[-1]),
             global_batch_size=self.global_batch_size,
             drop_last=self.order.sampling.drop_last,
             iteration=iteration,
@@ -102,7 +109,8 @@ class Epochs:
             epoch=self.at.epoch,
             iteration=done,
             looping=self.at.looping,
-            length=self.order.length,
+            length=self._length,
+            lengths=self._lengths,
             global_batch_size=self.global_batch_size,
             order=None if drawn is None else cast("IntArray", drawn.indices).tolist(),
             ends=None if drawn is None or drawn.ends is None else drawn.ends.tolist(),
@@ -115,9 +123,14 @@ class Epochs:
         Raises:
             ConfigError: It is of another dataset, or its global batch size cannot be shared out among these workers.
         """
-        if saved.length != self.order.length:
+        if saved.lengths != self._lengths:
             raise ConfigError(
-                f"this loader state is of {saved.length} samples but the dataset gives {self.order.length}:"
+                f"this loader state is of {_described(saved.lengths)} but the run has {_described(self._lengths)}:"
+                " resume with the partition, the workers and the datasets that it was taken on"
+            )
+        if saved.length != self._length:
+            raise ConfigError(
+                f"this loader state is of {saved.length} samples but the dataset gives {self._length}:"
                 " resume with the dataset that it was taken on"
             )
         if saved.global_batch_size != self.global_batch_size:
@@ -129,6 +142,10 @@ class Epochs:
             self.order = replace(self.order, seed=saved.seed)
         load_speeds(balancer, saved.load)
         self.at.restore(saved, self.iterations if saved.ends is None else len(saved.ends))
+
+
+def _described(lengths: list[int] | None) -> str:
+    return "a common dataset" if lengths is None else f"private datasets of {shown(lengths)} samples"
 
 
 def _warn(saved: str, replaced: Any) -> None:

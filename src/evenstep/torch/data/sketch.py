@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from evenstep.core.errors import DisagreementError
 from evenstep.core.sketch import Leaf, Sketch, unlike
-from evenstep.torch.data.order import seeded_randomness
+from evenstep.torch.data.randomness import seeded_randomness
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.data.shards import ShardedDataset
 
