@@ -5,6 +5,7 @@
 #                  measure this machine run one by one after them, whether they passed or not
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. .ci/run calls this one
+#   make test-flower  the tests of evenstep.integrations.flower, in .venv-flower: Flower pins older releases than the rest
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts
@@ -20,9 +21,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
+VENV_FLOWER := .venv-flower
+INSTALLED_FLOWER := $(VENV_FLOWER)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all faults gpu check clean
+.PHONY: demo test test-all test-flower faults gpu check clean
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
@@ -38,6 +41,9 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED_ALL)
 	$(MAKE) test
+
+test-flower: $(INSTALLED_FLOWER)
+	$(VENV_FLOWER)/bin/python -m pytest tests/integrations/test_flower.py tests/core/load/test_rounds.py
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5
@@ -59,6 +65,11 @@ $(INSTALLED_ALL): $(INSTALLED)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,opentelemetry]'
 	@touch $@
 
+$(INSTALLED_FLOWER): pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(VENV_FLOWER)
+	$(VENV_FLOWER)/bin/python -m pip install --constraint constraints-flower.txt --editable '.[flower]' hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
+
 $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	echo 'evenstep needs Python 3.11 or newer, and "$(PYTHON)" is not: say which, as in make PYTHON=python3.12' >&2; \
@@ -68,5 +79,5 @@ $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_FLOWER) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

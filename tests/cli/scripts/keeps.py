@@ -12,6 +12,7 @@ import evenstep
 
 def train():
     folder = Path(sys.argv[1])
+    torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     dataset = TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
