@@ -1,13 +1,15 @@
 """Flower: each node gets its own batch size, by the speed that its replies tell, with Flower's own messages."""
 
 import logging
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="needs an environment of its own: make test-flower")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -149,3 +151,44 @@ def test_the_mod_gives_a_reply_without_metrics_some_and_leaves_an_error_alone():
     assert reply.content["metrics"][SECONDS] > 0
     failed = measured(message, None, lambda given, context: Message(Error(code=0), reply_to=given))
     assert failed.has_error()
+
+
+class Federation(Nodes):
+    """Runs the page's client for each node at once, and says what its seconds would be at the node's speed."""
+
+    def __init__(self, client):
+        super().__init__(SPEEDS)
+        self.client = client
+        self.sizes = []
+
+    def send_and_receive(self, messages, timeout=None):
+        replies = [self.answer(number, message) for number, message in enumerate(messages)]
+        training = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+        if training:
+            self.sizes.append({m.metadata.dst_node_id: size_of(m) for m in training})
+        return replies
+
+    def answer(self, number, message):
+        message.metadata.__dict__["_message_id"] = f"message {number}"
+        node = message.metadata.dst_node_id
+        context = Context(1, node, {"partition-id": node}, RecordDict(), {})
+        reply = self.client(message, context)
+        for metrics in reply.content.metric_records.values():
+            if SECONDS in metrics:
+                assert metrics[SECONDS] > 0
+                metrics[SECONDS] = size_of(message) / SPEEDS[node]
+        return reply
+
+
+def test_the_app_of_the_page_trains_with_sizes_by_speed():
+    page = Path(__file__).parents[2] / "docs" / "integrations" / "flower.md"
+    server, client = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    of_server, of_client = {}, {}
+    exec(server.replace("strategy.start(", "result = strategy.start(") + "    found.append(result)\n", of_server)
+    exec(client, of_client)
+    of_server["found"] = []
+    federation = Federation(of_client["app"])
+    of_server["main"](federation, None)
+    assert federation.sizes[0] == dict.fromkeys(SPEEDS, 32)
+    assert federation.sizes[-1] == {11: 14, 12: 27, 13: 55}
+    np.testing.assert_allclose(of_server["found"][0].arrays["w"].numpy(), np.ones(8), atol=1e-3)
