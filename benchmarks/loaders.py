@@ -17,7 +17,7 @@ import evenstep
 
 ROWS, IMAGES, FEATURES = 8192, 512, 256
 NUM_WORKERS = (0, 2, 4)
-ROUNDS = 15
+ROUNDS = 9
 GOAL = ">= 0.95"
 
 
