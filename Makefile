@@ -4,7 +4,8 @@
 #                  four at a time, those of an xdist_group in one process, which starts their workers once; those that
 #                  measure this machine run one by one after them, whether they passed or not
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
-#                  tests, with the reason, where they are absent. .ci/run calls this one
+#                  tests, with the reason, where they are absent. Then tests/frameworks for each of FRAMEWORKS, in an
+#                  environment of its own (.venv-jax by constraints-jax.txt). .ci/run calls this one
 #   make test-flower  the tests of evenstep.integrations.flower, in .venv-flower: Flower pins older releases than the rest
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
@@ -23,6 +24,9 @@ INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
 VENV_FLOWER := .venv-flower
 INSTALLED_FLOWER := $(VENV_FLOWER)/.installed
+FRAMEWORKS := jax
+INSTALLED_FRAMEWORKS := $(FRAMEWORKS:%=.venv-%/.installed)
+TESTED_WITH_jax := flax optax
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-all test-flower faults gpu check clean
@@ -39,8 +43,9 @@ test: $(INSTALLED)
 	echo "pytest's exit codes, 0 where all passed: $$beside of tests beside each other, $$alone of tests alone"; \
 	test $$beside -eq 0 -a $$alone -eq 0
 
-test-all: $(INSTALLED_ALL)
+test-all: $(INSTALLED_ALL) $(INSTALLED_FRAMEWORKS)
 	$(MAKE) test
+	@set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest tests/frameworks; done
 
 test-flower: $(INSTALLED_FLOWER)
 	$(VENV_FLOWER)/bin/python -m pytest tests/integrations/test_flower.py tests/core/load/test_rounds.py
@@ -70,6 +75,12 @@ $(INSTALLED_FLOWER): pyproject.toml constraints-flower.txt
 	$(VENV_FLOWER)/bin/python -m pip install --constraint constraints-flower.txt --editable '.[flower]' hypothesis pytest pytest-timeout pytest-xdist
 	@touch $@
 
+.venv-%/.installed: pyproject.toml constraints-%.txt $(INSTALLED_DEMO)
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --constraint constraints-$*.txt --editable '.[$*]' $(TESTED_WITH_$*) \
+		hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
+
 $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	echo 'evenstep needs Python 3.11 or newer, and "$(PYTHON)" is not: say which, as in make PYTHON=python3.12' >&2; \
@@ -79,5 +90,5 @@ $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_FLOWER) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_FLOWER) $(FRAMEWORKS:%=.venv-%) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

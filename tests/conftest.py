@@ -25,8 +25,9 @@ settings.load_profile("ci")
 
 # multiprocessing keeps these two for the rest of the process, however many tests use them.
 LASTING_CHILDREN = ("multiprocessing.forkserver import main", "resource_tracker import main")
-# pytest's own, and those that libraries set once for the process: scikit-learn at its import, DDP at its first model.
-LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
+# pytest's own, and those that libraries set once for the process: scikit-learn and JAX when they are imported, DDP at
+# its first model.
+LASTING_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TF_", "TPU_")
 GRACE_SECONDS = 2.0
 
 TESTS = Path(__file__).parent

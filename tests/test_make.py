@@ -16,12 +16,14 @@ case "$*" in *"{fails}"*) exit 1;; esac
 
 def make(folder, target, fails="nothing"):
     """Run the target in this folder; the calls that it makes fail where they have these words."""
-    programs = folder / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    for name in ("python", "evenstep"):
-        (programs / name).write_text(PROGRAM.format(fails=fails))
-        (programs / name).chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    constraints = [path.name for path in ROOT.glob("constraints*.txt")]
+    for framework in (name.removeprefix("constraints").removesuffix(".txt") for name in constraints):
+        programs = folder / f".venv{framework}" / "bin"
+        programs.mkdir(parents=True)
+        for name in ("python", "evenstep"):
+            (programs / name).write_text(PROGRAM.format(fails=fails))
+            (programs / name).chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", *constraints):
         shutil.copy(ROOT / name, folder)
     # The first program that it calls makes the environment, which is there.
     ended = subprocess.run(
@@ -54,8 +56,19 @@ def test_the_demo_installs_nothing_that_only_development_needs(tmp_path):
     assert calls == ["-m pip install --constraint constraints.txt --editable .[demo]", "demo"]
 
 
-def test_all_tests_are_the_tests_after_every_framework_is_installed(tmp_path):
+def test_all_tests_are_the_tests_after_every_framework_is_installed_and_then_those_of_frameworks(tmp_path):
     ended, calls = make(tmp_path, "test-all")
     assert ended.returncode == 0, ended.stderr
-    assert "ray" in calls[-3]
-    assert [call.startswith("-m pytest") for call in calls] == [False] * (len(calls) - 2) + [True] * 2
+    tests = [call for call in calls if call.startswith("-m pytest")]
+    installed = calls[: -len(tests)]
+    assert calls == [*installed, *tests]
+    assert any("ray" in call for call in installed)
+    assert any("--constraint constraints-jax.txt --editable .[jax] flax optax" in call for call in installed)
+    assert len(tests) >= 3
+    assert set(tests[2:]) == {"-m pytest tests/frameworks"}
+
+
+def test_a_framework_that_cannot_be_installed_fails_all_tests(tmp_path):
+    ended, calls = make(tmp_path, "test-all", fails="constraints-jax.txt")
+    assert ended.returncode != 0
+    assert not any(call.startswith("-m pytest") for call in calls)

@@ -1,7 +1,7 @@
 """How long JAX has compiled, so that it does not count as compute."""
 
 import time
-from typing import Any, Final, final
+from typing import Final, final
 
 import jax
 
@@ -14,7 +14,7 @@ class Compiling:
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
-        jax.monitoring.register_event_duration_secs_listener(self._ended)
+        jax.monitoring.register_event_duration_secs_listener(self.ended)
 
     def restart(self) -> None:
         """Forget what was."""
@@ -25,7 +25,8 @@ class Compiling:
         """Since `restart`."""
         return sum(end - start for start, end in self._spans)
 
-    def _ended(self, event: str, duration: float, **_: Any) -> None:
+    def ended(self, event: str, duration: float, **_: object) -> None:
+        """JAX says that something has just ended that took so many seconds."""
         if event.startswith(_PREFIX):
             end = time.perf_counter()
             start = end - duration

@@ -101,7 +101,7 @@ class Session:
 
     @property
     def share(self) -> Share | None:
-        """This worker's part of the present iteration: its indices, samples and weight; None before the first."""
+        """This worker's part of the present iteration: its indices, samples and weight; None outside the loop."""
         return self._share
 
     @property
@@ -120,13 +120,16 @@ class Session:
         A batch is of the form of `data`; with `pad` it is the first of a pair, and a mask the second. Every worker has
         as many batches as the others. One whose `session.share.samples` is 0 is a copy of another worker's sample.
         """
-        for share in self._balancer.epoch(epoch):
-            self._share = share
-            indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
-            batch = jax.tree.map(lambda each, at=indices: each[at], self._data)
-            self._compiling.restart()
-            self._since = time.perf_counter()
-            yield batch if mask is None else (batch, mask)
+        try:
+            for share in self._balancer.epoch(epoch):
+                indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
+                batch = jax.tree.map(lambda each, at=indices: each[at], self._data)
+                self._share = share
+                self._compiling.restart()
+                self._since = time.perf_counter()
+                yield batch if mask is None else (batch, mask)
+        finally:
+            self._share = None
 
     def mean(self, tree: Tree) -> Tree:
         """The mean over all workers of each array of the tree, by their samples; the same on all of them.
@@ -194,7 +197,7 @@ def _require_steps(scheme: Scheme, pad: int | None) -> None:
 def _length_of(data: Any) -> int:
     """The rows that all arrays of the tree have; ConfigError if they cannot be indexed, or differ."""
     lengths = set()
-    for each in (leaves := jax.tree.leaves(data)):
+    for each in (leaves := jax.tree.leaves(data, is_leaf=lambda each: isinstance(each, Iterator))):
         if not hasattr(each, "__getitem__") or not hasattr(each, "__len__") or getattr(each, "shape", None) == ():
             raise ConfigError(
                 f"data must be arrays with a row for each sample, which can be indexed, not {shown(each)}: read a"

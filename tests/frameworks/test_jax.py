@@ -1,0 +1,155 @@
+"""What is JAX's own: its page, how long it compiles, and what is refused."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.frameworks.start import free_port
+from support.frameworks.table import require
+from support.guard import GUARD_SECONDS
+
+import evenstep
+
+require("jax")
+
+PAGE = Path(__file__).parents[2] / "docs/frameworks/jax.md"
+ROWS = np.arange(20.0, dtype=np.float32)
+
+
+def session_of(scheme="bsp", **given):
+    from evenstep.jax import Session
+
+    return Session(scheme, **{"data": ROWS, "global_batch_size": 8, "shuffle": False} | given)
+
+
+@pytest.mark.multiprocess
+def test_the_script_on_the_page(tmp_path):
+    script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(script[1])
+    command = [sys.executable, "train.py", f"127.0.0.1:{free_port()}", "2"]
+    environment = {**os.environ, "EVENSTEP_SLOW": "1=3x"}
+    files = [(tmp_path / f"said.{rank}").open("w+") for rank in range(2)]
+    workers = [
+        subprocess.Popen([*command, str(rank)], cwd=tmp_path, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        for rank, file in enumerate(files)
+    ]
+    try:
+        codes = [worker.wait(GUARD_SECONDS) for worker in workers]
+    finally:
+        for worker, file in zip(workers, files, strict=True):
+            worker.kill()
+            worker.wait()
+            file.close()
+    said = [(tmp_path / f"said.{rank}").read_text() for rank in range(2)]
+    assert codes == [0, 0], "\n".join(said)
+    losses = [float(each) for each in re.findall(r"epoch \d: loss (\d\.\d+), batch sizes \[\d+, \d+\]", said[0])]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"data": iter([1, 2])},
+            "data must be arrays with a row for each sample, which can be indexed, not list_iterator",
+        ),
+        ({"data": [1, 2]}, "data must be arrays with a row for each sample, which can be indexed, not 1"),
+        (
+            {"data": (ROWS, ROWS[:5])},
+            "the arrays of data must have equally many rows, one for each sample, but they ha",
+        ),
+        ({"data": ()}, "the arrays of data must have equally many rows, one for each sample, but there are none"),
+        (
+            {"scheme": "lb-bsp"},
+            "the sizes of 'lb-bsp' change by single samples, and jit compiles for every new size: g",
+        ),
+        ({"pad": 0}, "pad must be a whole number from 1"),
+        ({"scheme": "local-sgd"}, "the scheme 'local-sgd' averages weights and not gradients"),
+        ({"scheme": "ssp"}, "the scheme 'ssp' trains on parameter servers: use evenstep.Client"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(given, sentence):
+    with pytest.raises(evenstep.ConfigError, match="^" + re.escape(sentence)):
+        session_of(**given)
+
+
+def test_a_process_that_does_not_know_the_others_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        evenstep.ConfigError, match=r"^WORLD_SIZE says that there are 2 processes.*call jax\.distributed"
+    ):
+        session_of()
+
+
+@pytest.mark.parametrize("given", [{"scheme": "lb-bsp:multiple=4"}, {"scheme": "lb-bsp", "pad": 4}, {"scheme": "dbs"}])
+def test_sizes_that_recur_are_accepted(given):
+    session_of(**given).close()
+
+
+def test_a_mean_is_of_numbers_and_of_a_batch():
+    session = session_of()
+    with pytest.raises(evenstep.ConfigError, match=r"^there is no batch to take a mean over"):
+        session.mean(ROWS)
+    epoch = session.epoch()
+    next(epoch)
+    with pytest.raises(evenstep.ConfigError, match=r"^a mean over workers is of floating-point numbers, not of int"):
+        session.mean({"loss": ROWS, "count": np.arange(3)})
+    epoch.close()
+    with pytest.raises(evenstep.ConfigError, match=r"^there is no batch to take a mean over"):
+        session.mean(ROWS)
+
+
+def test_a_padded_batch_has_rows_in_steps_and_a_mask_of_those_that_count():
+    found = []
+    session = session_of(pad=5)
+    for batch, mask in session.epoch(0):
+        found.append((batch.tolist(), mask.tolist()))
+        session.mean(batch)
+    assert [len(batch) for batch, _ in found] == [10, 10, 5]
+    assert [
+        value for batch, mask in found for value, counts in zip(batch, mask, strict=True) if counts
+    ] == ROWS.tolist()
+    assert found[0][0][8:] == [7.0, 7.0]
+
+
+def test_an_epoch_goes_on_where_it_was_left():
+    session = session_of()
+    for batch in session.epoch(0):
+        session.mean(batch)
+        state = session.state_dict()
+        break
+    session = session_of()
+    session.load_state_dict(state)
+    assert session.next_epoch == 0
+    left = []
+    for batch in session.epoch(0):
+        left += batch.tolist()
+        session.mean(batch)
+    assert left == ROWS[8:].tolist()
+
+
+def test_the_time_in_which_jax_compiles_is_known():
+    import jax
+
+    from evenstep.jax.compiling import Compiling
+
+    compiling = Compiling()
+    jax.jit(lambda x: jax.jit(lambda y: y * 2)(x) + 1)(ROWS).block_until_ready()
+    assert compiling.seconds > 0
+
+
+def test_time_that_jax_compiles_within_other_such_time_counts_once():
+    from evenstep.jax.compiling import Compiling
+
+    compiling = Compiling()
+    for event, seconds in {"trace": 50, "lower": 90, "other": 0}.items():
+        compiling.ended(f"/jax/core/compile/{event}", seconds)
+    compiling.ended("/jax/checkpoint/write", 1000)
+    assert compiling.seconds == pytest.approx(90)
+    compiling.restart()
+    assert compiling.seconds == 0
