@@ -1,0 +1,93 @@
+"""Behind a barrier: the optimizer steps on the gradient of the union of all workers' batches."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import tensorflow as tf
+
+from evenstep.core.errors import ConfigError
+from evenstep.tensorflow.dataset import Source
+from evenstep.tensorflow.workers import Workers
+from evenstep.worker.api.balancer import Balancer
+
+if TYPE_CHECKING:
+    from evenstep.worker.api.share import Share
+
+_NO_STEP: Final = "let the optimizer step once for each batch, with optimizer.apply_gradients or optimizer.apply"
+
+
+@final
+class Balanced:
+    """Connects the batches that are handed out to the steps of the optimizer.
+
+    Args:
+        workers: All workers.
+        balancer: Shares out the samples.
+        source: The samples.
+        iterations: Those of an epoch.
+
+    Attributes:
+        loop: The balancer.
+        current: The share of the batch that was handed out last; None before the first.
+    """
+
+    def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int) -> None:
+        self.loop = balancer
+        self.iterations = iterations
+        self._workers = workers
+        self._source = source
+        self._epoch: Iterator[Share] = iter(())
+        self.current: Share | None = None
+        self._due = False
+        self._handed = 0.0
+
+    def batches(self) -> Iterator[Any]:
+        """This worker's batches of the next epoch."""
+        self.settle()
+        self._due, epoch = False, self.loop.epoch()
+        self._epoch = epoch
+        for share in epoch:
+            batch = self._source.batch(share.indices)
+            self.current, self._due, self._handed = share, True, time.perf_counter()
+            yield batch
+            if self._due:
+                raise ConfigError(
+                    f"a batch was asked for before the step on the last one: {_NO_STEP}, without prefetch() and"
+                    " without steps_per_execution"
+                )
+            if self._epoch is not epoch:
+                return  # It was ended meanwhile.
+
+    def settle(self) -> None:
+        """End an epoch whose last step is done: `fit` counts the batches, and asks for no more than there are."""
+        last = self.current is not None and self.current.iteration == self.iterations - 1
+        if last and not self._due:
+            next(self._epoch, None)
+            self._epoch = iter(())
+
+    def combine(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients of the mean loss over the union batch, from those over this worker's; None stays None."""
+        dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+        given = [each for each in dense if each is not None]
+        # The elements make a device finish the gradients before the time is taken.
+        elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in given]
+        weight = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
+        weight.set_shape([])
+        sums: dict[int, Any] = {}
+        for kind in dict.fromkeys(each.dtype for each in given):
+            alike = [each for each in given if each.dtype == kind]
+            flat = tf.concat([tf.reshape(each, [-1]) for each in alike], 0) * tf.cast(weight, kind)
+            parts = tf.split(self._workers.sum(flat), [each.shape.num_elements() for each in alike])
+            sums |= {id(each): tf.reshape(part, each.shape) for each, part in zip(alike, parts, strict=True)}
+        return [None if each is None else sums[id(each)] for each in dense]
+
+    def _exchange(self, elements: Any) -> Any:
+        """This worker's gradient is there: tell how long it took. Returns its weight, float64 of shape []."""
+        seconds = time.perf_counter() - self._handed
+        if self.current is None or not self._due:
+            raise ConfigError(f"the optimizer steps without a batch of the prepared dataset in hand: {_NO_STEP}")
+        self.loop.report(seconds)
+        self._due = False
+        return np.float64(self.current.weight)

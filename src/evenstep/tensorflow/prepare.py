@@ -1,0 +1,125 @@
+"""`evenstep.tensorflow.prepare`: the line that balances a script."""
+
+import functools
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.schemes import Scheme
+from evenstep.tensorflow.balanced import Balanced
+from evenstep.tensorflow.dataset import BalancedDataset, Source
+from evenstep.tensorflow.workers import joined
+from evenstep.worker.api.balancer import Balancer
+
+_PREPARED = "_evenstep_prepared"
+
+
+def prepare(
+    model: Any,
+    optimizer: Any,
+    data: object,
+    scheme: Scheme | str | None = None,
+    *,
+    global_batch_size: int,
+    drop_last: bool = False,
+    shuffle: bool = True,
+    seed: int = 0,
+    smallest_batch: int = 1,
+    largest_batch: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+) -> tuple[Any, Any, BalancedDataset]:
+    """Let all workers train the model on batches that follow their speeds.
+
+    The model and the optimizer come back as they are. The optimizer's `apply`, which `apply_gradients` and `fit` call,
+    sums the gradients of all workers, each weighted by its samples, before it steps. The loss must be a mean over the
+    batch, as Keras's losses are. The weights start as they are on worker 0.
+
+    Args:
+        model: A Keras 3 model that is built; compile it before or after this.
+        optimizer: A Keras 3 optimizer, of the model if that is compiled.
+        data: Arrays of equal length, such as `(inputs, labels)`, or an object with `__len__` and a `__getitem__` that
+            returns the batch of an array of indices.
+        scheme: As for `evenstep.prepare`; None for that of `evenstep run`, else lb-bsp.
+        global_batch_size: Samples in one iteration, over all workers.
+        drop_last: As for `evenstep.Balancer`, also the arguments that follow.
+        shuffle: Whether the samples come in a new random order in each epoch.
+        seed: Of that order.
+        smallest_batch: The smallest batch that a worker can compute on; 2 for models with batch normalisation.
+        largest_batch: The largest batch that this worker's memory holds, if it is known.
+        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+
+    Raises:
+        ConfigError: `init` was not called, or something given cannot work on this worker or on another.
+        DisagreementError: The workers were started with different things.
+    """
+    workers = joined()
+    _require_model(model)
+    _require_optimizer(optimizer)
+    source = Source(data)
+    arguments: dict[str, Any] = {
+        "rank": workers.rank,
+        "workers": workers.count,
+        "length": source.length,
+        "global_batch_size": global_batch_size,
+        "drop_last": drop_last,
+        "shuffle": shuffle,
+        "seed": seed,
+        "smallest_batch": smallest_batch,
+        "largest_batch": largest_batch,
+        "run_dir": run_dir,
+    }
+    balancer = Balancer(scheme, all_gather=workers.all_gather, **arguments)
+    whole, rest = divmod(source.length, global_batch_size)
+    balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last))
+    optimizer.build(model.trainable_variables)
+    workers.broadcast([*model.variables, *optimizer.variables])
+    step = optimizer.apply
+
+    @functools.wraps(step)
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        return step(balanced.combine(grads), trainable_variables)
+
+    optimizer.apply = apply
+    _without_xla(model)
+    setattr(optimizer, _PREPARED, True)
+    return model, optimizer, BalancedDataset(source.spec, balanced)
+
+
+def _require_model(model: Any) -> None:
+    if not isinstance(model, tf.keras.Model):
+        raise ConfigError(f"the model is {shown(model)}: prepare takes a Keras 3 model")
+    strategy = model.distribute_strategy if tf.distribute.has_strategy() else model._distribute_strategy
+    if strategy is not None:
+        raise ConfigError(
+            f"the model is in the scope of a {type(strategy).__name__}, which shares out batches in its own way: make"
+            " the model and call prepare outside of strategy.scope(), for evenstep sums the gradients itself"
+        )
+    if not model.built:
+        raise ConfigError("the model has no weights yet: begin it with a keras.Input, or call it once before prepare")
+
+
+def _require_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise ConfigError(f"the optimizer is {shown(optimizer)}: prepare takes a Keras 3 optimizer")
+    if getattr(optimizer, _PREPARED, False):
+        raise ConfigError("the optimizer was prepared already: prepare each optimizer once")
+
+
+def _without_xla(model: Any) -> None:
+    """XLA would compile the step again for each size, and knows no exchange; Keras chooses it unless told otherwise."""
+    model.jit_compile = False
+    compiled = model.compile
+
+    @functools.wraps(compiled)
+    def compile(*arguments: Any, **options: Any) -> None:
+        if options.get("jit_compile") is True:
+            raise ConfigError(
+                "jit_compile=True would compile the step again for each size of a batch: leave it out, or make sizes"
+                " recur with multiple, as in lb-bsp:multiple=8, and compile parts of the model yourself"
+            )
+        compiled(*arguments, **{**options, "jit_compile": False})
+
+    model.compile = compile

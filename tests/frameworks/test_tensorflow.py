@@ -1,0 +1,118 @@
+"""TensorFlow and Keras: real workers train as one process does, and each is given samples by its speed."""
+
+import numpy as np
+import pytest
+from support import of_tensorflow
+
+from evenstep.schemes import Scheme, static
+from evenstep.telemetry import read_events
+from evenstep.telemetry.events import IterationDone, Noted
+from evenstep.testing.scripted import Scripted
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("tensorflow")]
+
+CHANGING = Scheme(name="scripted", load=Scripted(seed=11))
+LOOPS = {"bsp": "bsp", "lb-bsp": "lb-bsp", "dbs": "dbs", "changing": CHANGING, "by hand": static([20, 4])}
+LENGTH, GLOBAL, EPOCHS = 150, 24, 3
+ITERATIONS = 7
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every job came to on each worker, from one start of the workers."""
+    folder = tmp_path_factory.mktemp("tensorflow")
+    jobs = {name: ("loop", {"scheme": scheme}) for name, scheme in LOOPS.items()}
+    jobs["float64"] = "loop", {"scheme": CHANGING, "kind": "float64"}
+    jobs["resumed"] = "loop", {"scheme": CHANGING, "kind": "float64", "stop_after": 10}
+    jobs["recorded"] = "loop", {"scheme": "lb-bsp", "run_dir": str(folder / "run")}
+    jobs["fit"] = "fit", {"scheme": CHANGING}
+    jobs["fit in strides"] = "fit", {"scheme": CHANGING, "steps_per_execution": 3}
+    jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
+    jobs["odd"] = "odd", {"scheme": CHANGING}
+    jobs["refused"] = "refused", {}
+    jobs |= {"alone": ("alone", {}), "alone float64": ("alone", {"kind": "float64"}), "odd alone": ("odd", {})}
+    return [*of_tensorflow.do(folder, jobs), folder]
+
+
+def close(first, second, within):
+    return all(np.abs(one - other).max() <= within for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_workers_reach_the_weights_of_one_process_with_one_trace(found, name):
+    alone = found[0]["alone"]
+    for worker in found[:2]:
+        assert close(worker[name]["weights"], alone["weights"], 1e-6)
+        assert worker[name]["traces"] == 1
+        assert worker[name]["steps"] == alone["steps"] == EPOCHS * ITERATIONS
+
+
+@pytest.mark.parametrize("name", ["float64", "resumed"])
+def test_in_float64_the_weights_are_those_of_one_process_also_after_a_stop(found, name):
+    for worker in found[:2]:
+        assert close(worker[name]["weights"], found[0]["alone float64"]["weights"], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["changing", "resumed", "lb-bsp"])
+def test_each_sample_is_taken_once_in_each_epoch(found, name):
+    for epoch in range(EPOCHS):
+        taken = [
+            index for worker in found[:2] for at, indices in worker[name]["taken"] if at == epoch for index in indices
+        ]
+        assert sorted(taken) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("name", ["fit", "fit eagerly"])
+def test_the_fit_of_keras_reaches_the_weights_of_one_process(found, name):
+    for worker in found[:2]:
+        assert close(worker[name]["weights"], found[0]["alone"]["weights"], 1e-6)
+        assert worker[name]["next"] == EPOCHS
+
+
+def test_what_fetches_ahead_is_refused_in_one_sentence(found):
+    for worker in found[:2]:
+        assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit in strides"]
+        assert "without prefetch() and without steps_per_execution" in worker["fit in strides"]
+
+
+def test_gradients_that_are_sparse_missing_and_of_two_dtypes(found):
+    for worker in found[:2]:
+        assert close(worker["odd"]["weights"], found[0]["odd alone"]["weights"], 1e-6)
+
+
+def test_the_event_log_has_every_iteration_and_the_notes(found):
+    events = list(read_events(found[2] / "run", kind=IterationDone))
+    assert len(events) == 2 * EPOCHS * ITERATIONS
+    assert sum(1 for _ in read_events(found[2] / "run", kind=Noted)) == 2 * EPOCHS * ITERATIONS
+
+
+def test_workers_import_no_torch(found):
+    assert not found[0]["torch"]
+
+
+def test_the_script_of_the_page_runs_as_it_stands(tmp_path):
+    page = (of_tensorflow.ROOT / "docs/frameworks/tensorflow.md").read_text()
+    (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    codes, said = of_tensorflow.run(tmp_path, [tmp_path / "train.py"])
+    assert codes == [0, 0]
+    assert "Epoch 5/5" in said[0]
+    assert "batch sizes [" in said[0]
+
+
+REFUSED = {
+    "a dataset": "ConfigError: a tf.data.Dataset cannot be asked for samples by their indices: give arrays, as in",
+    "unequal": "ConfigError: the data has arrays of [149, 150] samples: give arrays of the same length",
+    "no index": "ConfigError: the data is map, which cannot be indexed: give arrays, as in",
+    "a scope": "ConfigError: the model is in the scope of a MirroredStrategy, which shares out batches in its own way",
+    "not built": "ConfigError: the model has no weights yet: begin it with a keras.Input, or call it once",
+    "servers": "ConfigError: the scheme 'ssp' trains on parameter servers: use evenstep.Client",
+    "averages": "ConfigError: the scheme 'local-sgd' averages weights and not gradients",
+    "again": "ConfigError: the optimizer was prepared already: prepare each optimizer once",
+    "xla": "ConfigError: jit_compile=True would compile the step again for each size of a batch",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_one_sentence(found, name):
+    for worker in found[:2]:
+        assert REFUSED[name] in worker["refused"][name]

@@ -1,0 +1,199 @@
+"""What a worker with TensorFlow does in the tests: python -m support.tensorflow_jobs FOLDER"""
+
+import itertools
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import evenstep.tensorflow
+
+WORKERS = evenstep.tensorflow.init()
+LENGTH, GLOBAL, EPOCHS = 150, 24, 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def data(kind="float32"):
+    """Inputs, labels, and the index of each sample."""
+    generator = np.random.default_rng(3)
+    inputs = generator.normal(size=(LENGTH, 8))
+    labels = (inputs @ generator.normal(size=(8, 4))).argmax(1)
+    return inputs.astype(kind), labels.astype(np.int32), np.arange(LENGTH)
+
+
+def made(kind="float32", seed=None):
+    """A model and its optimizer; its weights are those of the seed, or of this worker's own."""
+    keras.utils.set_random_seed(10 + WORKERS.rank if seed is None else seed)
+    layers = [keras.layers.Dense(16, activation="tanh", dtype=kind), keras.layers.Dense(4, dtype=kind)]
+    return keras.Sequential([keras.Input([8], dtype=kind), *layers]), keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def stepping(model, optimizer):
+    """A plain script's step, which is traced once."""
+    spec = [tf.TensorSpec([None, 8], model.inputs[0].dtype), tf.TensorSpec([None], tf.int32)]
+
+    @tf.function(input_signature=spec)
+    def step(inputs, labels):
+        traces.append(1)
+        with tf.GradientTape() as tape:
+            logits = model(inputs, training=True)
+            # Keras's losses compute in float32.
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    traces = []
+    return step, traces
+
+
+def loop(scheme, kind="float32", seed=None, stop_after=None, run_dir=None):
+    """A loop as in any script; after `stop_after` iterations everything is made again, and goes on from the state."""
+
+    def prepared(seed):
+        return evenstep.tensorflow.prepare(
+            *made(kind, seed), data(kind), scheme, global_batch_size=GLOBAL, seed=5, run_dir=run_dir
+        )
+
+    model, optimizer, dataset = prepared(seed)
+    step, traces = stepping(model, optimizer)
+    taken = []
+    while (epoch := dataset.next_epoch) < EPOCHS:
+        for inputs, labels, indices in dataset:
+            dataset.note(loss=step(inputs, labels))
+            taken.append((epoch, indices.numpy()[: dataset.current.samples].tolist()))
+            if len(taken) == stop_after:
+                break
+        if len(taken) == stop_after:
+            state, weights, slots = (
+                dataset.state_dict(),
+                model.get_weights(),
+                [each.numpy() for each in optimizer.variables],
+            )
+            dataset.close()
+            stop_after = None
+            model, optimizer, dataset = prepared(99)
+            model.set_weights(weights)
+            for variable, value in zip(optimizer.variables, slots, strict=True):
+                variable.assign(value)
+            dataset.load_state_dict(state)
+            step, traces = stepping(model, optimizer)
+    dataset.close()
+    return {"weights": model.get_weights(), "taken": taken, "traces": len(traces), "steps": int(optimizer.iterations)}
+
+
+def fit(scheme, seed=None, **options):
+    """Keras's own loop."""
+    model, optimizer = made(seed=seed)
+    inputs, labels, _ = data()
+    model, optimizer, dataset = evenstep.tensorflow.prepare(
+        model, optimizer, (inputs, labels), scheme, global_batch_size=GLOBAL, seed=5
+    )
+    model.compile(optimizer, LOSS, metrics=["accuracy"], **options)
+    batches = []
+    counted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+    history = model.fit(dataset, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[counted])
+    found = {"weights": model.get_weights(), "batches": len(batches), "next": dataset.next_epoch}
+    dataset.close()
+    return {**found, "accuracy": history.history["accuracy"][-1]}
+
+
+def slices():
+    """The indices of the union batch of each iteration, for all epochs."""
+    balancer = evenstep.Balancer("bsp", rank=0, workers=1, length=LENGTH, global_batch_size=GLOBAL, seed=5)
+    for epoch in range(EPOCHS):
+        for share in balancer.epoch(epoch):
+            balancer.report(0.0)
+            yield share.indices
+
+
+def alone(kind="float32"):
+    """The plain script in one process, from the weights that worker 0 has at first."""
+    model, optimizer = made(kind, seed=10)
+    step, _ = stepping(model, optimizer)
+    inputs, labels, _ = data(kind)
+    for indices in slices():
+        step(inputs[indices], labels[indices])
+    return {"weights": model.get_weights(), "steps": int(optimizer.iterations)}
+
+
+def odd(scheme=None):
+    """No tf.function, and gradients that are sparse, missing, and of two dtypes; None: alone."""
+    keras.utils.set_random_seed(1)
+    words = np.random.default_rng(1).integers(0, 20, size=(LENGTH, 3))
+    given = keras.Input([3], dtype="int64")
+    features = keras.layers.Flatten()(keras.layers.Embedding(20, 4)(given))
+    outputs = [keras.layers.Dense(2, dtype="float64")(features), keras.layers.Dense(1)(features)]
+    model, optimizer = keras.Model(given, outputs), keras.optimizers.SGD(0.1)
+    dataset = ({"words": tf.constant(words[each])} for each in slices())
+    if scheme is not None:
+        model, optimizer, dataset = evenstep.tensorflow.prepare(
+            model, optimizer, {"words": words}, scheme, global_batch_size=GLOBAL, seed=5
+        )
+    epochs = [dataset] if scheme is None else [dataset] * EPOCHS
+    for batch in itertools.chain.from_iterable(epochs):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(batch["words"])[0] - 1))
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, [each.value for each in variables]), variables)
+    return {"weights": model.get_weights()}
+
+
+def refused():
+    """What is said to each of these mistakes, which all workers make."""
+    inputs, labels, _ = data()
+
+    def prepare(model=None, data=(inputs, labels), scheme="bsp"):
+        model, optimizer = made()[0] if model is None else model, keras.optimizers.SGD(0.1)
+        return evenstep.tensorflow.prepare(model, optimizer, data, scheme, global_batch_size=GLOBAL)
+
+    def scoped():
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = made()[0]
+        prepare(model)
+
+    def again():
+        model, optimizer, _ = prepare()
+        evenstep.tensorflow.prepare(model, optimizer, (inputs, labels), global_batch_size=GLOBAL)
+
+    mistakes = {
+        "a dataset": lambda: prepare(data=tf.data.Dataset.from_tensors(inputs)),
+        "unequal": lambda: prepare(data=(inputs, labels[1:])),
+        "no index": lambda: prepare(data=map(abs, [1])),
+        "a scope": scoped,
+        "not built": lambda: prepare(keras.Sequential([keras.layers.Dense(1)])),
+        "servers": lambda: prepare(scheme="ssp"),
+        "averages": lambda: prepare(scheme="local-sgd"),
+        "again": again,
+        "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
+    }
+    said = {}
+    for name, mistake in mistakes.items():
+        try:
+            mistake()
+        except evenstep.EvenstepError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def main(folder):
+    """Do the jobs one after the other."""
+    jobs = pickle.loads((folder / "jobs").read_bytes())
+    found = {}
+    for name, (function, arguments) in jobs.items():
+        try:
+            found[name] = globals()[function](**arguments)
+        except Exception as error:
+            traceback.print_exc()
+            found[name] = f"{type(error).__name__}: {error}"
+    found["torch"] = "torch" in sys.modules
+    (folder / f"result.{WORKERS.rank}").write_bytes(pickle.dumps(found))
+    WORKERS.all_gather(b"done")  # The first worker must not end before the others: it leads them.
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
