@@ -5,7 +5,7 @@
 #                  measure this machine run one by one after them, whether they passed or not
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. Then tests/frameworks for each of FRAMEWORKS, in an
-#                  environment of its own (.venv-jax by constraints-jax.txt). .ci/run calls this one
+#                  environment of its own (.venv-jax by constraints-jax.txt, for one). .ci/run calls this one
 #   make test-flower  the tests of evenstep.integrations.flower, in .venv-flower: Flower pins older releases than the rest
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
@@ -24,9 +24,10 @@ INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
 VENV_FLOWER := .venv-flower
 INSTALLED_FLOWER := $(VENV_FLOWER)/.installed
-FRAMEWORKS := jax
+FRAMEWORKS := jax tensorflow
 INSTALLED_FRAMEWORKS := $(FRAMEWORKS:%=.venv-%/.installed)
 TESTED_WITH_jax := flax optax
+TESTED_WITH_tensorflow := tensorflow-cpu
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-all test-flower faults gpu check clean

@@ -1,12 +1,14 @@
-"""Starts workers in the environment that has TensorFlow, which is not that of the tests."""
+"""Starts workers with TensorFlow, where it is installed."""
 
 import json
 import os
 import pickle
 import socket
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,15 +16,14 @@ import pytest
 from support.guard import GUARD_SECONDS
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-tensorflow" / "bin" / "python"
 WORKERS = 2
 
 
-def python():
-    """The interpreter with TensorFlow; skips the test where there is none."""
-    if not PYTHON.exists():
-        pytest.skip("needs .venv-tensorflow: make test-all makes it")
-    return str(PYTHON)
+def require():
+    """Skip the test where there is no TensorFlow."""
+    spec = find_spec("tensorflow")
+    if spec is None or spec.origin is None:  # A folder of tests of that name has no origin.
+        pytest.skip("needs tensorflow: make test-all runs this where it is installed")
 
 
 def environment(**more):
@@ -43,7 +44,7 @@ def environment(**more):
 
 def run(folder, arguments, *, workers=WORKERS, cluster=True, **variables):
     """Run `python ARGUMENTS` on each worker with its TF_CONFIG; returns the exit codes and what each said."""
-    program = python()
+    require()
     with ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(workers)]
         for each in held:
@@ -57,7 +58,7 @@ def run(folder, arguments, *, workers=WORKERS, cluster=True, **variables):
             said = stack.enter_context((folder / f"said.{rank}").open("wb"))
             processes.append(
                 subprocess.Popen(
-                    [program, *map(str, arguments)],
+                    [sys.executable, *map(str, arguments)],
                     stdout=said,
                     stderr=subprocess.STDOUT,
                     env=environment(**own, **variables),
