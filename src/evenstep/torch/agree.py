@@ -15,10 +15,12 @@ from evenstep.core.load.checked import load_policy
 from evenstep.core.load.limits import DEFAULT_MINIMUM
 from evenstep.core.load.memory import size_after_failure
 from evenstep.core.nearest import nearest
+from evenstep.core.samples import Costs
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.core.workers import name_workers
 from evenstep.schemes import Scheme, placed, static
+from evenstep.torch.costs import costs_of
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.data.sketch import require_common, sketch_of
@@ -54,6 +56,7 @@ _MUST_AGREE: Final = {
     "seed": Field(phrase="a seed of {} for the order of samples"),
     "drop_last": Field(phrase="drop_last={}"),
     "partition": Field(phrase="partition={}", none="no partition"),
+    "cost": Field(phrase="costs of samples with the checksum {}", none="no costs of samples"),
     "parameters": Field(phrase="a model of {} parameters"),
 }
 
@@ -72,6 +75,7 @@ class Own:
 
     scheme: Scheme
     order: EpochOrder
+    costs: Costs | None
     hold: Hold | None
     emulated: bool
     failed: Failure | None
@@ -85,7 +89,8 @@ class Terms:
     """What is the same on all workers about one loader.
 
     `depth`: how many iterations to fetch ahead; `even`: whether no worker may be without samples; `lengths`: the
-    samples of each worker's own dataset, if they are private, while `order` is this worker's.
+    samples of each worker's own dataset, if they are private, while `order` is this worker's; `costs`: of the samples,
+    if they differ.
     """
 
     order: EpochOrder
@@ -93,6 +98,7 @@ class Terms:
     depth: int
     even: bool
     lengths: tuple[int, ...] | None = None
+    costs: Costs | None = None
 
 
 @final
@@ -130,7 +136,7 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
     # Refuse what cannot be shared out or grouped, on every worker alike.
     load_policy(scheme.load, workers.count).allocate(problem)
     sync_policy(scheme.sync, workers.count)
-    terms = _terms(request, own.order, scheme, global_batch_size, records)
+    terms = _terms(request, own, scheme, global_batch_size, records)
     return Agreement(scheme=scheme, problem=problem, terms=terms, limits=limits, workers=records, own=own)
 
 
@@ -149,7 +155,7 @@ def agree_on_loader(request: Request, workers: Workers, first: Agreement, activi
     if request.batch_sizes is None:
         whole = _global_batch_size(request, own.order.sampling, workers.count)
         load_policy(scheme.load, workers.count).allocate(replace(first.problem, global_batch_size=whole))
-    return _terms(request, own.order, scheme, whole, records)
+    return _terms(request, own, scheme, whole, records)
 
 
 def _fields(own: Mapping[str, Any]) -> dict[str, Field]:
@@ -164,6 +170,7 @@ class _OwnLoader:
     """A further loader of this worker, and what the other workers are told about it."""
 
     order: EpochOrder
+    costs: Costs | None
     record: dict[str, Any]
 
 
@@ -181,7 +188,8 @@ def _check_loader(request: Request, workers: Workers, first: Agreement) -> _OwnL
                 f" drop_last={order.sampling.drop_last}, and the servers know those of the first:"
                 f" {known[0]}, {known[1]} and {known[2]}. Give it the same, or use a scheme without servers"
             )
-    return _OwnLoader(order=order, record=_loader_record(request, order, workers))
+    costs = costs_of(request, first.scheme, order)
+    return _OwnLoader(order=order, costs=costs, record=_loader_record(request, order, workers, costs))
 
 
 def _require_end(scheme: Scheme, order: EpochOrder) -> None:
@@ -194,8 +202,13 @@ def _require_end(scheme: Scheme, order: EpochOrder) -> None:
 
 
 def _terms(
-    request: Request, order: EpochOrder, scheme: Scheme, global_batch_size: int, records: Sequence[Mapping[str, Any]]
+    request: Request,
+    own: Own | _OwnLoader,
+    scheme: Scheme,
+    global_batch_size: int,
+    records: Sequence[Mapping[str, Any]],
 ) -> Terms:
+    order = own.order
     _require_end(scheme, order)
     even = request.empty == "shrink"
     if even and len(records) > 1 and scheme.served is None:
@@ -210,7 +223,9 @@ def _terms(
             stacklevel=6,
         )
     depth = max(record["depth"] for record in records)
-    return Terms(order=order, global_batch_size=global_batch_size, depth=depth, even=even, lengths=lengths)
+    return Terms(
+        order=order, global_batch_size=global_batch_size, depth=depth, even=even, lengths=lengths, costs=own.costs
+    )
 
 
 def _exchange(workers: Workers, activity: Activity) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
@@ -231,6 +246,7 @@ def _check(request: Request, workers: Workers) -> Own:
     require_trainable(request, workers, scheme)
     order = order_of(request.loader, workers, request.seed)
     require_private_possible(request, scheme, order)
+    costs = costs_of(request, scheme, order)
     hold, emulated = hold_of(request.emulate, request.launched, rank=workers.rank, workers=workers.count)
     folder = request.events_dir
     failed = None if folder is None else read_failure(folder, device_identity(request.device, workers))
@@ -242,14 +258,16 @@ def _check(request: Request, workers: Workers) -> Own:
                 f"micro-batches of {scheme.micro_batch} samples do not fit into this worker's memory: lower micro_batch"
             )
         first = largest = UNLIMITED  # Any number of micro-batches fits.
-    record = {**_record(request, workers, scheme, order), "largest_batch": largest, "largest_first": first}
-    return Own(scheme=scheme, order=order, hold=hold, emulated=emulated, failed=failed, record=record)
+    record = {**_record(request, workers, scheme, order, costs), "largest_batch": largest, "largest_first": first}
+    return Own(scheme=scheme, order=order, costs=costs, hold=hold, emulated=emulated, failed=failed, record=record)
 
 
-def _record(request: Request, workers: Workers, scheme: Scheme, order: EpochOrder) -> dict[str, Any]:
+def _record(
+    request: Request, workers: Workers, scheme: Scheme, order: EpochOrder, costs: Costs | None
+) -> dict[str, Any]:
     device, sizes = request.device, request.batch_sizes
     return {
-        **_loader_record(request, order, workers),
+        **_loader_record(request, order, workers, costs),
         "version": evenstep.__version__,
         "scheme": scheme.name,
         "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
@@ -263,7 +281,9 @@ def _record(request: Request, workers: Workers, scheme: Scheme, order: EpochOrde
     }
 
 
-def _loader_record(request: Request, order: EpochOrder, workers: Workers) -> dict[str, Any]:
+def _loader_record(
+    request: Request, order: EpochOrder, workers: Workers, costs: Costs | None
+) -> dict[str, Any]:
     loader, sampling = request.loader, order.sampling
     compared = workers.count > 1 and request.partition is None
     return {
@@ -278,6 +298,7 @@ def _loader_record(request: Request, order: EpochOrder, workers: Workers) -> dic
         "drop_last": sampling.drop_last,
         "partition": request.partition,
         "sketch": msgspec.to_builtins(sketch_of(loader)) if compared else (),
+        "cost": None if costs is None else costs.checksum,
         "depth": loader.num_workers * (loader.prefetch_factor or 0),
     }
 

@@ -62,8 +62,8 @@ class DeviceStopwatch:
         self._stream: Any = None
         self._marks = _Marks()
         self._began: Event | None = None
-        self._closed: tuple[int, int] | None = None
-        self._previous: tuple[int, int, _Marks] | None = None
+        self._closed: tuple[float, int] | None = None
+        self._previous: tuple[float, int, _Marks] | None = None
 
     @property
     def running(self) -> bool:
@@ -99,7 +99,7 @@ class DeviceStopwatch:
     def synchronised_seconds(self) -> float | None:
         return None if self._previous is None else self._previous[2].synchronised_seconds()
 
-    def lap(self, samples: int, passes: int) -> Sample | None:
+    def lap(self, samples: float, passes: int) -> Sample | None:
         """The iteration before, or None at the first."""
         self._closed = (samples, passes)
         if self._previous is None:

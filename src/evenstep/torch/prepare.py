@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.cluster import Cluster
 from evenstep.schemes import Scheme
+from evenstep.torch.costs import Cost
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.weighting import Weights
@@ -37,6 +38,7 @@ def prepare(
     empty: Literal["copy", "shrink"] = "copy",
     partition: Literal["common", "private"] | None = None,
     weights: Weights = "samples",
+    cost: Cost | None = None,
 ) -> tuple[Any, Optimizer, PreparedLoader]:
     """Prepare an ordinary training loop to run under a scheme. All workers call it together, once.
 
@@ -75,6 +77,10 @@ def prepare(
         weights: What the gradients of workers count. `samples`: by their samples, or as the scheme says. `script`: all
             alike, for a loss that the script has normalised over all workers itself, as it must be under
             DistributedDataParallel. Or a function from a `Share` to this worker's weight; they should sum to 1.
+        cost: What each sample costs, in any unit (tokens, pixels, seconds), if samples differ: an array with one number
+            above 0 per dataset index, or a function of an index, called once for each at the start. Workers then get
+            samples of as much cost as their speed allows, instead of as many samples, and gradients count by samples
+            as before.
 
     Returns:
         The model as a `PreparedModel`, which has yours in `.module` (for a tuple, a tuple of them), or a
@@ -106,7 +112,7 @@ def prepare(
         () if schedulers is None else tuple(schedulers) if isinstance(schedulers, list) else schedulers
     ):
         session.scheduler(scheduler)
-    prepared = session.loader(loader)
+    prepared = session.loader(loader, cost=cost)
     session.start()
     return models if several else models[0], cast("Optimizer", optimizers if multiple else optimizers[0]), prepared
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.cluster.profile import ProfilePoint, enough, next_size
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, Share, Shares
+from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
 from evenstep.telemetry import Recorder
 from evenstep.telemetry.events import Profiled, ProfileDone
 from evenstep.torch.agree import Agreement
@@ -90,7 +90,7 @@ class Profiler:
         self._length = 0
         self._handed_out = 0
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
         """The shares of the next loop, which continue those of the last."""
         self._length = ledger.length
         return self

@@ -196,11 +196,12 @@ class Request:
         Weights, _Argument("'samples', 'script', or a function from a share to its weight", _weights)
     ] = "samples"
     loader: DataLoader[Any]
+    cost: object = None
     launched: LaunchSettings
     mistake: str | None = None
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], launched: LaunchSettings, **given: object) -> Self:
+    def of(cls, loader: DataLoader[Any], launched: LaunchSettings, *, cost: object = None, **given: object) -> Self:
         """Read the arguments of `prepare`."""
         values: dict[str, Any] = {}
         mistake: str | None = None
@@ -221,7 +222,7 @@ class Request:
                 except (TypeError, ValueError, OverflowError) as error:
                     own = str(error) if isinstance(error, ConfigError) else None
                     mistake = mistake or own or f"{name} must be {argument.must_be}, not {shown(given[name])}"
-        return cls(loader=loader, launched=launched, mistake=mistake, **values)
+        return cls(loader=loader, cost=cost, launched=launched, mistake=mistake, **values)
 
     @property
     def device(self) -> torch.device:

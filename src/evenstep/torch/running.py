@@ -4,13 +4,12 @@ import os
 import platform
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from torch.utils.data import DataLoader
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, naming
@@ -49,6 +48,7 @@ from evenstep.worker.summary import Summary
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
     from torch.utils.hooks import RemovableHandle
 
 
@@ -58,14 +58,14 @@ class Running:
 
     Args:
         request: What the script asks for, with the first loader.
-        loaders: All loaders, by their numbers in the session.
+        loaders: All loaders of the session so far.
 
     Raises:
         ConfigError: Something asked for cannot work; raised on every worker if it is wrong on any.
         DisagreementError: The workers were started with different schemes, versions or data.
     """
 
-    def __init__(self, request: Request, loaders: Mapping[int, DataLoader[Any]]) -> None:
+    def __init__(self, request: Request, loaders: Sequence[Loop]) -> None:
         install_hook()
         leave_mark(request.launched, os.environ.get("RANK", "0"))
         self._request = to_be_profiled(request) if request.launched.profile is not None else request
@@ -83,7 +83,7 @@ class Running:
             self._request, self._agreement, self._engine.balancer, self._workers, self._recorder
         )
 
-    def _join(self, loaders: Mapping[int, DataLoader[Any]]) -> Link | None:
+    def _join(self, loaders: Sequence[Loop]) -> Link | None:
         """Join the other workers and agree with them; the link to the servers, if the scheme has any."""
         request, activity = self._request, self._activity
         servers, asked = _asked(request)
@@ -98,8 +98,8 @@ class Running:
         self._liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
         with explaining(self._liveness):
             self._agreement = agree(request, workers, activity)
-            for number, loader in loaders.items():
-                self._agree_on(number, loader)
+            for loader in loaders:
+                self._agree_on(loader)
         if joined is None:
             return None
         join_group(joined, self._agreement.scheme, [each["host"] for each in self._agreement.workers])
@@ -136,17 +136,17 @@ class Running:
             for scheduler in self._request.schedulers:
                 window_scheduler(scheduler, lambda: engine.synchronises)
 
-    def _agree_on(self, number: int, loader: DataLoader[Any]) -> None:
-        """Agree with the other workers on the loader of that number; the first one is part of the agreement."""
+    def _agree_on(self, loader: Loop) -> None:
+        """Agree with the other workers on this loader; the first one is part of the agreement."""
         request = self._request
         if not self._loaders:
-            self._loaders[number] = request.loader, self._agreement.terms
+            self._loaders[loader.number] = request.loader, self._agreement.terms
             return
-        request = replace(request, loader=loader)
+        request = replace(request, loader=loader.source, cost=loader.cost)
         if request.launched.profile is not None:
             request = to_be_profiled(request)
         terms = agree_on_loader(request, self._workers, self._agreement, self._activity)
-        self._loaders[number] = request.loader, terms
+        self._loaders[loader.number] = request.loader, terms
 
     def bind_loader(self, loader: Loop) -> None:
         """From now on this loader hands out this worker's batches. All workers must bind it together.
@@ -162,7 +162,7 @@ class Running:
                     " session.loader first"
                 )
             with explaining(self._liveness):
-                self._agree_on(loader.number, loader.source)
+                self._agree_on(loader)
         source, terms = self._loaders[loader.number]
         shares = engine.shares if self._profiler is None else self._profiler.shares
         if terms.lengths is not None:
@@ -260,6 +260,7 @@ class Running:
             ),
             recorder=self._recorder,
             recording=recording,
+            uses_estimates=scheme.load.uses_estimates,
             clock=clock,
             hold=hold,
             activity=self._activity,

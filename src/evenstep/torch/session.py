@@ -16,6 +16,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
+from evenstep.torch.costs import Cost
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.data.loop import CLOSED, Loop
@@ -154,13 +155,13 @@ class Session:
         self._schedulers.append(scheduler)
         return scheduler
 
-    def loader(self, loader: DataLoader[Any]) -> PreparedLoader:
+    def loader(self, loader: DataLoader[Any], *, cost: Cost | None = None) -> PreparedLoader:
         """A loader that hands out this worker's batches and knows its length at once. There may be several.
 
         Each has its own epochs and its own state. A loader that is given after the start is agreed on at its first
-        batch, which all workers ask for together.
+        batch, which all workers ask for together. `cost`: as in `prepare`.
         """
-        prepared = PreparedLoader(loader, self, len(self._given))
+        prepared = PreparedLoader(loader, self, len(self._given), cost)
         self._given.append(weakref.ref(prepared))
         return prepared
 
@@ -205,6 +206,7 @@ class Session:
         request = Request.of(
             loaders[0].source,
             self._launched,
+            cost=loaders[0].cost,
             model=_one_or_all(self._models),
             optimizer=_one_or_all(self._optimizers),
             schedulers=_one_or_all(self._schedulers),
@@ -212,7 +214,7 @@ class Session:
             **self._settings,
         )
         self._remove_guards()
-        self._running = Running(request, {each.number: each.source for each in loaders})
+        self._running = Running(request, loaders)
         self._running.bind_models(self._prepared)
         self._running.bind_optimizers(self._wrapped)
         for each in loaders:

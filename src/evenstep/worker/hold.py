@@ -1,6 +1,6 @@
 """Emulates a slow device: holds this worker until its emulated compute is over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -55,10 +55,10 @@ class Hold:
                 f" {fits}: lower the batch size or choose a scheme that minds memory, such as lb-bsp"
             )
 
-    def until_due(self, *, iteration: int, batch_sizes: list[int], elapsed_seconds: float) -> None:
+    def until_due(self, *, iteration: int, batch_sizes: Sequence[float], elapsed_seconds: float) -> None:
         """Wait until the emulated compute of these batches is over, `elapsed_seconds` after it started.
 
-        If gradients were accumulated there are several batches; each counts as a pass.
+        Samples that differ in cost are counted as average samples, so sizes need not be whole. If gradients were accumulated there are several batches; each counts as a pass.
         """
         natural = (elapsed_seconds - self._held_seconds) / len(batch_sizes)
         now = self.clock() - self._started

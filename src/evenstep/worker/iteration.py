@@ -27,6 +27,7 @@ class Iteration:
         loader: Which of the session's loaders handed out the batch.
         piece: The current micro-batch of `share`.
         batch_sizes: The size of each batch, copies of samples included; `samples` counts the real ones of all.
+        costs: What each batch costs, in average samples; None if samples do not differ in cost.
         passes: The number of shares; more than 1 if gradients accumulate.
         entered: When the script asked for the first batch. Times are seconds of the balancer's clock.
         script_seconds: The script's own work between the synchronisation before and the first batch.
@@ -47,6 +48,7 @@ class Iteration:
     piece: MicroBatch
     batch_sizes: list[int]
     samples: int
+    costs: list[float] | None = None
     passes: int
     entered: float
     input_seconds: float
@@ -62,12 +64,18 @@ class Iteration:
 
     def continue_from(self, before: "Iteration") -> None:
         """Add what was computed in `before`, which did not synchronise."""
+        self.costs = None if self.costs is None and before.costs is None else [*before.loads, *self.loads]
         self.batch_sizes = before.batch_sizes + self.batch_sizes
         self.samples += before.samples
         self.passes += before.passes
         self.entered = before.entered
         self.input_seconds += before.input_seconds
         self.script_seconds = before.script_seconds
+
+    @property
+    def loads(self) -> Sequence[float]:
+        """What its speed is measured by: the cost of each batch, or else its size."""
+        return self.batch_sizes if self.costs is None else self.costs
 
     @property
     def outside(self) -> list[int]:
@@ -124,6 +132,7 @@ class Iteration:
             epoch=self.epoch,
             at=self.entered,
             samples=self.samples,
+            cost=None if self.costs is None else sum(self.costs),
             basis=self.basis,
             iteration_seconds=ended - self.entered,
             input_seconds=self.input_seconds,

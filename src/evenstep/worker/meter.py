@@ -13,6 +13,8 @@ from evenstep.worker.stopwatch import Stopwatch
 
 _UNKNOWN: Final = Factors()
 _NOTHING: Final = Estimate()
+_DIGITS: Final = 3
+"""Of a load in average samples."""
 
 
 @final
@@ -51,21 +53,22 @@ class Meter:
 
     def row(self, now: Iteration) -> list[int]:
         """Learn from this iteration and return what the other workers need, in the order of `Reports`."""
-        lap = self.stopwatch.lap(sum(now.batch_sizes), now.passes)
+        lap = self.stopwatch.lap(sum(now.loads), now.passes)
         now.device_synchronised_seconds = self.stopwatch.synchronised_seconds()
-        samples, microseconds = (0, 0) if lap is None else (round(lap.samples), round(lap.compute_seconds * 1e6))
+        load, microseconds = (0, 0) if lap is None else (lap.samples, round(lap.compute_seconds * 1e6))
+        load = round(load) if now.costs is None else round(load, _DIGITS)
         if not now.observed:
             self._factors.append(_UNKNOWN if self.sampler is None else self.sampler.sample())
             self._bases.append(now.basis)
             if self.memory is not None:
                 self.memory.observe(max(now.batch_sizes))
-        self._observe(now, samples, microseconds)
+        self._observe(now, load, microseconds)
         largest_size = UNLIMITED if self.memory is None else self.memory.largest_size()
         estimate = self.estimator.estimate(self._factors[-1]) if self.predicts else _NOTHING
-        return [samples, microseconds, *estimate, largest_size]
+        return [round(load), microseconds, *estimate, largest_size]
 
-    def _observe(self, now: Iteration, samples: int, microseconds: int) -> None:
-        """Feed the estimator with the reported digits only, so that a replay of the reports decides the same.
+    def _observe(self, now: Iteration, samples: float, microseconds: int) -> None:
+        """Feed the estimator with the recorded digits only, so that a replay of the records decides the same.
 
         If an iteration has several synchronised backwards (of two models, say), each measurement contains the earlier
         ones and replaces them. This is known from the second iteration on; the first keeps its first measurement.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
-from evenstep.core.samples import Ledger, Lookahead, Request, Share
+from evenstep.core.samples import CostSharing, Ledger, Lookahead, Request, Share
 from evenstep.core.values import IntArray
 
 
@@ -11,9 +11,18 @@ from evenstep.core.values import IntArray
 class PlannedShares:
     """A `Lookahead` that follows the sizes as they are decided."""
 
-    def __init__(self, ledger: Ledger, sizes: Callable[[], IntArray], *, worker: int, depth: int, minimum: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        sizes: Callable[[], IntArray],
+        *,
+        worker: int,
+        depth: int,
+        minimum: int,
+        sharing: CostSharing | None = None,
+    ) -> None:
         self._sizes = sizes
-        self._lookahead = Lookahead(ledger, worker=worker, sizes=sizes(), depth=depth, minimum=minimum)
+        self._lookahead = Lookahead(ledger, worker=worker, sizes=sizes(), depth=depth, minimum=minimum, sharing=sharing)
         self.misses = 0
 
     def replan(self) -> None:

@@ -40,7 +40,7 @@ class Stopwatch(Protocol):
     def synchronised_seconds(self) -> float | None:
         """How long the synchronisation of the last lap's iteration took; None if the host's clock measures it."""
 
-    def lap(self, samples: int, passes: int) -> Sample | None:
+    def lap(self, samples: float, passes: int) -> Sample | None:
         """Close an iteration; return the mean pass of the newest iteration whose time is known without waiting.
 
         Closing the same iteration again replaces it.
@@ -94,5 +94,5 @@ class HostStopwatch:
     def synchronised_seconds(self) -> None:
         return None
 
-    def lap(self, samples: int, passes: int) -> Sample | None:
+    def lap(self, samples: float, passes: int) -> Sample | None:
         return Sample(samples=samples / passes, compute_seconds=self._seconds / passes)

@@ -16,7 +16,7 @@ import numpy as np
 from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import Ledger, MicroBatch, PrivateShares, Share
+from evenstep.core.samples import CostSharing, EpochCosts, Ledger, MicroBatch, PrivateShares, Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Recorder
 from evenstep.telemetry.events import CheckpointDone, Disturbed, Noted, Planned
@@ -40,6 +40,7 @@ class Tracker:
         hold: Emulates slowness; None for a real device.
         activity: What the main thread does, for this worker's pulse.
         recording: Whether the recorder keeps the events of iterations, which need not be made otherwise.
+        uses_estimates: Whether sizes depend on the estimates in the reports.
         summary: Sums up the run on worker 0; None on other workers.
         iteration: The current iteration, or the last one; None before the first.
         closed: Whether the run is over.
@@ -56,6 +57,7 @@ class Tracker:
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
     recording: bool = True
+    uses_estimates: bool = True
     summary: Summary | None = None
     iteration: Iteration | None = field(init=False, default=None)
     closed: bool = field(init=False, default=False)
@@ -65,6 +67,7 @@ class Tracker:
     _sizes: IntArray | None = field(init=False, default=None)
     _planned_for: Problem | None = field(init=False, default=None)
     _basis: Basis = field(init=False, default="speed")
+    _rates: IntArray | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
 
@@ -77,10 +80,24 @@ class Tracker:
             return self._next_sizes(self.problem.epoch, self.problem.global_batch_size)
         return self._sizes
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> PlannedShares:
-        """This worker's part of each slice of the epoch, as the policy plans it."""
-        sizes = partial(self._next_sizes, epoch, ledger.global_batch_size)
-        return PlannedShares(ledger, sizes, worker=self.workers.rank, depth=depth, minimum=self.smallest_batch)
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> PlannedShares:
+        """This worker's part of each slice of the epoch, as the policy plans it; by `costs` if samples differ."""
+        return PlannedShares(
+            ledger,
+            partial(self._next_sizes, epoch, ledger.global_batch_size),
+            worker=self.workers.rank,
+            depth=depth,
+            minimum=self.smallest_batch,
+            sharing=None if costs is None else self._sharing(costs),
+        )
+
+    def _sharing(self, costs: EpochCosts) -> CostSharing:
+        return CostSharing(
+            costs=costs,
+            minimum=self.smallest_batch,
+            maximum=lambda: self.problem.maximum,
+            rates=lambda: self._rates,
+        )
 
     def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> PrivateShares:
         """This worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
@@ -165,6 +182,7 @@ class Tracker:
             share=share,
             piece=piece,
             batch_sizes=[len(piece.positions)],
+            costs=None if share.cost is None else [share.cost],
             samples=piece.samples,
             passes=int(piece.first),
             entered=entered,
@@ -205,7 +223,7 @@ class Tracker:
         if self.hold is not None:
             elapsed = self.stopwatch.read()
             self.stopwatch.run()
-            self.hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes, elapsed_seconds=elapsed)
+            self.hold.until_due(iteration=now.number, batch_sizes=now.loads, elapsed_seconds=elapsed)
             self.stopwatch.pause()
         self.activity.mark(Doing.WAITING, now.number)
         now.paused = self.clock()
@@ -237,6 +255,8 @@ class Tracker:
         """
         self.policy.observe(reports)
         self._planned_for = None
+        if self.uses_estimates:
+            self._rates = np.array((reports.nanoseconds_per_sample, reports.fixed_nanoseconds))
         if self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()

@@ -34,7 +34,7 @@ class Disturbance(Protocol):
     process do not matter, so a run in real time and its replay in virtual time agree.
     """
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         """The seconds (>= 0) that the compute of this iteration takes in total, the natural part included.
 
         Args:

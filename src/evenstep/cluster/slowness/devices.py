@@ -39,7 +39,7 @@ MEASURED_CURVES: Final[dict[str, tuple[tuple[int, float], ...]]] = {
 class Curve(Protocol):
     """The compute time of a device as a function of the batch size."""
 
-    def seconds(self, batch_size: int) -> float:
+    def seconds(self, batch_size: float) -> float:
         """The seconds (> 0) of one iteration with `batch_size` samples, from 0."""
 
 
@@ -69,7 +69,7 @@ class AffineCurve:
         if self.seconds(1) <= 0:
             raise ConfigError("fixed_seconds and seconds_per_sample must not both be 0")
 
-    def seconds(self, batch_size: int) -> float:
+    def seconds(self, batch_size: float) -> float:
         return self.fixed_seconds + max(batch_size, self.flat_size) * self.seconds_per_sample
 
 
@@ -129,7 +129,7 @@ class PointCurve:
         object.__setattr__(self, "_slope", line.slope)
         object.__setattr__(self, "_intercept", line.intercept)
 
-    def seconds(self, batch_size: int) -> float:
+    def seconds(self, batch_size: float) -> float:
         if batch_size > self.points[-1][0]:
             return self._intercept + self._slope * batch_size
         at = bisect_left(self.points, batch_size, key=itemgetter(0))
@@ -193,7 +193,7 @@ class Device:
     def __post_init__(self) -> None:
         require_ranges(self)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return self.curve.seconds(batch_size)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:

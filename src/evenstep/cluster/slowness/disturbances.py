@@ -30,7 +30,7 @@ _JITTER: Final = int(Purpose.JITTER)
 class Undisturbed:
     """Every iteration takes its natural time."""
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return natural_seconds
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
@@ -47,7 +47,7 @@ class Chain:
 
     parts: tuple[Disturbance, ...]
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         seconds = natural_seconds
         for part in self.parts:
             seconds = part.seconds(
@@ -71,7 +71,7 @@ class PerWorker:
 
     parts_by_worker: tuple[Disturbance, ...]
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return self._part(worker).seconds(
             worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds, now=now
         )
@@ -108,7 +108,7 @@ class Constant:
     def __post_init__(self) -> None:
         require_ranges(self)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         if self.worker not in (None, worker):
             return natural_seconds
         return natural_seconds * self.factor + self.extra_seconds
@@ -146,7 +146,7 @@ class From:
         if self.until is not None and self.until <= self.first:
             raise ConfigError(f"until must be greater than first, which is {self.first}, not {self.until!r}")
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return natural_seconds * self._factor(worker, iteration)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
@@ -200,7 +200,7 @@ class Episodic:
         start = number * self.period + int(draws[1] * (self.period - length + 1))
         return range(start, start + length)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return natural_seconds * self._factor(worker, iteration)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
@@ -238,7 +238,7 @@ class Jitter:
         object.__setattr__(self, "_variance", math.log1p(self.spread**2))
         object.__setattr__(self, "_sigma", math.sqrt(self._variance))
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         normal = _NORMAL.inv_cdf(uniform(self.seed, _JITTER, worker, iteration))
         return natural_seconds * math.exp(self._sigma * normal - self._variance / 2)
 
@@ -269,7 +269,7 @@ class Trace:
         for at, factor in enumerate(self.factors):
             POSITIVE.read(f"factors[{at}]", factor)
 
-    def seconds(self, *, worker: int, iteration: int, batch_size: int, natural_seconds: float, now: float) -> float:
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
         return natural_seconds * self._factor(worker, iteration)
 
     def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:

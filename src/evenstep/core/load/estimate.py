@@ -51,7 +51,7 @@ class Estimator(Stateful):
         """Whether estimates depend on the factors, which are sampled only then."""
         return self._predictor.uses_factors
 
-    def observe(self, samples: int, compute_seconds: float, factors: Factors | None = None) -> None:
+    def observe(self, samples: float, compute_seconds: float, factors: Factors | None = None) -> None:
         """Take in one iteration, oldest first: `compute_seconds` of pure compute, without any waiting.
 
         Raises:

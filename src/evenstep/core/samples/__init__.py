@@ -5,6 +5,8 @@ Everything here uses *positions*: position p of an epoch is the p-th sample of t
 """
 
 from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, slice_sizes, split
+from evenstep.core.samples.balanced import balanced
+from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead
@@ -22,7 +24,10 @@ from evenstep.core.samples.share import (
 
 __all__ = [
     "WEIGHTINGS",
+    "CostSharing",
+    "Costs",
     "Drawn",
+    "EpochCosts",
     "Indices",
     "Ledger",
     "Lookahead",
@@ -32,6 +37,7 @@ __all__ = [
     "Share",
     "Shares",
     "Slice",
+    "balanced",
     "by_samples",
     "ends_period",
     "micro_batches",

@@ -7,6 +7,7 @@ from typing import Self, final
 import numpy as np
 
 from evenstep.core.samples.assignment import part_of, reassign, slice_sizes, split
+from evenstep.core.samples.costs import CostSharing
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.share import Request, Share
 from evenstep.core.values import IntArray
@@ -16,8 +17,9 @@ from evenstep.core.values import IntArray
 class _Planned:
     """A slice in the window: its sizes now, and what this worker has already asked for.
 
-    `owners` is its assignment if the sizes have changed; until then workers have consecutive parts in their order.
-    `unasked` is what is needed and not asked for. `whole`: it was asked for whole.
+    `owners` is its assignment if the sizes have changed, or samples differ in cost; until then workers have consecutive
+    parts in their order. `sizes` are always what the assignment gives. `unasked` is what is needed and not asked for.
+    `whole`: it was asked for whole.
     """
 
     cut: Slice
@@ -36,9 +38,15 @@ class _Planned:
         return cls(cut, sizes, needed, needed)
 
     def assign(self, sizes: IntArray, worker: int) -> None:
-        self.owners = reassign(split(self.sizes) if self.owners is None else self.owners, sizes)
-        self.sizes = sizes
-        needed = part_of(self.owners, worker, self.cut.start) or (self.cut.start,)
+        self._use(reassign(split(self.sizes) if self.owners is None else self.owners, sizes), sizes, worker)
+
+    def share_out(self, sharing: CostSharing, sizes: IntArray, worker: int) -> None:
+        owners = sharing.owners(self.cut, sizes, self.owners)
+        self._use(owners, np.bincount(owners, minlength=len(sizes)), worker)
+
+    def _use(self, owners: IntArray, sizes: IntArray, worker: int) -> None:
+        self.owners, self.sizes = owners, sizes
+        needed = part_of(owners, worker, self.cut.start) or (self.cut.start,)
         if self.whole and needed != self.needed:
             self.asked, self.whole = (), False
         asked = set(self.asked)
@@ -63,16 +71,27 @@ class Lookahead:
         sizes: The planned sizes, int64 of shape [workers]; other slices are shared out in their proportion.
         depth: How many slices beyond the present one may be fetched ahead. The same on all workers.
         minimum: The fewest samples that a worker can compute on.
+        sharing: Shares slices out by cost; sizes then count average samples. None if all samples cost alike.
 
     Attributes:
         misses: Positions that a change of sizes made this worker ask for in slices that were already asked for.
     """
 
-    def __init__(self, ledger: Ledger, *, worker: int, sizes: IntArray, depth: int, minimum: int = 1) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        worker: int,
+        sizes: IntArray,
+        depth: int,
+        minimum: int = 1,
+        sharing: CostSharing | None = None,
+    ) -> None:
         self._ledger = ledger
         self._worker = worker
         self._depth = depth
         self._minimum = minimum
+        self._sharing = sharing
         self._window: deque[_Planned] = deque()
         self.misses = 0
         self._unsettled = 0
@@ -94,7 +113,10 @@ class Lookahead:
                 return
             sizes = self._sizes_of(cut)
             place = self._place if sizes is self._sizes else self._place_in(sizes)
-            self._window.append(_Planned.of(cut, sizes, place))
+            planned = _Planned.of(cut, sizes, place)
+            if self._sharing is not None:
+                planned.share_out(self._sharing, sizes, self._worker)
+            self._window.append(planned)
 
     def _sizes_of(self, cut: Slice) -> IntArray:
         if cut.stop - cut.start == self._whole:
@@ -108,8 +130,11 @@ class Lookahead:
         self._use(sizes)
         self._unsettled = 2 * (self._depth + 1)
         for planned in self._window:
-            begun = bool(planned.asked)
-            planned.assign(self._sizes_of(planned.cut), self._worker)
+            begun, sizes_now = bool(planned.asked), self._sizes_of(planned.cut)
+            if self._sharing is None:
+                planned.assign(sizes_now, self._worker)
+            else:
+                planned.share_out(self._sharing, sizes_now, self._worker)
             self.misses += begun * len(planned.unasked)
 
     def request(self, limit: int | None, *, whole: bool = False) -> Request | None:
@@ -126,12 +151,14 @@ class Lookahead:
         if not self._window:
             return None
         planned = self._window[0]
+        positions = planned.needed * max(-(-self._minimum // len(planned.needed)), 1)
         return Share(
             iteration=planned.cut.iteration,
-            positions=planned.needed * max(-(-self._minimum // len(planned.needed)), 1),
+            positions=positions,
             samples=int(planned.sizes[self._worker]),
             sizes=planned.sizes,
             ends_epoch=planned.cut.iteration == self._ledger.iterations - 1,
+            cost=None if self._sharing is None else self._sharing.costs.samples(positions),
         )
 
     def advance(self) -> None:

@@ -20,6 +20,7 @@ class Share:
         samples: how many of the positions count.
         sizes: every worker's real count, int64 of shape [workers]; they sum to the slice exactly.
         ends_epoch: whether it is the last iteration of the epoch.
+        cost: how many average samples of the dataset cost as much as the positions; None if `cost` was not given.
     """
 
     iteration: int
@@ -27,6 +28,7 @@ class Share:
     samples: int
     sizes: IntArray
     ends_epoch: bool = False
+    cost: float | None = None
 
 
 @final

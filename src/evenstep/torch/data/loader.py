@@ -37,8 +37,8 @@ class PreparedLoader(Batches):
         checkpoints: The number of the newest checkpoint that this run has saved or restored, by folder; 0 for none.
     """
 
-    def __init__(self, source: DataLoader[Any], session: "Session", number: int) -> None:
-        super().__init__(source, session, number)
+    def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
+        super().__init__(source, session, number, cost)
         self.dataset: Any = getattr(source, "dataset", None)  # What is no loader is refused in `start`.
         self.sampler: Any = getattr(source, "sampler", None)
         self._requests = Requests()

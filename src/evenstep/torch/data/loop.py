@@ -10,7 +10,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Drawn, Ledger, MicroBatch, Share, Shares, micro_batches
+from evenstep.core.samples import Drawn, EpochCosts, Ledger, MicroBatch, Share, Shares, micro_batches
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
 from evenstep.torch.data.epochs import Epochs
@@ -56,9 +56,11 @@ class Loop(ABC):
     Attributes:
         profiled: Whether `evenstep profile` measures the device here; nothing should be saved or restored then.
         checkpoints: The number of the newest checkpoint that this run has saved or restored, by folder; 0 for none.
+        cost: What the samples cost, as the user gave it; None if all cost alike.
     """
 
-    def __init__(self, source: DataLoader[Any], session: "Session", number: int) -> None:
+    def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
+        self.cost = cost
         self.profiled = False
         self.checkpoints: dict[Path, int] = {}
         self._session = session
@@ -284,7 +286,8 @@ class Loop(ABC):
         bound.engine.enter_loader()
         drawn = self._epochs.draw(bound.engine, resuming=resuming)
         ledger = self._epochs.ledger(self._at.done)
-        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth)
+        costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
+        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, costs=costs)
         return ledger, shares, self._maker(shares, drawn)
 
     def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.core.samples import Ledger, Shares
+from evenstep.core.samples import EpochCosts, Ledger, Shares
 from evenstep.torch.engines.traces import Inputs, tensors_of
 from evenstep.torch.processes.liveness import Liveness, explained
 from evenstep.torch.processes.workers import Workers
@@ -74,9 +74,9 @@ class Engine(ABC):
     def enter_loader(self) -> None:
         """The script asks for the next batch; it may not have computed the last one."""
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
-        """This worker's shares of an epoch that starts at the ledger's position."""
-        return self.balancer.shares(ledger, epoch=epoch, depth=depth)
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
+        """This worker's shares of an epoch that starts at the ledger's position; by `costs` if samples differ."""
+        return self.balancer.shares(ledger, epoch=epoch, depth=depth, costs=costs)
 
     def hand_out(self, batch: HandedOut) -> None:
         """A batch is handed out. It begins now if the one before is finished."""

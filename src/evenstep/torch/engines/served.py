@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, final
 import torch
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, Shares
+from evenstep.core.samples import EpochCosts, Ledger, Shares
 from evenstep.protocol.layout import ShardLayout
 from evenstep.protocol.optimizer import OptimizerSpec
 from evenstep.schemes import Served
@@ -100,7 +100,7 @@ class ServedEngine(Engine):
 
     # The loader's side.
 
-    def shares(self, ledger: Ledger, *, epoch: int, depth: int) -> Shares:
+    def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
         # The servers compare the epochs of all workers, and so their loaders.
         return self._pass.start(epoch + (self._looped.number * _LOADER if self._looped else 0))
 

@@ -1,0 +1,139 @@
+"""What the samples of a dataset cost, and slices that are shared out by it."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples.balanced import balanced
+from evenstep.core.samples.drawn import Indices
+from evenstep.core.samples.ledger import Slice
+from evenstep.core.values import IntArray
+
+_BITS: Final = 30
+_THOUSANDTHS: Final = 1000
+_SPEED: Final = 2**50
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Costs:
+    """The costs of all samples, int64 of shape [dataset], in a unit of which the largest is about 2^30.
+
+    Integers, so that all workers share out alike. `whole` is their sum.
+    """
+
+    units: IntArray
+    whole: int
+
+    @classmethod
+    def of(cls, given: npt.NDArray[np.float64], length: int) -> Self:
+        """The costs of a dataset of this length, as the user gave them, in any unit.
+
+        Raises:
+            ConfigError: A cost is not finite and positive, or there are not as many as samples.
+        """
+        if given.shape != (length,):
+            shape = "x".join(map(str, given.shape)) or "one number"
+            raise ConfigError(f"cost has {shape} for a dataset of {length} samples: give one number for each sample")
+        wrong = np.flatnonzero(~((given > 0.0) & np.isfinite(given)))
+        if wrong.size:
+            raise ConfigError(
+                f"the cost of sample {int(wrong[0])} is {float(given[wrong[0]])!r}: give each sample a finite number"
+                " above 0, such as its length"
+            )
+        # Scaled by a power of two, which rounds nothing.
+        exponent = _BITS - math.frexp(float(given.max()))[1]
+        units = np.maximum(np.rint(np.ldexp(given, exponent)), 1.0).astype(np.int64)
+        return cls(units=units, whole=int(units.sum()))
+
+    @property
+    def mean(self) -> int:
+        """The cost of an average sample, rounded down; at least 1."""
+        return self.whole // len(self.units)
+
+    @property
+    def checksum(self) -> str:
+        """The same for the same costs only, as far as a hash can tell."""
+        return hashlib.blake2b(self.units.tobytes(), digest_size=6).hexdigest()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochCosts:
+    """The costs of an epoch's samples, by position."""
+
+    costs: Costs
+    indices: Indices
+
+    def of(self, positions: IntArray) -> IntArray:
+        """The costs at these positions, int64 of the same shape."""
+        return self.costs.units[self.indices[positions]]
+
+    def samples(self, positions: tuple[int, ...]) -> float:
+        """How many average samples cost as much as those at these positions."""
+        return int(self.of(np.array(positions)).sum()) * len(self.costs.units) / self.costs.whole
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostSharing:
+    """Shares slices out so that the workers' predicted times are equal.
+
+    Attributes:
+        costs: The costs of the epoch's samples.
+        minimum: The fewest samples that a worker can compute on.
+        maximum: Returns the most samples of each worker as known now, int64 of shape [workers].
+        rates: Returns each worker's estimated nanoseconds per average sample and fixed nanoseconds, int64 of shape
+            [2, workers]; None if there are none, or sizes do not depend on them.
+    """
+
+    costs: EpochCosts
+    minimum: int
+    maximum: Callable[[], IntArray]
+    rates: Callable[[], IntArray | None]
+
+    def owners(self, cut: Slice, sizes: IntArray, owners: IntArray | None = None) -> IntArray:
+        """The worker of each position of a slice.
+
+        Args:
+            cut: The slice.
+            sizes: With how many average samples the workers end together, int64 of shape [workers]; their sum is the
+                length of the slice. A worker with 0 gets none.
+            owners: The present assignment, of which as much as fits is kept.
+        """
+        mean = self.costs.costs.mean
+        loads, fixed = _loads(sizes, self.rates())
+        return balanced(
+            self.costs.of(np.arange(cut.start, cut.stop)),
+            (loads + fixed) * mean // _THOUSANDTHS,
+            lower=np.minimum(sizes, self.minimum),
+            upper=np.where(sizes > 0, np.maximum(self.maximum(), sizes), 0),
+            fixed=fixed * mean // _THOUSANDTHS,
+            owners=owners,
+        )
+
+
+def _loads(sizes: IntArray, rates: IntArray | None) -> tuple[IntArray, IntArray]:
+    """With how much work the workers end together, and their fixed work, in thousandths of an average sample.
+
+    Sizes are whole numbers, and cost can be shared out more finely. Where all are what the rates give, or equal, up to
+    one sample, these exact shares are used.
+    """
+    has, whole = sizes > 0, _THOUSANDTHS * int(sizes.sum())
+    nothing = np.zeros_like(sizes)
+    candidates = [(has.astype(np.int64), nothing)]
+    if rates is not None and rates[0].all():
+        fixed = np.where(has, _THOUSANDTHS * rates[1] // rates[0], 0)
+        candidates.insert(0, (np.where(has, _SPEED // rates[0], 0), fixed))
+    for speeds, fixed in candidates:
+        work, speed = whole + int(fixed.sum()), int(speeds.sum())
+        loads = np.array([own * work // speed for own in speeds.tolist()]) - fixed
+        if (loads[has] > 0).all() and int(np.abs(loads - _THOUSANDTHS * sizes).max()) <= _THOUSANDTHS:
+            return loads, fixed
+    return _THOUSANDTHS * sizes, candidates[0][1]

@@ -1,0 +1,74 @@
+"""What a script says that its samples cost."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Costs
+from evenstep.core.shown import shown
+from evenstep.schemes import Scheme
+from evenstep.torch.data.order import EpochOrder
+from evenstep.torch.request import Request
+
+Cost: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float]
+"""The cost of each sample of a dataset in any unit, by index, or a function of an index."""
+
+
+def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | None:
+    """The costs of the samples of the request's loader; None if none were given.
+
+    Raises:
+        ConfigError: They are no costs of this dataset, or the scheme cannot share samples out by cost.
+    """
+    if request.cost is None:
+        return None
+    _require_costs_work(request, scheme)
+    length = order.dataset_length
+    return Costs.of(_called(request.cost, length) if callable(request.cost) else _array(request.cost), length)
+
+
+def _require_costs_work(request: Request, scheme: Scheme) -> None:
+    if scheme.served is not None or scheme.period is not None:
+        raise ConfigError(
+            f"cost goes with schemes that sum gradients behind a barrier, and {scheme.name!r} is none: leave out cost,"
+            " or use lb-bsp, dbs or bsp"
+        )
+    if scheme.micro_batch is not None:
+        raise ConfigError("micro_batch cuts a batch by samples and cost shares it out by cost: leave out one of them")
+    if scheme.load.multiple > 1:
+        raise ConfigError(
+            f"cost gives workers any number of samples, and multiple={scheme.load.multiple} rules most of them out:"
+            " leave out one of them"
+        )
+    if request.batch_sizes is not None or scheme.load.given_sizes is not None:
+        raise ConfigError("batch_sizes fixes how many samples a worker gets, and cost would: leave out one of them")
+
+
+def _called(cost: Callable[[int], object], length: int) -> npt.NDArray[np.float64]:
+    costs = np.empty(length)
+    for index in range(length):
+        try:
+            costs[index] = cost(index)  # type: ignore[call-overload]
+        except Exception as error:
+            raise ConfigError(
+                f"cost failed for sample {index} ({type(error).__name__}: {error}): give a function that returns a"
+                " number for each index of the dataset"
+            ) from error
+    return costs
+
+
+def _array(cost: object) -> npt.NDArray[np.float64]:
+    try:
+        given = cost.detach().cpu().numpy() if isinstance(cost, torch.Tensor) else np.asarray(cost)
+    except (TypeError, ValueError, RuntimeError):
+        given = np.array(None)
+    if given.dtype.kind not in "iuf":
+        raise ConfigError(
+            "cost must be an array with one number for each sample of the dataset, or a function of an index, not"
+            f" {shown(cost)}"
+        )
+    return given.astype(np.float64)

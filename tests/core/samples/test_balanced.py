@@ -1,0 +1,181 @@
+"""Sharing out by cost: within the limits, alike, short on random slices, and keeping what workers have."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, balanced
+from evenstep.core.values import UNLIMITED
+
+
+def latest(costs, speeds, owners, fixed=0):
+    return float(((np.bincount(owners, weights=costs, minlength=len(speeds)) + fixed) / speeds).max())
+
+
+def bound(costs, speeds, fixed=0):
+    """No assignment ends earlier."""
+    return max((costs.sum() + np.sum(fixed)) / speeds.sum(), costs.max() / speeds.max())
+
+
+@st.composite
+def problems(draw):
+    workers = draw(st.integers(1, 6))
+    lower = np.array(draw(st.lists(st.integers(0, 3), min_size=workers, max_size=workers)))
+    upper = lower + draw(st.lists(st.integers(0, 12), min_size=workers, max_size=workers))
+    count = draw(st.integers(max(int(lower.sum()), 1), max(int(upper.sum()), 1)))
+    upper[0] = max(upper[0], 1)
+    costs = np.array(draw(st.lists(st.integers(1, 2**31), min_size=count, max_size=count)))
+    speeds = np.array(draw(st.lists(st.integers(1, 2**40), min_size=workers, max_size=workers)))
+    fixed = np.array(draw(st.lists(st.integers(0, 2**31), min_size=workers, max_size=workers)))
+    return costs, speeds, lower, upper, fixed
+
+
+@given(problems())
+def test_every_sample_has_a_worker_within_the_limits_from_any_assignment(problem):
+    costs, speeds, lower, upper, fixed = problem
+    before = None
+    for own in (speeds, speeds[::-1].copy()):
+        owners = balanced(costs, own, lower=lower, upper=upper, fixed=fixed, owners=before)
+        counts = np.bincount(owners, minlength=len(own))
+        assert len(owners) == len(costs)
+        assert (lower <= counts).all()
+        assert (counts <= upper).all()
+        assert np.array_equal(owners, balanced(costs, own, lower=lower, upper=upper, fixed=fixed, owners=before))
+        before = owners
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 16), st.integers(8, 60), st.floats(0.1, 1.5))
+def test_random_slices_end_within_two_per_cent_of_a_lower_bound(seed, workers, each, spread):
+    generator = np.random.default_rng(seed)
+    costs = np.maximum(generator.lognormal(0, spread, workers * each) * 2**20, 1).astype(np.int64)
+    speeds = generator.integers(50, 200, workers)
+    # No sample costs more than the slowest worker computes by then.
+    costs = np.minimum(costs, int(costs.sum() * speeds.min() / speeds.sum()) // 2)
+    owners = balanced(costs, speeds, lower=np.zeros_like(speeds), upper=np.full(workers, UNLIMITED))
+    assert latest(costs, speeds, owners) <= 1.02 * bound(costs, speeds)
+
+
+def test_fixed_parts_count_as_work():
+    costs, fixed = np.full(60, 100), np.array([2000, 0])
+    owners = balanced(costs, np.array([1, 1]), lower=np.zeros(2, int), upper=np.full(2, 60), fixed=fixed)
+    assert np.bincount(owners).tolist() == [20, 40]
+
+
+def test_a_small_change_of_speeds_moves_few_samples():
+    generator = np.random.default_rng(4)
+    costs = (generator.lognormal(0, 1, 256) * 1000).astype(np.int64) + 1
+    limits = {"lower": np.full(4, 2), "upper": np.full(4, 256)}
+    before = balanced(costs, np.array([100, 100, 100, 100]), **limits)
+    after = balanced(costs, np.array([95, 100, 100, 105]), **limits, owners=before)
+    assert (before != after).mean() < 0.2
+    assert latest(costs, np.array([95, 100, 100, 105]), after) <= 1.02 * costs.sum() / 400
+
+
+# Costs of a dataset.
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, np.inf])
+def test_a_cost_is_finite_and_positive(wrong):
+    with pytest.raises(ConfigError, match="the cost of sample 2 is"):
+        Costs.of(np.array([1.0, 2.0, wrong]), 3)
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 1), ()])
+def test_there_is_a_cost_for_each_sample(shape):
+    with pytest.raises(ConfigError, match="for a dataset of 3 samples"):
+        Costs.of(np.ones(shape), 3)
+
+
+@given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=9))
+def test_costs_of_any_unit_are_whole_numbers_in_proportion(given_costs):
+    costs = np.array(given_costs)
+    units = Costs.of(costs, len(costs)).units
+    assert units.min() >= 1
+    np.testing.assert_allclose(units / units.max(), costs / costs.max(), atol=2**-28)
+
+
+# Slices of an epoch.
+
+
+def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, rates=None, depth=2):
+    indices = np.random.default_rng(5).permutation(len(costs))
+    workers = len(sizes)
+    sharing = CostSharing(
+        costs=EpochCosts(Costs.of(costs, len(costs)), indices),
+        minimum=2,
+        maximum=lambda: np.full(workers, maximum),
+        rates=lambda: rates,
+    )
+    return Lookahead(ledger, worker=worker, sizes=sizes, depth=depth, minimum=2, sharing=sharing), indices
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2), min_size=1, max_size=9))
+def test_each_position_is_one_workers_whatever_the_sizes(seed, history):
+    costs = np.random.default_rng(seed).lognormal(0, 1, 61)
+    plans = [np.array(each) for each in ([5, 5, 5], [2, 4, 9], [13, 2, 0])]
+    windows = [lookahead(Ledger(length=61, global_batch_size=15), worker, costs, plans[0])[0] for worker in range(3)]
+    positions = []
+    for plan in [*history, 0, 1, 2, 0, 1]:
+        shares = [window.share() for window in windows]
+        if shares[0] is None:
+            break
+        assert all(np.array_equal(share.sizes, shares[0].sizes) for share in shares)
+        for worker, share in enumerate(shares):
+            assert share.samples == share.sizes[worker]
+            assert share.samples == 0 or len(set(share.positions)) == share.samples
+            positions += sorted(set(share.positions))[: share.samples]
+        for window in windows:
+            window.request(3)
+            window.advance()
+            window.resize(plans[plan])
+    while (shares := [window.share() for window in windows])[0] is not None:
+        for share in shares:
+            positions += sorted(set(share.positions))[: share.samples]
+        for window in windows:
+            window.advance()
+    assert sorted(positions) == list(range(61))
+
+
+def test_a_share_says_what_it_costs_in_average_samples():
+    costs = np.random.default_rng(6).lognormal(0, 1, 64)
+    window, indices = lookahead(Ledger(length=64, global_batch_size=64), 1, costs, np.array([16, 48]))
+    share = window.share()
+    expected = costs[indices[list(share.positions)]].sum() / costs.mean()
+    assert share.cost == pytest.approx(expected)
+    assert share.cost == pytest.approx(48, rel=0.01)
+
+
+def test_no_worker_has_more_samples_than_it_holds():
+    costs = np.concatenate((np.full(8, 100.0), np.full(56, 1.0)))
+    sizes = np.array([32, 32])
+    free = lookahead(Ledger(length=64, global_batch_size=64), 0, costs, sizes)[0].share()
+    held = lookahead(Ledger(length=64, global_batch_size=64), 0, costs, sizes, maximum=33)[0].share()
+    assert sum(free.sizes) == sum(held.sizes) == 64
+    assert held.sizes.max() <= 33
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rates", "parts"),
+    [
+        ([22, 21, 21], None, [1, 1, 1]),
+        ([32, 16, 16], None, [32, 16, 16]),
+        # 24.5 to 19.6 to 19.9 in speed; whole sizes would be up to 3 % off.
+        ([25, 19, 20], [[800, 1000, 985], [0, 0, 0]], [1 / 800, 1 / 1000, 1 / 985]),
+        # The policy has other reasons than these rates.
+        ([30, 18, 16], [[800, 1000, 985], [0, 0, 0]], [30, 18, 16]),
+        # 10 samples of fixed work: together 74 samples of work, of which each does as much.
+        ([15, 25, 24], [[1000, 1000, 1000], [10_000, 0, 0]], [14.667, 24.667, 24.667]),
+        ([40, 0, 24], None, [40, 0, 24]),
+    ],
+)
+def test_costs_are_shared_more_finely_than_sizes(sizes, rates, parts):
+    costs = np.random.default_rng(8).lognormal(0, 0.5, 64)
+    rates = None if rates is None else np.array(rates)
+    shares = [
+        lookahead(Ledger(length=64, global_batch_size=64), worker, costs, np.array(sizes), rates=rates)[0].share()
+        for worker in range(3)
+    ]
+    found = [share.cost if share.samples else 0 for share in shares]
+    np.testing.assert_allclose(found, np.array(parts) / sum(parts) * 64, rtol=0.005)

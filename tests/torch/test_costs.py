@@ -1,0 +1,187 @@
+"""Samples that cost differently: the mathematics of one process, each sample once, and workers of equal load."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support import habits, training
+from support.processes import results, run_workers
+from support.training import Run
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
+from evenstep import ConfigError
+from evenstep.schemes import Scheme
+from evenstep.testing.scripted import Scripted
+
+pytestmark = pytest.mark.multiprocess
+
+# 3 workers x 5 = 15 a slice: 5 whole slices, and a last one of 2 that leaves a worker with nothing.
+RUN = Run(samples=77, epochs=2)
+COSTS = np.random.default_rng(1).lognormal(0, 1.5, 77)
+SCHEMES = {
+    "bsp": {"scheme": "bsp", "cost": COSTS},
+    "lb-bsp": {"scheme": "lb-bsp", "cost": COSTS.tolist()},
+    "sizes that always change": {"scheme": Scheme(name="scripted", load=Scripted(seed=11)), "cost": COSTS},
+    "dbs": {"scheme": "dbs", "cost": torch.from_numpy(COSTS)},
+}
+HABITS = (
+    habits.accumulate_and_weigh,
+    habits.accumulate_in_no_sync,
+    habits.clip_the_norm,
+    habits.normalise_batches,
+    habits.schedule_and_average,
+    habits.step_with_a_closure,
+    habits.two_models_one_backward,
+)
+
+
+def everything():
+    """On this worker: what each habit comes to, and whose samples and costs are whose in an epoch."""
+    run = Run(scripted=21, samples=83, num_workers=2, epochs=2, options={"cost": CALLED})
+    return {
+        "habits": habits.together(HABITS, RUN, SCHEMES),
+        "fetched": training.visit(run),
+        "loads": loads("bsp"),
+        "unlike": habits.attempt(unlike, RUN, {}),
+        "alone wrong": habits.attempt(one_is_wrong, RUN, {}),
+    }
+
+
+def CALLED(index):
+    return 1 + index % 7
+
+
+def loads(scheme):
+    """What this worker's samples cost in each whole slice."""
+    costs = np.random.default_rng(2).lognormal(0, 1, 640)
+    model = training.model_of(RUN)
+    dataset = TensorDataset(torch.zeros(640, training.FEATURES, dtype=torch.float64), torch.from_numpy(costs))
+    loader = DataLoader(dataset, batch_size=32, shuffle=True)
+    model, optimizer, loader = evenstep.prepare(
+        model, training.optimizer_of(RUN, model), loader, scheme=scheme, cost=costs
+    )
+    found = []
+    for inputs, own in loader:
+        model(inputs).sum().backward()
+        optimizer.step()
+        found.append((float(own.sum()), loader.current.cost * costs.mean()))
+    loader.close()
+    return found
+
+
+def unlike(run, prepare):
+    model, loader = training.model_of(run), habits.loader_of(run)
+    costs = np.ones(run.samples)
+    costs[0] += torch.distributed.get_rank() == 1
+    prepare(model, habits.sgd(model), loader, cost=costs)
+
+
+def one_is_wrong(run, prepare):
+    model, loader = training.model_of(run), habits.loader_of(run)
+    prepare(model, habits.sgd(model), loader, cost=[float(torch.distributed.get_rank())] * run.samples)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return results(run_workers(everything, habits.WORKERS))
+
+
+@cache
+def alone(habit):
+    return habits.alone(habit, RUN)
+
+
+@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.__name__)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_habit_is_the_mathematics_of_one_process_whatever_the_costs(found, scheme, habit):
+    for value in found:
+        came_to = value["habits"][scheme, habit.__name__]
+        assert not isinstance(came_to, str), came_to
+        np.testing.assert_allclose(came_to, alone(habit), rtol=0, atol=1e-10)
+
+
+def test_each_sample_once_with_data_workers_and_sizes_that_always_change(found):
+    visits = [visit for value in found for visit in value["fetched"]["visits"]]
+    for epoch in range(2):
+        seen = [number for of_epoch, _, numbers, _, _ in visits if of_epoch == epoch for number in numbers]
+        assert sorted(seen) == list(range(83))
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 1)])
+def test_resumed_in_mid_epoch_on_another_number_of_workers(before, after):
+    run = Run(scripted=24, samples=83, epochs=2, global_batch_size=12, options={"cost": COSTS.tolist() + [3.0] * 6})
+    first = results(run_workers(training.visit_until, before, run, 4))
+    state = first[0]["state"]
+    second = (
+        [training.visit(run, None, state)]
+        if after == 1
+        else results(run_workers(training.visit, after, run, None, state))
+    )
+    visits = [visit for value in [*first, *second] for visit in value["visits"]]
+    for epoch in range(2):
+        seen = [number for of_epoch, _, numbers, _, _ in visits if of_epoch == epoch for number in numbers]
+        assert sorted(seen) == list(range(83))
+
+
+def test_workers_get_equal_costs_and_are_told_them(found):
+    for of_workers in zip(*(value["loads"] for value in found), strict=True):
+        costs = [own for own, _ in of_workers]
+        np.testing.assert_allclose(costs, np.mean(costs), rtol=0.02)
+        np.testing.assert_allclose([told for _, told in of_workers], costs, rtol=1e-6)
+
+
+def test_costs_that_differ_between_workers_are_refused_on_all(found):
+    for value in found:
+        assert value["unlike"].startswith("DisagreementError: worker 1 has costs of samples with the checksum ")
+        assert "the cost of sample 0 is 0.0: give each sample a finite number above 0" in value["alone wrong"]
+
+
+# Bad input, on one worker.
+
+
+def refusal(cost, **options):
+    model, dataset = torch.nn.Linear(2, 1), TensorDataset(torch.zeros(20, 2), torch.zeros(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError) as caught:
+        evenstep.prepare(model, optimizer, DataLoader(dataset, batch_size=4), cost=cost, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def fails_late(index):
+    return 1.0 if index < 3 else {}[index]
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (np.zeros(20), "the cost of sample 0 is 0.0"),
+        ([1.0] * 19 + [-1.0], "the cost of sample 19 is -1.0"),
+        (torch.full((20,), float("nan")), "the cost of sample 0 is nan"),
+        (np.ones(19), "cost has 19 for a dataset of 20 samples"),
+        (np.ones((20, 2)), "cost has 20x2 for a dataset of 20 samples"),
+        ("tokens", "cost must be an array with one number for each sample"),
+        ([object()] * 20, "cost must be an array with one number for each sample"),
+        (3, "cost has one number for a dataset of 20 samples"),
+        (fails_late, "cost failed for sample 3 (KeyError: 3)"),
+        (lambda index: "long", "cost failed for sample 0 (ValueError: "),
+        (lambda index: 0, "the cost of sample 0 is 0.0"),
+    ],
+)
+def test_a_wrong_cost_is_refused_in_one_sentence(cost, said):
+    assert said in refusal(cost)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scheme": "local-sgd"}, "leave out cost, or use lb-bsp, dbs or bsp"),
+        ({"scheme": "bsp:micro_batch=2"}, "micro_batch cuts a batch by samples"),
+        ({"scheme": "lb-bsp:multiple=2"}, "multiple=2 rules most of them out"),
+        ({"batch_sizes": [4]}, "batch_sizes fixes how many samples"),
+    ],
+)
+def test_what_does_not_go_with_cost_is_refused_in_one_sentence(options, said):
+    assert said in refusal(np.ones(20), **options)
