@@ -24,6 +24,7 @@ SHORT = {
     "fsdp.py": ("--epochs", "1", "--width", "32", "--blocks", "2"),
     "images.py": ("--epochs", "2", "--amp", "bfloat16"),
     "gpt.py": ("--steps", "10", "--batch-size", "2", "--context", "32"),
+    "lengths.py": ("--epochs", "1", "--longest", "60", "--batch-size", "64", "--width", "16"),
     "own_batches.py": ("--steps", "10", "--batch-size", "2", "--context", "16"),
     "char_lm.py": ("--iterations", "3", "--report-every", "1", "--global-batch-size", "8", "--width", "32"),
 }
@@ -124,13 +125,19 @@ def test_batches_of_the_scripts_own():
 
 
 @pytest.mark.multiprocess
+def test_texts_of_unequal_length():
+    (line,) = run_example("lengths.py", 2).splitlines()
+    assert re.fullmatch(r"epoch 1: [\d.]+ bits per character, batch sizes \[\d+, \d+\]", line)
+
+
+@pytest.mark.multiprocess
 def test_workers_without_torch():
     (line,) = run_as_a_command("numpy_balancer.py", options=("--epochs", "1")).splitlines()
     found = re.fullmatch(r"epoch 1: loss [\d.]+, batch sizes \[(\d+), (\d+), (\d+)\]", line)
     assert sum(map(int, found.groups())) == 300  # How they are shared depends on how busy this machine is.
 
 
-@pytest.mark.parametrize("name", ["images.py", "gpt.py", "fsdp.py", "resume.py", "own_batches.py"])
+@pytest.mark.parametrize("name", ["images.py", "gpt.py", "fsdp.py", "resume.py", "lengths.py", "own_batches.py"])
 def test_an_example_can_be_read_at_a_glance(name):
     assert len((EXAMPLES / name).read_text().splitlines()) < 80
 

@@ -58,7 +58,8 @@ class Hold:
     def until_due(self, *, iteration: int, batch_sizes: Sequence[float], elapsed_seconds: float) -> None:
         """Wait until the emulated compute of these batches is over, `elapsed_seconds` after it started.
 
-        Samples that differ in cost are counted as average samples, so sizes need not be whole. If gradients were accumulated there are several batches; each counts as a pass.
+        Samples that differ in cost are counted as average samples, so sizes need not be whole. If gradients were
+        accumulated there are several batches; each counts as a pass.
         """
         natural = (elapsed_seconds - self._held_seconds) / len(batch_sizes)
         now = self.clock() - self._started
