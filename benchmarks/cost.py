@@ -31,14 +31,14 @@ from evenstep.core.values import UNLIMITED
 
 CLUSTERS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 CONTESTANTS = ("ddp", "ddp, grouped", "ddp, equal cost", "lb-bsp", "lb-bsp, cost")
-EACH, IDEAL_SECONDS, WARMUP, MEGABATCH = 16, 0.25, 12, 50
+EACH, IDEAL_SECONDS, WARMUP, MEGABATCH = 16, 0.4, 12, 50
 FEATURES = 16
 
 
 def main():
     parser = record.arguments(__doc__)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=24, help="measured, after the warm-up")
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=16, help="measured, after the warm-up")
     options = parser.parse_args()
     if options.quick:
         options.repetitions, options.iterations = 1, 4

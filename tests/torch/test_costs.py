@@ -185,3 +185,21 @@ def test_a_wrong_cost_is_refused_in_one_sentence(cost, said):
 )
 def test_what_does_not_go_with_cost_is_refused_in_one_sentence(options, said):
     assert said in refusal(np.ones(20), **options)
+
+
+def test_each_loader_of_a_session_has_its_own_costs():
+    model = torch.nn.Linear(2, 1)
+    dataset = TensorDataset(torch.zeros(8, 2))
+    with evenstep.Session("lb-bsp") as session:
+        prepared = session.model(model)
+        session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        plain = session.loader(DataLoader(dataset, batch_size=4))
+        costly = session.loader(DataLoader(dataset, batch_size=4), cost=[1.0, 1.0, 1.0, 5.0, 3.0, 3.0, 1.0, 1.0])
+        for (one,), (other,) in zip(plain, costly, strict=True):
+            prepared(one).sum().backward()
+            assert plain.current.cost is None
+            prepared(other).sum().backward()
+            assert costly.current.cost == 4.0
+        later = session.loader(DataLoader(dataset, batch_size=4), cost=np.ones(7))
+        with pytest.raises(ConfigError, match="cost has 7 for a dataset of 8 samples"):
+            next(iter(later))

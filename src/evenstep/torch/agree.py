@@ -281,9 +281,7 @@ def _record(
     }
 
 
-def _loader_record(
-    request: Request, order: EpochOrder, workers: Workers, costs: Costs | None
-) -> dict[str, Any]:
+def _loader_record(request: Request, order: EpochOrder, workers: Workers, costs: Costs | None) -> dict[str, Any]:
     loader, sampling = request.loader, order.sampling
     compared = workers.count > 1 and request.partition is None
     return {

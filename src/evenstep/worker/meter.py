@@ -65,7 +65,8 @@ class Meter:
         self._observe(now, load, microseconds)
         largest_size = UNLIMITED if self.memory is None else self.memory.largest_size()
         estimate = self.estimator.estimate(self._factors[-1]) if self.predicts else _NOTHING
-        return [round(load), microseconds, *estimate, largest_size]
+        # A load of less than half a sample is one, since 0 means that nothing was computed.
+        return [round(load) or int(load > 0), microseconds, *estimate, largest_size]
 
     def _observe(self, now: Iteration, samples: float, microseconds: int) -> None:
         """Feed the estimator with the recorded digits only, so that a replay of the records decides the same.

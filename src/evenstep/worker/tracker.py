@@ -67,7 +67,7 @@ class Tracker:
     _sizes: IntArray | None = field(init=False, default=None)
     _planned_for: Problem | None = field(init=False, default=None)
     _basis: Basis = field(init=False, default="speed")
-    _rates: IntArray | None = field(init=False, default=None)
+    _latest: Reports | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
 
@@ -96,8 +96,15 @@ class Tracker:
             costs=costs,
             minimum=self.smallest_batch,
             maximum=lambda: self.problem.maximum,
-            rates=lambda: self._rates,
+            rates=self._rates,
         )
+
+    def _rates(self) -> IntArray | None:
+        """The newest estimates, as `CostSharing.rates`."""
+        latest = self._latest
+        if latest is None or not self.uses_estimates:
+            return None
+        return np.array((latest.nanoseconds_per_sample, latest.fixed_nanoseconds))
 
     def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> PrivateShares:
         """This worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
@@ -255,8 +262,7 @@ class Tracker:
         """
         self.policy.observe(reports)
         self._planned_for = None
-        if self.uses_estimates:
-            self._rates = np.array((reports.nanoseconds_per_sample, reports.fixed_nanoseconds))
+        self._latest = reports
         if self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
