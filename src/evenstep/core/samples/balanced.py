@@ -33,7 +33,8 @@ def balanced(
     (LPT, Graham 1969, with targets for different speeds). Then the latest worker gives a sample to one of the earliest,
     or exchanges one for another, as long as this helps. Sums and targets are integers, and so the result is the same on
     every processor. Scheduling of this kind is NP-hard: this is no exact solution. On random slices of eight samples
-    a worker or more, none of which costs more than a worker's mean, it is within 2 % of a lower bound (tested).
+    a worker or more, none of which costs more than half of what the slowest worker computes, it is within 2 % of a
+    lower bound (tested).
 
     Args:
         costs: The cost of each sample, int64 of shape [slice], 1 to 2^31.
