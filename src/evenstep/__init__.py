@@ -2,7 +2,7 @@
 
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader)
 
-Importing this package imports no torch; `prepare` and `ShardedDataset` need it.
+Importing this package imports no torch; `prepare`, `Padded` and `ShardedDataset` need it.
 """
 
 from importlib import import_module
@@ -32,6 +32,7 @@ from evenstep.schemes import (
 if TYPE_CHECKING:
     from evenstep import checkpoint
     from evenstep.launch.servers import start_servers
+    from evenstep.torch.costs import Padded
     from evenstep.torch.data.shards import ShardedDataset
     from evenstep.torch.prepare import prepare
     from evenstep.torch.session import Session
@@ -51,6 +52,7 @@ __all__ = [
     "EvenstepError",
     "Load",
     "LoadPolicy",
+    "Padded",
     "Problem",
     "Reports",
     "Scheme",
@@ -81,6 +83,7 @@ __all__ = [
 _OF_TORCH = {
     "prepare": "evenstep.torch.prepare",
     "Session": "evenstep.torch.session",
+    "Padded": "evenstep.torch.costs",
     "ShardedDataset": "evenstep.torch.data.shards",
 }
 _OF_WORKER = {

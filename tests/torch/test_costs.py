@@ -21,9 +21,12 @@ pytestmark = pytest.mark.multiprocess
 RUN = Run(samples=77, epochs=2)
 COSTS = np.random.default_rng(1).lognormal(0, 1.5, 77)
 SCHEMES = {
-    "bsp": {"scheme": "bsp", "cost": COSTS},
     "lb-bsp": {"scheme": "lb-bsp", "cost": COSTS.tolist()},
     "sizes that always change": {"scheme": Scheme(name="scripted", load=Scripted(seed=11)), "cost": COSTS},
+    "padded": {
+        "scheme": Scheme(name="scripted", load=Scripted(seed=12)),
+        "cost": evenstep.Padded(COSTS.__getitem__, power=2),
+    },
     "dbs": {"scheme": "dbs", "cost": torch.from_numpy(COSTS)},
 }
 HABITS = (
@@ -168,6 +171,8 @@ def fails_late(index):
         (fails_late, "cost failed for sample 3 (KeyError: 3)"),
         (lambda index: "long", "cost failed for sample 0 (ValueError: "),
         (lambda index: 0, "the cost of sample 0 is 0.0"),
+        (evenstep.Padded(np.ones(19)), "cost has 19 for a dataset of 20 samples"),
+        (evenstep.Padded(np.ones(20), power=3), "the power of padded lengths is 1 or 2, not 3"),
     ],
 )
 def test_a_wrong_cost_is_refused_in_one_sentence(cost, said):

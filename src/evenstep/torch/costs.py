@@ -1,7 +1,8 @@
 """What a script says that its samples cost."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,26 @@ from evenstep.schemes import Scheme
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.request import Request
 
-Cost: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float]
-"""The cost of each sample of a dataset in any unit, by index, or a function of an index."""
+Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float]
+"""A number for each sample of a dataset, by index, or a function of an index."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Padded:
+    """The lengths of samples whose batches are padded to the longest: n samples cost n * longest ** power.
+
+    Args:
+        lengths: One number above 0 per index of the dataset, or a function of an index.
+        power: 1, or 2 if the time grows with the square, as that of attention over long texts does.
+    """
+
+    lengths: Numbers
+    power: int = 1
+
+
+Cost: TypeAlias = Numbers | Padded
+"""The cost of each sample of a dataset in any unit, or lengths."""
 
 
 def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | None:
@@ -27,8 +46,12 @@ def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | Non
     if request.cost is None:
         return None
     _require_costs_work(request, scheme)
-    length = order.dataset_length
-    return Costs.of(_called(request.cost, length) if callable(request.cost) else _array(request.cost), length)
+    length, padded = order.dataset_length, isinstance(request.cost, Padded)
+    asked = request.cost if isinstance(request.cost, Padded) else Padded(cast("Numbers", request.cost))
+    if asked.power not in (1, 2):
+        raise ConfigError(f"the power of padded lengths is 1 or 2, not {shown(asked.power)}")
+    given = _called(asked.lengths, length) if callable(asked.lengths) else _array(asked.lengths)
+    return Costs.of(given, length, padded=padded, power=asked.power)
 
 
 def _require_costs_work(request: Request, scheme: Scheme) -> None:

@@ -1,12 +1,14 @@
 """Sharing out by cost: within the limits, alike, short on random slices, and keeping what workers have."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, balanced
+from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, balanced, balanced_padded
 from evenstep.core.values import UNLIMITED
 
 
@@ -57,6 +59,32 @@ def test_random_slices_end_within_two_per_cent_of_a_lower_bound(seed, workers, e
     assert latest(costs, speeds, owners) <= 1.02 * bound(costs, speeds)
 
 
+@given(problems())
+def test_padded_samples_have_workers_within_the_limits_and_like_lengths(problem):
+    costs, speeds, lower, upper, fixed = problem
+    owners = balanced_padded(costs, speeds, lower=lower, upper=upper, fixed=fixed)
+    counts = np.bincount(owners, minlength=len(speeds))
+    assert (lower <= counts).all()
+    assert (counts <= upper).all()
+    ranges = sorted((costs[owners == each].min(), costs[owners == each].max()) for each in np.unique(owners))
+    assert all(before[1] <= after[0] for before, after in pairwise(ranges))
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.integers(1, 4))
+def test_padded_samples_end_as_early_as_neighbours_can(lengths, ratio):
+    costs, speeds, nothing = np.array(lengths) * 1000, np.array([1, ratio]), np.zeros(2, dtype=np.int64)
+
+    def ends(fast, slow):
+        return max(len(fast) * max(fast, default=0) / ratio, len(slow) * max(slow, default=0))
+
+    owners = balanced_padded(costs, speeds, lower=nothing, upper=nothing + len(costs), fixed=nothing)
+    first = int(np.argsort(-speeds, kind="stable")[0])
+    found = ends(costs[owners == first].tolist(), costs[owners != first].tolist())
+    longest_first = sorted(costs.tolist(), reverse=True)
+    best = min(ends(longest_first[:cut], longest_first[cut:]) for cut in range(len(costs) + 1))
+    assert best <= found <= best * 1.002
+
+
 def test_fixed_parts_count_as_work():
     costs, fixed = np.full(60, 100), np.array([2000, 0])
     owners = balanced(costs, np.array([1, 1]), lower=np.zeros(2, int), upper=np.full(2, 60), fixed=fixed)
@@ -99,11 +127,11 @@ def test_costs_of_any_unit_are_whole_numbers_in_proportion(given_costs):
 # Slices of an epoch.
 
 
-def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, rates=None, depth=2):
+def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, rates=None, depth=2, padded=False):
     indices = np.random.default_rng(5).permutation(len(costs))
     workers = len(sizes)
     sharing = CostSharing(
-        costs=EpochCosts(Costs.of(costs, len(costs)), indices),
+        costs=EpochCosts(Costs.of(costs, len(costs), padded=padded), indices),
         minimum=2,
         maximum=lambda: np.full(workers, maximum),
         rates=lambda: rates,
@@ -179,3 +207,11 @@ def test_costs_are_shared_more_finely_than_sizes(sizes, rates, parts):
     ]
     found = [share.cost if share.samples else 0 for share in shares]
     np.testing.assert_allclose(found, np.array(parts) / sum(parts) * 64, rtol=0.005)
+
+
+def test_a_padded_share_costs_its_length_for_each_sample():
+    costs = np.random.default_rng(9).lognormal(0, 1, 64)
+    window, indices = lookahead(Ledger(length=64, global_batch_size=64), 1, costs, np.array([32, 32]), padded=True)
+    share = window.share()
+    own = costs[indices[list(share.positions)]]
+    assert share.cost == pytest.approx(len(own) * own.max() / costs.mean())

@@ -13,6 +13,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples.balanced import balanced
 from evenstep.core.samples.drawn import Indices
 from evenstep.core.samples.ledger import Slice
+from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.values import IntArray
 
 _BITS: Final = 30
@@ -25,15 +26,17 @@ _SPEED: Final = 2**50
 class Costs:
     """The costs of all samples, int64 of shape [dataset], in a unit of which the largest is about 2^30.
 
-    Integers, so that all workers share out alike. `whole` is their sum.
+    Integers, so that all workers share out alike. `whole` is their sum. Costs add up; those of `padded` samples are of
+    the length of the longest one in a batch.
     """
 
     units: IntArray
     whole: int
+    padded: bool = False
 
     @classmethod
-    def of(cls, given: npt.NDArray[np.float64], length: int) -> Self:
-        """The costs of a dataset of this length, as the user gave them, in any unit.
+    def of(cls, given: npt.NDArray[np.float64], length: int, *, padded: bool = False, power: int = 1) -> Self:
+        """The costs of a dataset of this length, as the user gave them, in any unit, or their squares if `power` is 2.
 
         Raises:
             ConfigError: A cost is not finite and positive, or there are not as many as samples.
@@ -47,10 +50,15 @@ class Costs:
                 f"the cost of sample {int(wrong[0])} is {float(given[wrong[0]])!r}: give each sample a finite number"
                 " above 0, such as its length"
             )
-        # Scaled by a power of two, which rounds nothing.
-        exponent = _BITS - math.frexp(float(given.max()))[1]
-        units = np.maximum(np.rint(np.ldexp(given, exponent)), 1.0).astype(np.int64)
-        return cls(units=units, whole=int(units.sum()))
+        # Scaled by a power of two, which rounds nothing, so that squares do not overflow.
+        scaled = np.ldexp(given, -math.frexp(float(given.max()))[1])
+        scaled = scaled * scaled if power == 2 else scaled
+        units = np.maximum(np.rint(np.ldexp(scaled, _BITS)), 1.0).astype(np.int64)
+        return cls(units=units, whole=int(units.sum()), padded=padded)
+
+    def together(self, units: IntArray) -> int:
+        """What a batch of samples of these costs costs."""
+        return len(units) * int(units.max()) if self.padded else int(units.sum())
 
     @property
     def mean(self) -> int:
@@ -60,7 +68,7 @@ class Costs:
     @property
     def checksum(self) -> str:
         """The same for the same costs only, as far as a hash can tell."""
-        return hashlib.blake2b(self.units.tobytes(), digest_size=6).hexdigest()
+        return hashlib.blake2b(self.units.tobytes(), digest_size=6, salt=bytes([self.padded])).hexdigest()
 
 
 @final
@@ -77,7 +85,7 @@ class EpochCosts:
 
     def samples(self, positions: tuple[int, ...]) -> float:
         """How many average samples cost as much as those at these positions."""
-        return int(self.of(np.array(positions)).sum()) * len(self.costs.units) / self.costs.whole
+        return self.costs.together(self.of(np.array(positions))) * len(self.costs.units) / self.costs.whole
 
 
 @final
@@ -105,18 +113,16 @@ class CostSharing:
             cut: The slice.
             sizes: With how many average samples the workers end together, int64 of shape [workers]; their sum is the
                 length of the slice. A worker with 0 gets none.
-            owners: The present assignment, of which as much as fits is kept.
+            owners: The present assignment, of which as much as fits is kept, if costs add up.
         """
         mean = self.costs.costs.mean
-        loads, fixed = _loads(sizes, self.rates())
-        return balanced(
-            self.costs.of(np.arange(cut.start, cut.stop)),
-            (loads + fixed) * mean // _THOUSANDTHS,
-            lower=np.minimum(sizes, self.minimum),
-            upper=np.where(sizes > 0, np.maximum(self.maximum(), sizes), 0),
-            fixed=fixed * mean // _THOUSANDTHS,
-            owners=owners,
-        )
+        costs = self.costs.of(np.arange(cut.start, cut.stop))
+        loads, fixed = (work * mean // _THOUSANDTHS for work in _loads(sizes, self.rates()))
+        lower = np.minimum(sizes, self.minimum)
+        upper = np.where(sizes > 0, np.maximum(self.maximum(), sizes), 0)
+        if self.costs.costs.padded:
+            return balanced_padded(costs, loads + fixed, lower=lower, upper=upper, fixed=fixed)
+        return balanced(costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, owners=owners)
 
 
 def _loads(sizes: IntArray, rates: IntArray | None) -> tuple[IntArray, IntArray]:

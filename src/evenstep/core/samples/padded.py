@@ -1,0 +1,76 @@
+"""Who takes which samples of a slice when every batch is padded to its longest sample.
+
+The predicted time of a worker is t = (fixed + n * longest) / speed for n samples, in any units that are the same for
+all workers.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from evenstep.core.values import IntArray
+
+_CLOSE_ENOUGH: Final = 1000
+"""Times are searched up to this part (one in 1000)."""
+
+
+def balanced_padded(
+    costs: IntArray, speeds: IntArray, *, lower: IntArray, upper: IntArray, fixed: IntArray
+) -> IntArray:
+    """Share samples out so that the latest predicted time is short, with samples of like length on each worker.
+
+    The samples are sorted, and each worker has neighbours in this order, the fastest one the longest: a slow worker
+    with one long sample would pad all others to it. The least time in which every sample has a worker is found by
+    bisection.
+
+    Args:
+        costs: The cost of a padded sample that is as long as each one, int64 of shape [slice], 1 to 2^31.
+        speeds: Cost that each worker computes in a unit of time, int64 of shape [workers], >= 1 where `upper` is.
+        lower: The fewest samples of each worker, int64 of shape [workers].
+        upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
+        fixed: What each worker has to do whatever its samples, as cost, int64 of shape [workers].
+
+    Returns:
+        The worker of each sample, int64 of shape [slice].
+
+    >>> some = {"lower": np.array([1, 1]), "upper": np.array([9, 9]), "fixed": np.array([0, 0])}
+    >>> balanced_padded(np.array([9, 1, 2, 1, 3, 3]), np.array([1, 1]), **some).tolist()
+    [0, 1, 1, 1, 1, 1]
+    """
+    fastest_first = np.argsort(-speeds, kind="stable")
+    longest_first = np.argsort(-costs, kind="stable")
+    sorted_costs = costs[longest_first].tolist()
+    workers = list(zip(*(each[fastest_first].tolist() for each in (speeds, fixed, lower, upper)), strict=True))
+    # A whole number of `_CLOSE_ENOUGH`-ths of the time that all would need without padding.
+    work, speed = sum(sorted_costs) + int(fixed.sum()), max(int(speeds.sum()), 1) * _CLOSE_ENOUGH
+    low, high = 0, _CLOSE_ENOUGH
+    while (counts := _counts(sorted_costs, workers, high * work, speed)) is None:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        fewer = _counts(sorted_costs, workers, middle * work, speed)
+        if fewer is None:
+            low = middle
+        else:
+            high, counts = middle, fewer
+    owners = np.empty(len(costs), dtype=np.int64)
+    owners[longest_first] = np.repeat(fastest_first, counts)
+    return owners
+
+
+def _counts(costs: list[int], workers: list[tuple[int, int, int, int]], time: int, unit: int) -> list[int] | None:
+    """How many of the sorted samples each worker takes, to end within time / unit; None if some are left over."""
+    counts: list[int] = []
+    begin, length = 0, len(costs)
+    needed, room = sum(lower for _, _, lower, _ in workers), sum(upper for _, _, _, upper in workers)
+    for speed, fixed, lower, upper in workers:
+        needed, room = needed - lower, room - upper
+        able = (speed * time // unit - fixed) // costs[begin] if begin < length else 0
+        count = min(max(able, 0), upper, length - begin - needed)
+        if count < lower:
+            return None
+        counts.append(count)
+        begin += count
+        if length - begin > room:
+            return None
+    return counts
