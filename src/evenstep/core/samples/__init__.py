@@ -10,8 +10,8 @@ from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead
-from evenstep.core.samples.private import PrivateShares, private_sizes
 from evenstep.core.samples.padded import balanced_padded
+from evenstep.core.samples.private import PrivateShares, private_sizes
 from evenstep.core.samples.share import (
     WEIGHTINGS,
     MicroBatch,
