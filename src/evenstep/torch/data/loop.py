@@ -286,8 +286,8 @@ class Loop(ABC):
         bound.engine.enter_loader()
         drawn = self._epochs.draw(bound.engine, resuming=resuming)
         ledger = self._epochs.ledger(self._at.done)
-        costs = None if bound.terms.costs is None else EpochCosts(bound.terms.costs, drawn.indices)
-        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, costs=costs)
+        costs = {} if bound.terms.costs is None else {"costs": EpochCosts(bound.terms.costs, drawn.indices)}
+        shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **costs)
         return ledger, shares, self._maker(shares, drawn)
 
     def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:
