@@ -68,7 +68,7 @@ $(INSTALLED): $(INSTALLED_DEMO)
 	@touch $@
 
 $(INSTALLED_ALL): $(INSTALLED)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,opentelemetry]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,trackio,opentelemetry]'
 	@touch $@
 
 $(INSTALLED_FLOWER): pyproject.toml constraints-flower.txt

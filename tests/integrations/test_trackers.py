@@ -4,10 +4,12 @@ import gzip
 import http.server
 import json
 import os
+import sqlite3
 import struct
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 from support.made_log import write_log
@@ -120,9 +122,22 @@ def test_a_collector_of_opentelemetry_gets_gauges_and_counters(run_dir):
     assert "evenstep.noted.loss" in metrics
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "opentelemetry"])
+def test_trackio_has_the_metrics_of_each_worker(run_dir, tmp_path):
+    pytest.importorskip("trackio", reason="needs pip install 'evenstep[trackio]'")
+    command = [sys.executable, "-m", "evenstep.cli.main", "export", str(run_dir), "--trackio", "a-project"]
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "kept")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    with closing(sqlite3.connect(tmp_path / "kept/a-project.db")) as kept:
+        rows = [(step, json.loads(values)) for step, values in kept.execute("select step, metrics from metrics")]
+    slow = {step: row["worker-1/compute_seconds"] for step, row in rows if "worker-1/compute_seconds" in row}
+    assert slow == pytest.approx(dict.fromkeys(range(12), 0.08))
+    assert any("worker-0/noted/loss" in row for _, row in rows)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "opentelemetry"])
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(name, run_dir, monkeypatch, capsys):
-    for module in ("wandb", "mlflow", "opentelemetry.sdk.metrics"):
+    for module in ("wandb", "mlflow", "trackio", "opentelemetry.sdk.metrics"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["export", str(run_dir), f"--{name}", "x"]) == 2
     assert f"pip install 'evenstep[{name}]'" in capsys.readouterr().err

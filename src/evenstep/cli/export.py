@@ -17,14 +17,15 @@ from evenstep.telemetry.sinks.mlflow import MLflow
 from evenstep.telemetry.sinks.opentelemetry import OpenTelemetry
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
+from evenstep.telemetry.sinks.trackio import Trackio
 from evenstep.telemetry.sinks.wandb import WandB
 
 _POLL_SECONDS: Final = 1.0
 _TELL_EVENTS: Final = 5000
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
-metrics for Prometheus, OpenTelemetry, Weights & Biases or MLflow. They are read from the run directory, so training
-does not notice. With --follow, and with --prometheus always, later events are exported too, until Ctrl-C."""
+metrics for Prometheus, OpenTelemetry, Weights & Biases, MLflow or Trackio. They are read from the run directory, so
+training does not notice. With --follow, and with --prometheus always, later events are exported too, until Ctrl-C."""
 
 _SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
     {
@@ -32,6 +33,7 @@ _SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
         "tensorboard": lambda folder, _: TensorBoard(folder),
         "wandb": WandB,
         "mlflow": MLflow,
+        "trackio": Trackio,
         "opentelemetry": OpenTelemetry,
     }
 )
@@ -75,6 +77,7 @@ def _parser() -> Parser:
     add("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
     add("--wandb", metavar="PROJECT", help="a run in this project of Weights & Biases")
     add("--mlflow", metavar="EXPERIMENT", help="a run in this experiment of MLflow, at MLFLOW_TRACKING_URI")
+    add("--trackio", metavar="PROJECT", help="a run in this project of Trackio, on this host or in TRACKIO_SPACE_ID")
     add("--opentelemetry", metavar="URL", help="metrics for an OTLP collector, such as http://localhost:4318")
     add(
         "--prometheus",
