@@ -121,8 +121,9 @@ def profile_the_steps(run, make, batch):
 def track(run, make, batch):
     """Its tracking.py, with Weights & Biases offline, where that is installed."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(WANDB_X_SERVICE_WAIT="300", WANDB_INIT_TIMEOUT="300")  # Of a busy machine.
         known = importlib.util.find_spec("wandb") is not None and dist.is_initialized()
+        if known:  # In a worker, that is, whose environment ends with it.
+            os.environ.update(WANDB_X_SERVICE_WAIT="300", WANDB_INIT_TIMEOUT="300")  # Of a busy machine.
         accelerator = make(log_with="wandb" if known else None, project_dir=folder)
         settings = {"dir": folder, "mode": "offline", "settings": {"silent": True, "console": "off"}}
         accelerator.init_trackers("a project", {"batch": batch}, {"wandb": settings} if known else {})
