@@ -21,7 +21,7 @@ _SECRET: Final = "SECRET"
 _DESCRIPTION: Final = """\
 Print what a bug report needs: versions, processors, memory, devices, backends of torch.distributed, and the environment
 variables that change how it communicates. The secret of a run is never among them."""
-# PyTorch is asked in a process of its own: its import takes seconds, and a broken installation ends the process.
+# A separate process imports PyTorch: a broken installation may crash it.
 _ASK_TORCH: Final = """
 import json, torch, torch.distributed as dist
 backends = [name for name in ("gloo", "nccl", "mpi", "xccl", "ucc") if getattr(dist, f"is_{name}_available", bool)()]
