@@ -165,6 +165,16 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
     ]
 
 
+def test_only_what_is_kept_or_shown_has_to_be_made(caplog, tmp_path):
+    shown = Logged(Silent(), 0)
+    for level, kinds in (("ERROR", {Failed}), ("INFO", {Failed, Run, Disturbed, RanOutOfMemory})):
+        with caplog.at_level(level, logger="evenstep"):
+            assert {kind for kind in RECORDS.values() if shown.takes(kind)} == kinds
+    kept = Logged(JsonlRecorder(tmp_path, 0), 0)
+    assert all(kept.takes(kind) for kind in RECORDS.values())
+    kept.close()
+
+
 def test_slowness_is_told_when_it_begins_and_when_it_ends(run_dir):
     told = list(read_events(run_dir, kind=Disturbed))
     assert [(each.worker, each.iteration, each.factor) for each in told] == [(2, 4, 3.0), (2, 12, 1.0)]

@@ -1,5 +1,6 @@
 """What a worker writes down of its own beside its iterations."""
 
+import logging
 import sys
 import warnings
 
@@ -13,6 +14,7 @@ import evenstep
 from evenstep.cluster import parse_cluster
 from evenstep.telemetry import read_events
 from evenstep.telemetry.events import CheckpointDone, Disturbed, Ended, Failed, Noted
+from evenstep.worker import iteration, tracker
 
 SPELL = """
 [disturbances.spell]
@@ -67,6 +69,20 @@ def test_checkpoints_slowness_and_notes_are_written_down(tmp_path):
     assert len(of_kind(run_dir, Noted)) == 16
     assert len(of_kind(run_dir, Ended)) == 2
     assert {"run", "plan", "iteration"} <= check_records(run_dir)
+
+
+def test_without_a_run_directory_no_event_of_an_iteration_is_made(monkeypatch):
+    made = []
+    for module, name in (
+        *((tracker, each) for each in ("Planned", "Noted", "Disturbed")),
+        (iteration, "IterationDone"),
+    ):
+        monkeypatch.setattr(module, name, lambda *, kind=name, **_: made.append(kind))
+    model, optimizer, loader = prepared(None, emulate=parse_cluster(SPELL))
+    monkeypatch.setattr(logging.getLogger("evenstep"), "level", logging.WARNING)
+    train(model, optimizer, loader)
+    loader.close()
+    assert made == []
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,16 @@ def test_every_line_is_a_record(recorded):
     assert workers[0][0].emulated
 
 
-def test_every_worker_recorded_the_same_plans(recorded):
+def test_the_first_worker_of_a_host_recorded_the_sizes_that_all_had(recorded):
     _, workers = recorded
-    plans = [[(plan.iteration, plan.batch_sizes) for plan in of_kind(events, "plan")] for events in workers]
-    assert plans[1:] == [plans[0]] * 3
+    assert [bool(of_kind(events, "plan")) for events in workers] == [True, False, False, False]
+    plans = {plan.iteration: plan.batch_sizes for plan in of_kind(workers[0], "plan")}
+    done = [of_kind(events, "iteration") for events in workers]
+    sizes = plans[0]
+    for number, iterations in enumerate(zip(*done, strict=True)):
+        sizes = plans.get(number, sizes)
+        had = [event.samples for event in iterations]
+        assert had == sizes or sum(had) < sum(sizes)  # The last slice of an epoch may be short.
 
 
 def test_the_core_decides_alike_from_the_recorded_reports(recorded):

@@ -99,8 +99,7 @@ class CollectiveRun:
         allocation = self._policy.allocate(self._problem)
         sizes, basis = allocation.sizes, allocation.basis
         if self._log is not None and (basis != self._basis or not np.array_equal(sizes, self._planned)):
-            for worker in range(len(self._workers)):
-                self._log.plan(worker, self._number, sizes.tolist(), basis)
+            self._log.plan(0, self._number, sizes.tolist(), basis)
         self._planned, self._basis = sizes, basis
         return sizes
 

@@ -135,6 +135,8 @@ class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
 class Planned(WorkerEvent, frozen=True, kw_only=True, tag="plan"):
     """All workers' batch sizes from this iteration of the writer on.
 
+    Behind a barrier the first worker of each host writes them, on servers every worker.
+
     `basis`: `speed`: decided from speeds; `start`: equal, because no speeds are known yet; `comparison`: equal for a
     few iterations, to measure what other sizes gain.
     """

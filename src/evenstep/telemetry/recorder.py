@@ -5,7 +5,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, Protocol, final
@@ -31,6 +31,10 @@ class Recorder(Protocol):
 @final
 class Silent:
     """Keeps nothing."""
+
+    def takes(self, kind: type[Event]) -> bool:
+        """No."""
+        return False
 
     def record(self, event: Event) -> None:
         """Do nothing."""
@@ -70,6 +74,10 @@ class JsonlRecorder:
         self._lost = False
         # A training script has no place where it would close what `prepare` opened.
         self._finish = weakref.finalize(self, _finish, self._file, last, os.getpid())
+
+    def takes(self, kind: type[Event]) -> bool:
+        """All, until a write has failed."""
+        return not self._lost
 
     def record(self, event: Event) -> None:
         """Append the event."""
@@ -135,6 +143,15 @@ def _cut_incomplete_line(path: Path) -> None:
         file.truncate(0)
 
 
+_LEVELS: Final[Mapping[type[Event], int]] = {
+    Run: logging.INFO,
+    Planned: logging.DEBUG,
+    RanOutOfMemory: logging.WARNING,
+    Disturbed: logging.INFO,
+    Failed: logging.ERROR,
+}
+
+
 @final
 class Logged:
     """Passes every event on, and logs the few that matter to the logger `evenstep`.
@@ -143,10 +160,14 @@ class Logged:
     exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
     """
 
-    def __init__(self, recorder: Recorder, worker: int) -> None:
+    def __init__(self, recorder: JsonlRecorder | Silent, worker: int) -> None:
         self._recorder = recorder
         self._logger = logging.getLogger("evenstep")
         self._worker = worker
+
+    def takes(self, kind: type[Event]) -> bool:
+        """Whether events of this kind are kept or shown; others need not be made."""
+        return self._recorder.takes(kind) or (kind in _LEVELS and self._logger.isEnabledFor(_LEVELS[kind]))
 
     def record(self, event: Event) -> None:
         """Keep one event."""
@@ -154,19 +175,19 @@ class Logged:
         match event:
             case Run():
                 workers = f"{event.workers} workers, global batch {event.global_batch_size}"
-                self._log(logging.INFO, f"{event.scheme} with {workers}")
+                self._log(event, f"{event.scheme} with {workers}")
             case Planned():
-                self._log(logging.DEBUG, f"sizes from iteration {event.iteration}: {event.batch_sizes}")
+                self._log(event, f"sizes from iteration {event.iteration}: {event.batch_sizes}")
             case RanOutOfMemory():
-                self._log(logging.WARNING, f"out of memory with a batch of {event.samples} samples")
+                self._log(event, f"out of memory with a batch of {event.samples} samples")
             case Disturbed():
                 slower = f"{event.factor:g} times its seconds and {event.extra_seconds:g} s more"
-                self._log(logging.INFO, f"emulated slowness from iteration {event.iteration}: {slower}")
+                self._log(event, f"emulated slowness from iteration {event.iteration}: {slower}")
             case Failed():
-                self._log(logging.ERROR, f"failed: {event.type}: {event.text}")
+                self._log(event, f"failed: {event.type}: {event.text}")
 
-    def _log(self, level: int, text: str) -> None:
-        self._logger.log(level, "worker %d: %s", self._worker, text)
+    def _log(self, event: Event, text: str) -> None:
+        self._logger.log(_LEVELS[type(event)], "worker %d: %s", self._worker, text)
 
     def close(self) -> None:
         """No more events follow."""

@@ -18,7 +18,7 @@ from evenstep.launch.launch_settings import VARIABLE, VARIABLES
 from evenstep.launch.marks import leave_line, leave_mark
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import Served
-from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Silent
 from evenstep.telemetry.events import Ended, Run
 from evenstep.telemetry.say import say
 from evenstep.torch.agree import Terms, agree, agree_on_loader
@@ -39,6 +39,7 @@ from evenstep.torch.processes.liveness import Liveness, explaining
 from evenstep.torch.profiler import profiler_of, to_be_profiled
 from evenstep.torch.request import Request
 from evenstep.worker.activity import Activity
+from evenstep.worker.agreement import tells_plans
 from evenstep.worker.device_memory import EmulatedMemory, LearntLimit
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter
@@ -75,7 +76,7 @@ class Running:
         self._loaders: dict[int, tuple[DataLoader[Any], Terms]] = {}
         link = self._join(loaders)
         self._summary = self._summary_of()
-        self._recorder: Recorder = Logged(self._kept(), self._workers.rank)
+        self._recorder = Logged(self._kept(), self._workers.rank)
         with explaining(self._liveness):
             self._engine = self._engine_of(link)
         self._end_with_run()
@@ -259,7 +260,7 @@ class Running:
                 memory=self._learned_limit(),
             ),
             recorder=self._recorder,
-            recording=recording,
+            tells_plans=tells_plans(scheme, agreement.workers, self._workers.rank),
             uses_estimates=scheme.load.uses_estimates,
             clock=clock,
             hold=hold,
@@ -279,7 +280,7 @@ class Running:
 
     # Recording.
 
-    def _kept(self) -> Recorder:
+    def _kept(self) -> JsonlRecorder | Silent:
         folder = self._request.events_dir
         if folder is None:
             return Silent()

@@ -66,6 +66,14 @@ def limits_of(scheme: Scheme, records: Sequence[Mapping[str, Any]]) -> IntArray:
     return limits if scheme.load.maximum is None else np.minimum(limits, scheme.load.maximum)
 
 
+def tells_plans(scheme: Scheme, records: Sequence[Mapping[str, Any]], rank: int) -> bool:
+    """Whether this worker records everybody's sizes: the first on its host, since hosts may have directories apart.
+
+    On servers all do: sizes reach each at another time, and a worker may leave.
+    """
+    return scheme.served is not None or all(each["host"] != records[rank]["host"] for each in records[:rank])
+
+
 def problem_of(
     scheme: Scheme, global_batch_size: int, limits: IntArray, records: Sequence[Mapping[str, Any]], *, usual: int = 1
 ) -> Problem:

@@ -18,8 +18,8 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import CostSharing, EpochCosts, Ledger, MicroBatch, PrivateShares, Share
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
-from evenstep.telemetry import Recorder
-from evenstep.telemetry.events import CheckpointDone, Disturbed, Noted, Planned
+from evenstep.telemetry import Logged
+from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
 from evenstep.worker.activity import Activity
 from evenstep.worker.hold import Hold
 from evenstep.worker.iteration import Iteration, PushOutcome
@@ -39,7 +39,7 @@ class Tracker:
         stopwatch: The meter's, which runs while this worker computes.
         hold: Emulates slowness; None for a real device.
         activity: What the main thread does, for this worker's pulse.
-        recording: Whether the recorder keeps the events of iterations, which need not be made otherwise.
+        tells_plans: Whether this worker is the one that records everybody's sizes.
         uses_estimates: Whether sizes depend on the estimates in the reports.
         summary: Sums up the run on worker 0; None on other workers.
         iteration: The current iteration, or the last one; None before the first.
@@ -52,11 +52,11 @@ class Tracker:
     problem: Problem
     limits: SizeLimits
     meter: Meter
-    recorder: Recorder
+    recorder: Logged
     clock: Callable[[], float]
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
-    recording: bool = True
+    tells_plans: bool = True
     uses_estimates: bool = True
     summary: Summary | None = None
     iteration: Iteration | None = field(init=False, default=None)
@@ -131,9 +131,10 @@ class Tracker:
         if sizes is self._sizes and basis == self._basis:
             return
         if self._sizes is None or basis != self._basis or not np.array_equal(sizes, self._sizes):
-            self.recorder.record(
-                Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
-            )
+            if self.tells_plans and self.recorder.takes(Planned):
+                self.recorder.record(
+                    Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
+                )
             self._sizes, self._basis = sizes, basis
 
     @property
@@ -201,7 +202,7 @@ class Tracker:
             self.iteration.continue_from(before)
         if self.hold is not None:
             slowness = self.hold.news.of(self._number - 1) if piece.first else None
-            if slowness is not None:
+            if slowness is not None and self.recorder.takes(Disturbed):
                 self.recorder.record(
                     Disturbed(
                         worker=self.workers.rank,
@@ -268,7 +269,7 @@ class Tracker:
             self._warn_of_too_little_room()
         if self.iteration is not None and self.iteration.paused is not None:
             ended = self.clock() if self._entered is None else self._entered
-            if self.recording:
+            if self.recorder.takes(IterationDone):
                 self.recorder.record(self.iteration.event(reports, self.workers.rank, ended))
             if self.summary is not None:
                 self.summary.take(self.iteration, reports, outside, ended)
@@ -286,10 +287,13 @@ class Tracker:
 
     def record_served(self, done: Iteration, row: list[int], outcome: PushOutcome) -> None:
         """Record a finished iteration, with what the servers reported of its push."""
-        self.recorder.record(done.served_event(self.workers.rank, row, outcome))
+        if self.recorder.takes(IterationDone):
+            self.recorder.record(done.served_event(self.workers.rank, row, outcome))
 
     def note(self, values: Mapping[str, float]) -> None:
         """Record values that the script gave in or after the current iteration."""
+        if not self.recorder.takes(Noted):
+            return
         now = self.iteration
         self.recorder.record(
             Noted(

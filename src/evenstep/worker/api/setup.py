@@ -4,7 +4,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
@@ -25,11 +25,11 @@ from evenstep.core.version import VERSION
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
 from evenstep.launch.marks import leave_line, leave_mark
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme, placed
-from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Recorder, Silent
+from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, Silent
 from evenstep.telemetry.events import Ended, Run
 from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
-from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell
+from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell, tells_plans
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.hold import Hold
 from evenstep.worker.meter import Meter
@@ -71,11 +71,15 @@ class Own:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What is the same on all workers, and this worker's `own` part; `limits` as in `limits_of`."""
+    """What is the same on all workers, and this worker's `own` part; `limits` as in `limits_of`.
+
+    `workers`: the records of all workers.
+    """
 
     scheme: Scheme
     problem: Problem
     limits: IntArray
+    workers: Sequence[Mapping[str, Any]]
     own: Own
 
 
@@ -129,7 +133,7 @@ class Asked:
         # Refuse what cannot be shared out or grouped, on every worker alike.
         load_policy(scheme.load, len(records)).allocate(problem)
         sync_policy(scheme.sync, len(records))
-        return Agreed(scheme=scheme, problem=problem, limits=limits, own=own)
+        return Agreed(scheme=scheme, problem=problem, limits=limits, workers=records, own=own)
 
     def _check(self) -> Own:
         """Check everything that one worker can check alone."""
@@ -212,13 +216,14 @@ class Asked:
                 sampler=FactorSampler(threads=1, clock=clock) if estimator.uses_factors and hold is None else None,
             ),
             recorder=recorder,
+            tells_plans=tells_plans(agreed.scheme, agreed.workers, worker.rank),
             clock=clock,
             hold=hold,
             activity=activity,
             summary=self._summary(agreed.scheme),
         )
 
-    def _recorder(self) -> Recorder:
+    def _recorder(self) -> Logged:
         folder = self.launched.run_dir if self.run_dir is None else self.run_dir
         if folder is None:
             return Logged(Silent(), self.rank)
