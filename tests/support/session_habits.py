@@ -42,6 +42,7 @@ def in_another_order(run, **options):
         mean = session.mean(float(rank), rank)
         return {
             "rows": rows.tolist(),
+            "scalars": session.gather(torch.tensor(rank)).tolist(),
             "mean": mean,
             "weights": found,
             "before": before,

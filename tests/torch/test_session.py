@@ -48,6 +48,7 @@ def test_a_session_takes_its_parts_in_any_order(found, alone, scheme):
         came_to = value[scheme, "in_another_order"]
         np.testing.assert_allclose(came_to["weights"], alone, rtol=0, atol=1e-12)
         assert came_to["rows"] == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+        assert came_to["scalars"] == [0, 1, 2]
         assert came_to["mean"] == pytest.approx(5 / 3)
         assert came_to["before"] == [0, 6, 15, 5, 0]
         assert came_to["after"] == 6

@@ -6,7 +6,8 @@ from evenstep.integrations.accelerate import Accelerator
 import copy
 import os
 from pathlib import Path
-from typing import Any, Final, final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import accelerate
 import torch
@@ -48,7 +49,6 @@ class Accelerator(accelerate.Accelerator):
     session: Session
     ddp_handler: Any
     _options: dict[str, Any]
-    _given: list[Any]
     _guards: list[Any]
     _sessions: list[Session]
 
@@ -83,7 +83,7 @@ class Accelerator(accelerate.Accelerator):
 
     def _begin(self) -> None:
         """What is prepared from now on is another run."""
-        self._given, self.session = [], Session(**self._options)
+        self.session = Session(**self._options)
         self._sessions.append(self.session)
 
     # Preparing.
@@ -101,7 +101,10 @@ class Accelerator(accelerate.Accelerator):
         """As in Accelerate; gradients are weighed by the samples of each worker."""
         handler, hook = self.ddp_handler, None
         if handler is not None and handler.comm_hook != DDPCommunicationHookType.NO:
-            hook = _CommHook.of(handler)
+            hooks: list[Any] = []
+            taker = SimpleNamespace(register_comm_hook=lambda state, hook: hooks.append((state, hook)))
+            handler.register_comm_hook(taker)
+            hook = hooks[0]
             self.ddp_handler = copy.copy(handler)
             self.ddp_handler.comm_hook = DDPCommunicationHookType.NO
         try:
@@ -109,8 +112,8 @@ class Accelerator(accelerate.Accelerator):
         finally:
             self.ddp_handler = handler
         replica = getattr(prepared, "_orig_mod", prepared)  # Of torch.compile.
-        if not evaluation_mode and isinstance(replica, DistributedDataParallel) and self._is_new(replica):
-            self._require_summing()
+        if not evaluation_mode and isinstance(replica, DistributedDataParallel) and replica not in self.session:
+            self.session.require_summing("Accelerate", _PAGE)
             self.session.model(replica, comm_hook=hook)
             self._guards.append(replica.register_forward_pre_hook(self._require_mean, with_kwargs=True))
         return prepared
@@ -128,25 +131,11 @@ class Accelerator(accelerate.Accelerator):
         """Whether evenstep divides losses, and not the script."""
         return bool(self._options.get("weights", "samples") == "samples")
 
-    def _require_summing(self) -> None:
-        scheme = self.session.scheme
-        if scheme is not None and not scheme.sums_every_gradient:
-            raise ConfigError(
-                f"Accelerate sums gradients over all workers in every step, which the scheme {scheme.name!r} does not:"
-                f" use lb-bsp, dbs, bsp or batch_sizes, or evenstep without Accelerate ({_PAGE})"
-            )
-
-    def _is_new(self, part: Any) -> bool:
-        """Whether it has not been given to this session; from now on it has."""
-        known = any(each is part for each in self._given)
-        self._given.append(part)
-        return not known
-
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
         """As in Accelerate; a step is checked before a weight changes."""
         prepared = super().prepare_optimizer(optimizer, device_placement)
         own = prepared.optimizer
-        if self.num_processes > 1 and self._is_new(own):
+        if self.num_processes > 1 and own not in self.session:
             self._guards.append(own.register_step_pre_hook(self._require_share))
             self.session.optimizer(own)
         return prepared
@@ -210,10 +199,7 @@ class Accelerator(accelerate.Accelerator):
         """As in Accelerate. While training, workers may have different numbers of rows."""
         if self._trained is None:
             return super().gather(tensor)
-        session = self._trained.epochs.session
-        return recursively_apply(
-            lambda each: session.gather(each if each.ndim else each[None]), tensor, error_on_other_type=True
-        )
+        return recursively_apply(self._trained.epochs.session.gather, tensor, error_on_other_type=True)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """As in Accelerate. While training, the rows of each worker's own samples, in the order of the workers."""
@@ -258,19 +244,3 @@ def _require_no_plugin(given: dict[str, Any]) -> None:
                 f"evenstep weighs the gradients of DistributedDataParallel, and Accelerate is configured for {shown}:"
                 f" leave that out, or use evenstep without Accelerate ({_PAGE})"
             )
-
-
-@final
-class _CommHook:
-    """Takes the communication hook that a handler would register on a model."""
-
-    @classmethod
-    def of(cls, handler: Any) -> Any:
-        """The handler's hook, as `Session.model` takes it."""
-        taken = cls()
-        handler.register_comm_hook(taken)
-        return taken.hook
-
-    def register_comm_hook(self, state: object, hook: object) -> None:
-        """As `DistributedDataParallel.register_comm_hook`."""
-        self.hook = state, hook

@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import torch
 from lightning.fabric.strategies import STRATEGY_REGISTRY
@@ -21,13 +21,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import Scheme
+from evenstep.torch.data.loader import PreparedLoader
 from evenstep.torch.model import is_sharded
 from evenstep.torch.refusals import require_loader
 from evenstep.torch.session import Session
 from evenstep.worker.loader_state import read_state
-
-if TYPE_CHECKING:
-    from evenstep.torch.data.loader import PreparedLoader
 
 _PAGE: Final = "(docs/integrations/lightning.md)"
 _KEY: Final = "evenstep"  # Of the loader's state in Lightning's checkpoints.
@@ -193,7 +191,7 @@ class EvenstepFabricStrategy(FabricDDPStrategy):
 class _TrainLoader:
     """The prepared loader as Lightning's Trainer sees it: the epoch is set on what it finds as the sampler."""
 
-    def __init__(self, prepared: "PreparedLoader") -> None:
+    def __init__(self, prepared: PreparedLoader) -> None:
         self._prepared = prepared
 
     def __iter__(self) -> Iterator[Any]:
@@ -226,11 +224,7 @@ def _options(scheme: Scheme | str | None, options: dict[str, Any]) -> tuple[dict
 
 def _session(asked: dict[str, Any]) -> Session:
     session = Session(**{"seed": int(os.environ.get("PL_GLOBAL_SEED", "0")), **asked})
-    if session.scheme is not None and not session.scheme.sums_every_gradient:  # None: unknown, as the start will say.
-        raise ConfigError(
-            f"under the scheme {session.scheme.name!r} workers do not step together, and Lightning's strategies do: use"
-            f" lb-bsp, dbs, bsp or batch_sizes, or write the loop with evenstep.prepare {_PAGE}"
-        )
+    session.require_summing("Lightning", _PAGE[1:-1])
     return session
 
 
@@ -242,7 +236,7 @@ def _require_whole(model: torch.nn.Module) -> None:
         )
 
 
-def _loader(session: Session, loader: Any) -> "PreparedLoader":
+def _loader(session: Session, loader: Any) -> PreparedLoader:
     try:
         return session.loader(require_loader(loader))
     except ConfigError as error:

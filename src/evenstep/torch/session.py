@@ -221,6 +221,23 @@ class Session:
             self._running.bind_loader(each)
         self._running.begin(loaders[0].iterations_per_epoch)
 
+    def __contains__(self, part: object) -> bool:
+        """Whether it is a model or an optimizer that was given."""
+        return any(each is part for each in (*self._models, *self._optimizers))
+
+    def require_summing(self, who: str, page: str) -> None:
+        """Check that the scheme goes with a framework `who`, described in `page`, that sums gradients in every step.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        scheme = self.scheme
+        if scheme is not None and not scheme.sums_every_gradient:  # None: unknown, as the start will say.
+            raise ConfigError(
+                f"{who} sums gradients over all workers in every step, which the scheme {scheme.name!r} does not: use"
+                f" lb-bsp, dbs, bsp or batch_sizes, or write the loop with evenstep.prepare ({page})"
+            )
+
     def start_with(self, loader: Loop) -> None:
         """Start, if that has not happened yet, and agree on a loader that was given later; for evenstep's own use."""
         self.start()
@@ -236,13 +253,13 @@ class Session:
 
         Args:
             values: Shape [rows, ...]. The number of rows may differ between workers; give those of this worker's own
-                samples (`values[: loader.current.samples]`).
+                samples (`values[: loader.current.samples]`). A scalar is a row.
 
         Returns:
             Shape [rows of all workers, ...], in the order of the workers.
 
         Raises:
-            ConfigError: It is no tensor with rows, or workers do not wait for each other (on servers).
+            ConfigError: Workers do not wait for each other (on servers).
             WorkerLostError: A worker died or stopped, or did not call it; the message names it.
         """
         return self._started_loaders[0].gather_over_workers(values)

@@ -49,18 +49,17 @@ def mean_over_workers(workers: Workers, value: Value, count: float) -> Value:
 
 
 def gather_over_workers(workers: Workers, values: torch.Tensor) -> torch.Tensor:
-    """The rows of all workers' tensors, in the order of the workers, which may have different numbers of rows.
+    """The rows of all workers' tensors, in the order of the workers; their numbers may differ. A scalar is a row.
 
     Raises:
-        ConfigError: It is a scalar, which has no rows, or workers do not wait for each other.
+        ConfigError: Workers do not wait for each other.
     """
-    if not values.dim():
-        raise ConfigError(f"gather takes a tensor with a row for each sample, not {shown(values)}")
     if workers.count > 1 and workers.host_group is None:
         raise ConfigError(
             "workers of parameter servers do not wait for each other: gather after the run, on one of them"
         )
     own = values.detach().cpu()
+    own = own if own.dim() else own[None]
     lengths = [int(row) for row in _of_all(workers, torch.tensor([len(own)]))]
     padded = own.new_zeros((max(lengths), *own.shape[1:]))
     padded[: len(own)] = own
