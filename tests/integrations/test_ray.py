@@ -24,6 +24,8 @@ def runs(tmp_path_factory):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # It is 2 s, waited for at the end of each part of a run.
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }

@@ -167,7 +167,7 @@ def shard(world):
 
 
 MISTAKES = {
-    on_servers: "under the scheme 'ssp:bound=2' workers do not step together",
+    on_servers: "which the scheme 'ssp:bound=2' does not",
     local_steps: "under the scheme 'local-sgd:period=4' workers do not step together",
     fabric_on_servers: "under the scheme 'asp' workers do not step together",
     unknown_scheme: "nosuch",

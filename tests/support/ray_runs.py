@@ -86,8 +86,8 @@ def fit(parent, name, *, scheme=None, scripted=False, kill=False):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env=environment, log_to_driver=False)
+    # Without an environment of their own, workers are processes that Ray has started before.
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     runs = {
         "scripted": fit(folder, "scripted", scripted=True),
         "servers": fit(folder, "servers", scheme="ssp:bound=1", kill=True),
