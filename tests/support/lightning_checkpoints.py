@@ -168,8 +168,8 @@ def shard(world):
 
 MISTAKES = {
     on_servers: "which the scheme 'ssp:bound=2' does not",
-    local_steps: "under the scheme 'local-sgd:period=4' workers do not step together",
-    fabric_on_servers: "under the scheme 'asp' workers do not step together",
+    local_steps: "which the scheme 'local-sgd:period=4' does not",
+    fabric_on_servers: "which the scheme 'asp' does not",
     unknown_scheme: "nosuch",
     stream: "IterableDataset",
     two_loaders: "has 2 loaders",
