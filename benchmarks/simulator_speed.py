@@ -16,7 +16,7 @@ from evenstep.cluster import parse_cluster
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, simulate
 
-SCHEMES = ("lb-bsp:predictor=ema", "ssp", "dssp", "asp")
+SCHEMES = ("lb-bsp", "lb-bsp:predictor=ema", "ssp", "dssp", "asp")
 RUNS = {"wide": (10_000, 100, 10.0), "long": (1_000, 10_000, 120.0)}
 """Workers, iterations, and the seconds that a run may take."""
 PARTS = {"long": 10}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.predict.base import Noise
+from evenstep.core.load.predict.base import Noise, seconds_per_sample
 from evenstep.core.load.predict.narx import Recent
 from evenstep.core.values import Factors, Prediction, Sample, State
 
@@ -42,7 +42,7 @@ class Autoregressive:
         self._noise = Noise()
 
     def observe(self, sample: Sample) -> None:
-        self._noise.observe(sample)
+        self._noise.observe(sample, seconds_per_sample(sample))
         self._recent.observe(sample)
 
     def predict(self, factors: Factors) -> Prediction | None:

@@ -56,7 +56,7 @@ class Holt:
         self._level_squares, self._cross, self._trend_squares = 0.0, 0.0, 0.0
 
     def observe(self, sample: Sample) -> None:
-        self._noise.observe(sample)
+        self._noise.observe(sample, seconds_per_sample(sample))
         self._recent.observe(sample)
         measured = math.log(seconds_per_sample(sample))
         self._count += 1

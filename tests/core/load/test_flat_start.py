@@ -1,13 +1,16 @@
 """The flat start of a device that is not full: when it is learned, when it is not, and what it is good for."""
 
 import json
+import math
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from evenstep.cluster.slowness import MEASURED_CURVES, AffineCurve, PointCurve
-from evenstep.core.load import Predicted
+from evenstep.core.load import Predicted, shape
+from evenstep.core.load.shape import Shape
+from evenstep.core.values import Sample
 
 FIXED, RATE, FLAT = 10.0, 0.002, 60
 
@@ -182,3 +185,25 @@ def test_a_checkpoint_with_a_flat_start_goes_on_bit_for_bit():
         fed(one, *stretches[cut:])
         fed(other, *stretches[cut:])
         assert one.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("flat", [0.0, 24.0])
+def test_what_is_not_looked_at_would_have_told_nothing(noise, flat, monkeypatch):
+    """The shape skips a fit that its range of sizes rules out: the same shapes as with every fit made."""
+    random = np.random.default_rng(7)
+    sizes = np.repeat(random.choice([16, 17, 20, 21, 24, 40], 60), random.integers(1, 20, 60)).tolist()
+    times = [0.004 * (5 + max(size, flat)) * math.exp(noise * random.standard_normal()) for size in sizes]
+
+    def shapes():
+        one, seen = Shape(), []
+        for size, seconds in zip(sizes, times, strict=True):
+            one.observe(Sample(size, seconds))
+            seen.append((one.fixed_samples, one.flat_samples, len(one.window)))
+        return seen
+
+    quick = shapes()
+    monkeypatch.setattr(Shape, "_tells", lambda self, newest: True)
+    monkeypatch.setattr(shape, "_too_similar", lambda least, most, *_: most < 1.02 * least)
+    assert quick == shapes()
+    assert len(set(quick)) > 1

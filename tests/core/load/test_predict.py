@@ -57,7 +57,8 @@ def test_finite_and_positive_after_anything_finite_and_positive(name, measured):
 def test_an_average_of_weight_one_is_the_last_value(seconds):
     noise = Noise()
     for value in seconds:
-        noise.observe(Sample(samples=1, compute_seconds=value))
+        sample = Sample(samples=1, compute_seconds=value)
+        noise.observe(sample, seconds_per_sample(sample))
     last = seconds_per_sample(Sample(samples=1, compute_seconds=seconds[-1]))
     assert fed(Ema(alpha=1.0), seconds).predict(Factors()) == (last, noise.level)
 

@@ -19,6 +19,7 @@ _MIN_STEP: Final = 0.01
 _MIN_FLAT_STEP: Final = 1.5
 _MIN_SPREAD: Final = 0.02
 _MIN_ELASTICITY: Final = 1.0 / 11.0
+_SURELY: Final = 1.0 + 1e-9
 
 
 @final
@@ -41,14 +42,17 @@ class _Line:
         return self.size * (1.0 / elasticity - 1.0)
 
     @classmethod
-    def through(cls, samples: Sequence[Sample], noise: float, *, flat: float = 0.0) -> Self | None:
+    def through(
+        cls, samples: Sequence[Sample], noise: float, *, flat: float = 0.0, largest_error: float = _LARGEST_ERROR
+    ) -> Self | None:
         """By least squares of the relative residuals, since noise is relative; None if the sizes are too similar.
 
-        `noise` is the relative standard deviation of a time; sizes below `flat` count as `flat`.
+        `noise` is the relative standard deviation of a time; sizes below `flat` count as `flat`. A line with a larger
+        error is none.
         """
         sizes = [sample.samples if sample.samples > flat else flat for sample in samples]
         least = min(sizes)
-        if max(sizes) < (1.0 + _MIN_SPREAD) * least:
+        if _too_similar(least, max(sizes), len(sizes), noise, largest_error):
             return None
         # Scaled by the last time and the least size, so that the sums neither overflow nor vanish. The weight of a
         # time is its inverse square, so that its product with the time is the inverse.
@@ -66,7 +70,7 @@ class _Line:
             return None
         elasticity = (wdt - wd * wt / w) / (mean * spread * level)
         error = noise * math.sqrt(1.0 / spread + elasticity**2 / w) / level
-        return cls(size=mean * least, elasticity=elasticity, error=error)
+        return cls(size=mean * least, elasticity=elasticity, error=error) if error <= largest_error else None
 
 
 @final
@@ -100,13 +104,17 @@ class Shape(Stateful):
     fixed_samples: float = field(init=False, default=0.0)
     flat_samples: float = field(init=False, default=0.0)
     window: list[Sample] = field(init=False, default_factory=list)
+    _least: float = field(init=False, default=0.0)
+    _most: float = field(init=False, default=0.0)
     _doubtful: Sample | None = field(init=False, default=None)
     _regime: Change = field(init=False, default_factory=lambda: Change(Ema(alpha=1.0 / _WINDOW)))
 
     def effective(self, sample: Sample) -> Sample:
         """The iteration with its effective samples."""
-        samples = self.fixed_samples + max(sample.samples, self.flat_samples)
-        return Sample(samples, sample.compute_seconds, sample.factors)
+        samples, seconds, factors = sample
+        return Sample(
+            self.fixed_samples + (samples if samples > self.flat_samples else self.flat_samples), seconds, factors
+        )
 
     def observe(self, sample: Sample) -> bool:
         """Take in one measured iteration, oldest first; True if the shape changed.
@@ -119,18 +127,38 @@ class Shape(Stateful):
             self._doubtful = sample
             return False
         if verdict is Verdict.USUAL:
-            self.window = [*self.window, sample][-_WINDOW:]
-            return self._refit()
+            self.window.append(sample)
+            del self.window[:-_WINDOW]
+            return self._tells(sample.samples) and self._refit()
         fresh = [doubtful, sample] if verdict is Verdict.CHANGED and doubtful is not None else [sample]
         before, self.window = self.window, fresh
+        self._least = 0.0
         return self._explain(before, fresh)
+
+    def _tells(self, newest: float) -> bool:
+        """Whether the window may have something new to tell: with a flat start, or sizes that differ enough for a line.
+
+        Its sizes lie between `_least` and `_most`, which are looked up again only if that is not enough to say no.
+        """
+        if newest < self._least:
+            self._least = newest
+        elif newest > self._most:
+            self._most = newest
+        if self.flat_samples:
+            return True
+        count, noise = len(self.window), self._regime.noise
+        if _too_similar(self._least, self._most, count, noise, _LARGEST_ERROR):
+            return False
+        sizes = [sample.samples for sample in self.window]
+        self._least, self._most = min(sizes), max(sizes)
+        return not _too_similar(self._least, self._most, count, noise, _LARGEST_ERROR)
 
     def _refit(self) -> bool:
         """Adopt another c or f if the window shows one."""
         if self.flat_samples and self._slopes_below():
             return self._adopt(self.fixed_samples, 0.0)
         line = _Line.through(self.window, self._regime.noise, flat=self.flat_samples)
-        if line is None or line.error > _LARGEST_ERROR:
+        if line is None:
             return False
         # A line beyond the limits of c only says that c is large, or small.
         present = max(line.size / (line.size + self.fixed_samples), _MIN_ELASTICITY)
@@ -145,7 +173,7 @@ class Shape(Stateful):
         noise = self._regime.noise
         for flat in (self.flat_samples, 0.0) if self.flat_samples else (0.0,):
             line = _Line.through(together, noise, flat=flat)
-            if line is None or line.error > _LARGEST_ERROR or not _MIN_ELASTICITY <= line.elasticity <= 1.0:
+            if line is None or not _MIN_ELASTICITY <= line.elasticity <= 1.0:
                 continue
             if _jump(before, fresh, line.fixed_samples, flat) <= _SIGNIFICANT * noise:
                 self.window = together
@@ -164,15 +192,15 @@ class Shape(Stateful):
         if max(sizes) <= self.flat_samples or max(sizes) < _MIN_FLAT_STEP * min(sizes):
             return False
         noise = self._regime.noise
-        line = _Line.through([*before, *fresh], noise)
-        if line is None or line.error > _LARGEST_FLAT_ERROR or abs(line.elasticity) >= _MIN_ELASTICITY:
+        line = _Line.through([*before, *fresh], noise, largest_error=_LARGEST_FLAT_ERROR)
+        if line is None or abs(line.elasticity) >= _MIN_ELASTICITY:
             return False
         return _jump(before, fresh, 0.0, max(sizes)) <= _SIGNIFICANT * noise
 
     def _slopes_below(self) -> bool:
         """Whether sizes within the flat start turn out to differ in time."""
         below = [sample for sample in self.window if sample.samples <= self.flat_samples]
-        line = _Line.through(below, self._regime.noise) if below else None
+        line = _Line.through(below, self._regime.noise, largest_error=math.inf) if below else None
         return line is not None and line.elasticity > max(_SIGNIFICANT * line.error, _MIN_ELASTICITY)
 
     def _adopt(self, fixed: float, flat: float) -> bool:
@@ -183,6 +211,13 @@ class Shape(Stateful):
         for sample in self.window:
             self._regime.observe(self.effective(sample))
         return True
+
+
+def _too_similar(least: float, most: float, count: int, noise: float, largest_error: float) -> bool:
+    """Whether no line through `count` times of sizes in this range has so small an error."""
+    # The error is least with half of the sizes at either end and all times equally long.
+    bound = largest_error * (most - least) * math.sqrt(count)
+    return most < (1.0 + _MIN_SPREAD) * least or 2.0 * noise * least > _SURELY * bound
 
 
 def _alike(one: Sample, other: Sample) -> bool:

@@ -31,8 +31,9 @@ class Mean(Stateful):
         self._rates = deque(maxlen=self.window)
 
     def observe(self, sample: Sample) -> None:
-        self._noise.observe(sample)
-        self._rates.append(seconds_per_sample(sample))
+        rate = seconds_per_sample(sample)
+        self._noise.observe(sample, rate)
+        self._rates.append(rate)
 
     def predict(self, factors: Factors) -> Prediction | None:
         count = len(self._rates)
@@ -76,16 +77,18 @@ class Ema(Stateful):
         return self._noise.level
 
     def observe(self, sample: Sample) -> None:
-        self.note(sample)
-        self.absorb(sample)
+        rate = seconds_per_sample(sample)
+        self.note(sample, rate)
+        self.absorb(rate)
 
-    def note(self, sample: Sample) -> None:
+    # These take the measured seconds per sample, which one iteration needs several times.
+
+    def note(self, sample: Sample, measured: float) -> None:
         """Learn the noise from the measurement, but not its value."""
-        self._noise.observe(sample)
+        self._noise.observe(sample, measured)
 
-    def absorb(self, sample: Sample) -> None:
+    def absorb(self, measured: float) -> None:
         """Take the measurement's value into the average."""
-        measured = seconds_per_sample(sample)
         self._count += 1
         weight = 1.0 / self._count
         if weight < self.alpha:
@@ -99,12 +102,12 @@ class Ema(Stateful):
             return None
         return Prediction(self._mean, self._noise.level * math.sqrt(self._squared_weights))
 
-    def score(self, sample: Sample) -> float:
+    def score(self, measured: float) -> float:
         """The measurement's difference from the average in standard deviations, signed; 0 before the first one."""
         if not self._count:
             return 0.0
         spread = self._noise.level * math.sqrt(1.0 + self._squared_weights)
-        return math.log(seconds_per_sample(sample) / self._mean) / spread
+        return math.log(measured / self._mean) / spread
 
     def restart(self) -> None:
         """Forget the average; keep the noise level."""

@@ -62,9 +62,9 @@ class Noise(Stateful):
     _before: Sample | None = field(init=False, default=None)
     _rate_before: float = field(init=False, default=0.0)
 
-    def observe(self, sample: Sample) -> None:
+    def observe(self, sample: Sample, rate: float) -> None:
+        """Take in one measured iteration and its `seconds_per_sample`."""
         before, rate_before = self._before, self._rate_before
-        rate = seconds_per_sample(sample)
         self._before, self._rate_before = sample, rate
         if before is None or abs(sample.samples - before.samples) > _ALIKE * before.samples:
             return

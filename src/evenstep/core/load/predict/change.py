@@ -48,25 +48,24 @@ class Change(Stateful):
 
     def judge(self, sample: Sample) -> Verdict:
         """Take in one measured iteration, oldest first, and say what it was taken for."""
-        score = self.average.score(sample)
+        average, rate = self.average, seconds_per_sample(sample)
+        score = average.score(rate)
         before, self._doubtful = self._doubtful, None
-        same_side = before is not None and score * self.average.score(before) > 0.0
-        outside = abs(score) > _BAND
         # Noise is learned from outliers too; else a worker that becomes noisier would only have outliers.
-        self.average.note(sample)
-        if not outside:
-            self.average.absorb(sample)
+        average.note(sample, rate)
+        if -_BAND <= score <= _BAND:
+            average.absorb(rate)
             return Verdict.USUAL
-        if before is None or not same_side:
+        rate_before = 0.0 if before is None else seconds_per_sample(before)
+        if before is None or score * average.score(rate_before) <= 0.0:
             self._doubtful = sample
             return Verdict.DOUBTFUL
-        self.average.restart()
-        difference = math.log(seconds_per_sample(sample) / seconds_per_sample(before))
-        if abs(difference) > _BAND * self.average.noise:
-            self.average.absorb(sample)
+        average.restart()
+        if abs(math.log(rate / rate_before)) > _BAND * average.noise:
+            average.absorb(rate)
             return Verdict.CHANGED_SINCE
-        self.average.absorb(before)
-        self.average.absorb(sample)
+        average.absorb(rate_before)
+        average.absorb(rate)
         return Verdict.CHANGED
 
     def predict(self, factors: Factors) -> Prediction | None:
