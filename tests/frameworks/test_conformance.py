@@ -95,4 +95,4 @@ def test_a_killed_worker_is_named_on_the_survivors(framework, tmp_path):
     *survivors, last = run(framework, {"killed": Job(scheme="bsp", killed=KILLED)}, tmp_path)
     assert last is None
     for value in survivors:
-        assert value["error"].startswith("WorkerLostError: worker 2 ")
+        assert "WorkerLostError: worker 2 " in value["error"]  # TensorFlow puts words of its own before it.

@@ -17,6 +17,13 @@ from support.guard import GUARD_SECONDS
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "OMP_NUM_THREADS": "1",
+}
+"""The environment of a process with TensorFlow, of which there are several on this machine."""
 
 
 def require():
@@ -30,16 +37,8 @@ def environment(**more):
     """For processes with TensorFlow: quiet, with one thread each, and with the sources and tests of this tree."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("EVENSTEP_")}
     paths = [str(ROOT / "src"), str(ROOT / "tests")]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
     # The test holds each worker's port until the end, so that nobody else is given it.
-    return {
-        **given,
-        **quiet,
-        "OMP_NUM_THREADS": "1",
-        "TF_GRPC_REUSE_PORT": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-        **more,
-    }
+    return {**given, **QUIET, "TF_GRPC_REUSE_PORT": "1", "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
 def run(folder, arguments, *, workers=WORKERS, cluster=True, **variables):

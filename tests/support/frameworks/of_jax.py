@@ -10,10 +10,10 @@ PAD = 4
 OPTIMIZER = optax.sgd(RATE, momentum=MOMENTUM)
 
 
-def join(rank, workers, address):
+def join(rank, addresses):
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, workers, rank)
+    jax.distributed.initialize(addresses[0], len(addresses), rank)
 
 
 @jax.jit

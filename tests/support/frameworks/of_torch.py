@@ -22,9 +22,9 @@ from support.frameworks.task import (
 )
 
 
-def join(rank, workers, address):
-    host, port = address.split(":")
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_RANK": str(rank)}
+def join(rank, addresses):
+    host, port = addresses[0].split(":")
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(addresses)), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     torch.set_num_threads(1)
 

@@ -17,9 +17,9 @@ def run(name, jobs, folder):
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
     said = [(folder / f"said.{rank}").open("wb+") for rank in range(WORKERS)]
     command = [sys.executable, "-m", "support.frameworks.worker", name, str(folder)]
-    address = f"127.0.0.1:{free_port()}"
+    addresses = ",".join(f"127.0.0.1:{free_port()}" for _ in range(WORKERS))
     processes = [
-        subprocess.Popen([*command, str(rank), address], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        subprocess.Popen([*command, str(rank), addresses], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
         for rank, output in enumerate(said)
     ]
     results = [folder / f"result.{rank}" for rank in range(WORKERS)]

@@ -10,8 +10,8 @@ import pytest
 class Framework:
     """A row: the modules that must be there, and how closely workers agree with one process in each dtype.
 
-    The module `of_NAME` beside this file is the adapter. It has `join(rank, workers, address)`, where the address is a
-    free `host:port`; `train(job)`, an iterator that trains this worker's part and gives `(indices, sizes)` after each
+    The module `of_NAME` beside this file is the adapter. It has `join(rank, addresses)`, where each worker has a
+    free `host:port` of its own; `train(job)`, an iterator that trains this worker's part and gives `(indices, sizes)` after each
     iteration, and last the weights as NumPy arrays; and `alone(job)`, the weights that the framework alone
     reaches in one process on the batches `SLICES`.
     """
@@ -23,6 +23,7 @@ class Framework:
 FRAMEWORKS = {
     "torch": Framework(needs=("torch",), within={"float32": 1e-6, "float64": 1e-12}),
     "jax": Framework(needs=("jax", "optax"), within={"float32": 1e-6, "float64": 1e-12}),
+    "tensorflow": Framework(needs=("tensorflow",), within={"float32": 1e-6, "float64": 1e-12}),
 }
 
 

@@ -1,4 +1,4 @@
-"""One worker of a framework: python -m support.frameworks.worker NAME FOLDER RANK ADDRESS"""
+"""One worker of a framework: python -m support.frameworks.worker NAME FOLDER RANK ADDRESSES"""
 
 import os
 import pickle
@@ -12,13 +12,13 @@ from support.frameworks.start import leave
 from support.frameworks.task import WORKERS
 
 
-def main(name, folder, rank, address):
+def main(name, folder, rank, addresses):
     """Do the jobs of the folder one after the other, and leave what they came to there."""
     jobs = pickle.loads((Path(folder) / "jobs").read_bytes())
     results = {}
     try:
         adapter = import_module(f"support.frameworks.of_{name}")
-        adapter.join(rank, WORKERS, address)
+        adapter.join(rank, addresses)
         for title, job in jobs.items():
             results[title] = done(adapter, job, rank)
         if rank == 0:
@@ -46,4 +46,4 @@ def killed_in_time(iterations, job, rank):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4].split(","))

@@ -1,0 +1,63 @@
+"""TensorFlow: a loop with a traced step around what `evenstep.tensorflow.prepare` returns."""
+
+import json
+import os
+
+from support.frameworks.task import EPOCHS, GLOBAL, HIDDEN, INPUTS, KINDS, MOMENTUM, RATE, SLICES, data, first_weights
+from support.of_tensorflow import QUIET
+
+os.environ |= QUIET
+
+import keras  # noqa: E402 - after what TensorFlow reads when it is imported
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import evenstep.tensorflow  # noqa: E402
+
+
+def join(rank, addresses):
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    evenstep.tensorflow.init()
+
+
+def made(job):
+    layers = [keras.layers.Dense(HIDDEN, "tanh", dtype=job.dtype), keras.layers.Dense(KINDS, dtype=job.dtype)]
+    model = keras.Sequential([keras.Input([INPUTS], dtype=job.dtype), *layers])
+    model.set_weights(first_weights(job.dtype))
+    return model, keras.optimizers.SGD(RATE, momentum=MOMENTUM)
+
+
+def stepping(model, optimizer):
+    @tf.function(reduce_retracing=True)
+    def step(inputs, labels):
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(inputs, training=True))
+            loss = tf.reduce_mean(losses)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    return step
+
+
+def train(job):
+    inputs, labels = data(job.dtype)
+    model, optimizer, dataset = evenstep.tensorflow.prepare(
+        *made(job), (inputs, labels, np.arange(len(labels))), job.scheme, global_batch_size=GLOBAL, shuffle=False
+    )
+    step = stepping(model, optimizer)
+    for _ in range(EPOCHS):
+        for inputs, labels, indices in dataset:
+            step(inputs, labels)
+            yield indices[: dataset.current.samples], dataset.current.sizes
+    dataset.close()
+    yield model.get_weights()
+
+
+def alone(job):
+    model, optimizer = made(job)
+    step, (inputs, labels) = stepping(model, optimizer), data(job.dtype)
+    for _ in range(EPOCHS):
+        for batch in SLICES:
+            step(inputs[batch], labels[batch])
+    return model.get_weights()
