@@ -1,12 +1,13 @@
 """The same promises in every framework: each row of the table trains as one process of its framework does."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from support.frameworks.start import run
 from support.frameworks.table import FRAMEWORKS, require
-from support.frameworks.task import EPOCHS, GLOBAL, SLICES, WORKERS, Job
+from support.frameworks.task import EPOCHS, GLOBAL, SLICES, WORKERS, Job, averaged
 from support.told_speeds import told
 
 from evenstep.schemes import Scheme, static
@@ -15,13 +16,16 @@ from evenstep.testing.scripted import Scripted
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 
 CHANGE, WITHIN = 13, 3
+CHANGING = Scheme(name="scripted", load=Scripted(seed=11))
 SCHEMES = {
-    "sizes that always change": Scheme(name="scripted", load=Scripted(seed=11)),
+    "sizes that always change": CHANGING,
     "sizes by hand": static([12, 9, 3]),
     "bsp": "bsp",
     "dbs": told("dbs", (1, 1, 3)),
     "lb-bsp": told("lb-bsp:compare=false", (1, 1, 3), then=(CHANGE, (3, 1, 1))),
+    "averaged in every iteration": replace(CHANGING, name="local", period=1),
 }
+LOCAL, PERIOD = "averaged in every fourth iteration", 4
 KILLED = 4
 
 
@@ -35,7 +39,8 @@ def framework(request):
 def found(framework, tmp_path_factory):
     """What every job came to on each worker, from one start of the workers."""
     dtypes = FRAMEWORKS[framework].within
-    jobs = {(name, dtype): Job(scheme=scheme, dtype=dtype) for name, scheme in SCHEMES.items() for dtype in dtypes}
+    schemes = SCHEMES | {LOCAL: replace(static([12, 9, 3]), name="local", period=PERIOD)}
+    jobs = {(name, dtype): Job(scheme=scheme, dtype=dtype) for name, scheme in schemes.items() for dtype in dtypes}
     values = run(framework, jobs, tmp_path_factory.mktemp(framework))
     for rank, value in enumerate(values):
         assert value is not None, f"worker {rank} is gone"
@@ -62,6 +67,14 @@ def test_weights_are_those_of_one_process_of_the_framework(framework, found, nam
         for value in found:
             for weight, one in zip(value[name, dtype]["weights"], expected, strict=True):
                 assert weight.dtype == dtype
+                np.testing.assert_allclose(weight, one, rtol=0, atol=within)
+
+
+def test_weights_that_are_averaged_from_time_to_time_are_those_of_the_equations(framework, found):
+    for dtype, within in FRAMEWORKS[framework].within.items():
+        taken = [[indices for indices, _ in each] for each in every(found, LOCAL, dtype)]
+        for value in found:
+            for weight, one in zip(value[LOCAL, dtype]["weights"], averaged(taken, PERIOD), strict=True):
                 np.testing.assert_allclose(weight, one, rtol=0, atol=within)
 
 

@@ -69,7 +69,6 @@ def test_the_script_on_the_page(tmp_path):
             "the sizes of 'lb-bsp' change by single samples, and jit compiles for every new size: g",
         ),
         ({"pad": 0}, "pad must be a whole number from 1"),
-        ({"scheme": "local-sgd"}, "the scheme 'local-sgd' averages weights and not gradients"),
         ({"scheme": "ssp"}, "the scheme 'ssp' trains on parameter servers: use evenstep.Client"),
     ],
 )
@@ -102,6 +101,32 @@ def test_a_mean_is_of_numbers_and_of_a_batch():
     epoch.close()
     with pytest.raises(evenstep.ConfigError, match=r"^there is no batch to take a mean over"):
         session.mean(ROWS)
+
+
+def test_weights_that_a_period_ends_without_averaging_are_refused():
+    session = session_of("local-sgd:period=2")
+    epoch = session.epoch()
+    first = next(epoch)
+    with pytest.raises(
+        evenstep.ConfigError, match=r"^call average inside the loop over session\.epoch\(\), after mean"
+    ):
+        session.average(first)
+    session.mean(first)
+    assert session.average(first) is first
+    session.mean(next(epoch))
+    with pytest.raises(
+        evenstep.ConfigError, match=r"these were not averaged: let the loop have weights, state = session\.average"
+    ):
+        next(epoch)
+
+
+def test_an_average_leaves_counts_as_they_are():
+    session = session_of("local-sgd:period=1")
+    for batch in session.epoch():
+        session.mean(batch)
+        averaged = session.average({"weights": batch, "count": np.int64(3), "nothing": None})
+        assert averaged["weights"].tolist() == batch.tolist()
+        assert averaged["count"] == 3
 
 
 def test_a_padded_batch_has_rows_in_steps_and_a_mask_of_those_that_count():

@@ -106,7 +106,6 @@ REFUSED = {
     "a scope": "ConfigError: the model is in the scope of a MirroredStrategy, which shares out batches in its own way",
     "not built": "ConfigError: the model has no weights yet: begin it with a keras.Input, or call it once",
     "servers": "ConfigError: the scheme 'ssp' trains on parameter servers: use evenstep.Client",
-    "averages": "ConfigError: the scheme 'local-sgd' averages weights and not gradients",
     "again": "ConfigError: the optimizer was prepared already: prepare each optimizer once",
     "xla": "ConfigError: jit_compile=True would compile the step again for each size of a batch",
 }

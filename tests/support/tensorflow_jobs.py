@@ -167,7 +167,6 @@ def refused():
         "a scope": scoped,
         "not built": lambda: prepare(keras.Sequential([keras.layers.Dense(1)])),
         "servers": lambda: prepare(scheme="ssp"),
-        "averages": lambda: prepare(scheme="local-sgd"),
         "again": again,
         "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
     }

@@ -66,7 +66,7 @@ class Processes:
                     f"a mean over workers is of floating-point numbers, not of {jnp.result_type(each)}: leave other"
                     " arrays out"
                 )
-        if self.count == 1:
+        if self.count == 1 or not leaves:
             return tree
         if weight == 0:  # A copy of another worker's sample: 0 times NaN would be NaN.
             leaves = [jnp.zeros_like(each) for each in leaves]

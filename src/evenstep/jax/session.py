@@ -38,6 +38,11 @@ class Session:
     `mean` gives the loss and the gradient of the union of all batches, as one process would compute them. Weights and
     the optimizer's state are the user's: give them the same first values on every worker.
 
+    Under `local-sgd` each worker steps on its own gradient. The loop then needs one line more, after the step, which
+    changes nothing under other schemes:
+
+                weights, state = session.average((weights, state))
+
     jit compiles a function for each size of its batch. Sizes therefore come in steps: `multiple` of the scheme, or
     `pad`. The time that JAX takes to compile does not count as compute.
 
@@ -92,12 +97,14 @@ class Session:
             seed=seed,
             smallest_batch=smallest_batch,
             largest_batch=largest_batch,
+            averages=True,
             run_dir=run_dir,
         )
         _require_steps(self._balancer.scheme, self._pad)
         self._compiling = Compiling()
         self._share: Share | None = None
         self._since: float | None = None
+        self._unaveraged = False
 
     @property
     def share(self) -> Share | None:
@@ -121,6 +128,7 @@ class Session:
         as many batches as the others. One whose `session.share.samples` is 0 is a copy of another worker's sample.
         """
         try:
+            self._require_averaged()
             for share in self._balancer.epoch(epoch):
                 indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
                 batch = jax.tree.map(lambda each, at=indices: each[at], self._data)
@@ -128,6 +136,7 @@ class Session:
                 self._compiling.restart()
                 self._since = time.perf_counter()
                 yield batch if mask is None else (batch, mask)
+                self._require_averaged()
         finally:
             self._share = None
 
@@ -135,6 +144,7 @@ class Session:
         """The mean over all workers of each array of the tree, by their samples; the same on all of them.
 
         The first call for a batch ends the compute on it, which is measured from the batch until the tree is ready.
+        Under `local-sgd` it returns this worker's own means, or zeros if its share is a copy.
 
         Args:
             tree: Means over this worker's batch: losses, gradients, metrics.
@@ -151,7 +161,39 @@ class Session:
             seconds = time.perf_counter() - self._since - self._compiling.seconds
             self._since = None
             self._balancer.report(max(seconds, 0.0))
+            self._unaveraged = self._share.average is not None
+        if self._balancer.scheme.period is not None:
+            return tree if self._share.samples else jax.tree.map(jax.numpy.zeros_like, tree)
         return self._processes.mean(tree, self._share.weight)
+
+    def average(self, tree: Tree) -> Tree:
+        """Under `local-sgd`: the average of the workers' arrays where a period ends, by their samples since the last.
+
+        Everywhere else, and under other schemes, the tree comes back as it is.
+
+        Args:
+            tree: All weights, and the optimizer's state, after the step. Integers, such as counts of steps, which are
+                the same on all workers, come back as they are.
+
+        Raises:
+            ConfigError: There is no batch, or its gradient was not given to `mean`.
+            WorkerLostError: A worker is gone.
+        """
+        if self._share is None or self._since is not None:
+            raise ConfigError("call average inside the loop over session.epoch(), after mean and the optimizer's step")
+        if self._share.average is None:
+            return tree
+        self._unaveraged = False
+        leaves, form = jax.tree.flatten(tree)
+        means = iter(self._processes.mean(list(filter(_is_floating, leaves)), self._share.average))
+        return jax.tree.unflatten(form, [next(means) if _is_floating(each) else each for each in leaves])
+
+    def _require_averaged(self) -> None:
+        if self._unaveraged:
+            raise ConfigError(
+                f"the scheme {self._balancer.scheme.name!r} averages weights, and these were not averaged: let the loop"
+                " have weights, state = session.average((weights, state)) after the optimizer's step"
+            )
 
     def note(self, **values: float) -> None:
         """Record values in the event log, if there is one: `session.note(loss=loss)`; `evenstep report` plots them."""
@@ -171,6 +213,10 @@ class Session:
     def close(self) -> None:
         """End the record of this worker. Only needed in processes that train several times."""
         self._balancer.close()
+
+
+def _is_floating(leaf: Any) -> bool:
+    return bool(jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.numpy.inexact))
 
 
 def _require_initialised() -> None:

@@ -67,27 +67,58 @@ class Balanced:
             next(self._epoch, None)
             self._epoch = iter(())
 
-    def combine(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients of the mean loss over the union batch, from those over this worker's; None stays None."""
+    def combine(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The gradients to step on, and the weight for `average`.
+
+        They are those of the mean loss over the union batch, from those over this worker's; under `local-sgd` this
+        worker's own. None stays None.
+        """
         dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
         given = [each for each in dense if each is not None]
         # The elements make a device finish the gradients before the time is taken.
         elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in given]
-        weight = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
-        weight.set_shape([])
+        weights = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
+        weights.set_shape([2])
+        if self.loop.scheme.period is None:
+            combined = iter(self._sum(given, weights[0]))
+        else:
+            combined = (tf.math.multiply_no_nan(each, tf.cast(weights[0], each.dtype)) for each in given)
+        return [None if each is None else next(combined) for each in dense], weights[1]
+
+    def _sum(self, tensors: Sequence[Any], weight: Any) -> list[Any]:
+        """The sums over all workers of their tensors times their weights; where that is 0, a NaN counts nothing."""
         sums: dict[int, Any] = {}
-        for kind in dict.fromkeys(each.dtype for each in given):
-            alike = [each for each in given if each.dtype == kind]
-            flat = tf.concat([tf.reshape(each, [-1]) for each in alike], 0) * tf.cast(weight, kind)
-            parts = tf.split(self._workers.sum(flat), [each.shape.num_elements() for each in alike])
-            sums |= {id(each): tf.reshape(part, each.shape) for each, part in zip(alike, parts, strict=True)}
-        return [None if each is None else sums[id(each)] for each in dense]
+        for kind in dict.fromkeys(each.dtype for each in tensors):
+            at = [number for number, each in enumerate(tensors) if each.dtype == kind]
+            flat = tf.concat([tf.reshape(tensors[each], [-1]) for each in at], 0)
+            flat = tf.math.multiply_no_nan(flat, tf.cast(weight, kind))
+            parts = tf.split(self._workers.sum(flat), [tensors[each].shape.num_elements() for each in at])
+            sums |= {each: tf.reshape(part, tensors[each].shape) for each, part in zip(at, parts, strict=True)}
+        return [sums[number] for number in range(len(tensors))]
+
+    def average(self, variables: Sequence[Any], weight: Any) -> None:
+        """Set the variables of floating-point numbers to their average over all workers, if the weight is not NaN."""
+        if self.loop.scheme.period is None:
+            return
+        floating = [each for each in variables if tf.as_dtype(each.dtype).is_floating]
+
+        def averaged() -> Any:
+            values = self._sum([tf.convert_to_tensor(each) for each in floating], weight)
+            for variable, value in zip(floating, values, strict=True):
+                variable.assign(value)
+            return tf.constant(True)
+
+        tf.cond(tf.math.is_nan(weight), lambda: tf.constant(False), averaged)
 
     def _exchange(self, elements: Any) -> Any:
-        """This worker's gradient is there: tell how long it took. Returns its weight, float64 of shape []."""
+        """This worker's gradient is there: tell how long it took.
+
+        Returns `Share.weight` and `Share.average`, NaN for None; float64 of shape [2].
+        """
         seconds = time.perf_counter() - self._handed
         if self.current is None or not self._due:
             raise ConfigError(f"the optimizer steps without a batch of the prepared dataset in hand: {_NO_STEP}")
         self.loop.report(seconds)
         self._due = False
-        return np.float64(self.current.weight)
+        average = self.current.average
+        return np.array([self.current.weight, np.nan if average is None else average])

@@ -35,7 +35,8 @@ def prepare(
 
     The model and the optimizer come back as they are. The optimizer's `apply`, which `apply_gradients` and `fit` call,
     sums the gradients of all workers, each weighted by its samples, before it steps. The loss must be a mean over the
-    batch, as Keras's losses are. The weights start as they are on worker 0.
+    batch, as Keras's losses are. The weights start as they are on worker 0. Under `local-sgd` each worker steps on its
+    own gradient, and the optimizer averages weights and its state where a period ends.
 
     Args:
         model: A Keras 3 model that is built; compile it before or after this.
@@ -71,7 +72,7 @@ def prepare(
         "largest_batch": largest_batch,
         "run_dir": run_dir,
     }
-    balancer = Balancer(scheme, all_gather=workers.all_gather, **arguments)
+    balancer = Balancer(scheme, all_gather=workers.all_gather, averages=True, **arguments)
     whole, rest = divmod(source.length, global_batch_size)
     balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last))
     optimizer.build(model.trainable_variables)
@@ -80,7 +81,10 @@ def prepare(
 
     @functools.wraps(step)
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        return step(balanced.combine(grads), trainable_variables)
+        combined, average = balanced.combine(grads)
+        stepped = step(combined, trainable_variables)
+        balanced.average([*model.variables, *(each for each in optimizer.variables if len(each.shape))], average)
+        return stepped
 
     optimizer.apply = apply
     _without_xla(model)

@@ -82,7 +82,7 @@ class Workers:
                 variable.assign(tf.reshape(first, variable.shape))
 
     def _lost(self, error: Exception) -> WorkerLostError:
-        # A worker that answers tells what it has met itself, so the last one in the text is the one that did not answer.
+        # A worker that answers tells what it has met itself, so the last one in the text is the one that is silent.
         tasks = [int(each) for each in _PEER.findall(str(error)) if int(each) != self.rank]
         who = f"worker {tasks[-1]} is" if tasks else "another worker is"
         return WorkerLostError(f"{who} gone: its own output tells why ({str(error).strip().partition(chr(10))[0]})")

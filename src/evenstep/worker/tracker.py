@@ -236,6 +236,20 @@ class Tracker:
         self.activity.mark(Doing.WAITING, now.number)
         now.paused = self.clock()
 
+    def batch_ends(self, began_at: float) -> None:
+        """The last batch of an iteration that goes on is computed; the stopwatch showed `began_at` before it.
+
+        The worker is held for this batch alone, and its `begin` must have followed `hold.begin_iteration`.
+        """
+        self.stopwatch.pause()
+        if self.hold is not None and self.iteration is not None:
+            elapsed = self.stopwatch.read() - began_at
+            self.stopwatch.run()
+            self.hold.until_due(
+                iteration=self.iteration.number, batch_sizes=self.iteration.batch_sizes[-1:], elapsed_seconds=elapsed
+            )
+            self.stopwatch.pause()
+
     def waiting(self) -> AbstractContextManager[None]:
         """While this is open, the worker waits for the others in the current iteration."""
         return self.activity.waiting(-1 if self.iteration is None else self.iteration.number)

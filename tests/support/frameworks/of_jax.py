@@ -37,7 +37,7 @@ def train(job):
     for epoch in range(EPOCHS):
         for (inputs, labels), mask in session.epoch(epoch):
             _, gradients = session.mean(loss_of(weights, inputs, labels, mask))
-            weights, state = stepped(weights, state, gradients)
+            weights, state = session.average(stepped(weights, state, gradients))
             yield session.share.indices[: session.share.samples], session.share.sizes
     session.close()
     yield jax.device_get(weights)

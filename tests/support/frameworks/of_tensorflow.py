@@ -8,11 +8,11 @@ from support.of_tensorflow import QUIET
 
 os.environ |= QUIET
 
-import keras  # noqa: E402 - after what TensorFlow reads when it is imported
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import keras
+import numpy as np
+import tensorflow as tf
 
-import evenstep.tensorflow  # noqa: E402
+import evenstep.tensorflow
 
 
 def join(rank, addresses):

@@ -19,7 +19,9 @@ def run(name, jobs, folder):
     command = [sys.executable, "-m", "support.frameworks.worker", name, str(folder)]
     addresses = ",".join(f"127.0.0.1:{free_port()}" for _ in range(WORKERS))
     processes = [
-        subprocess.Popen([*command, str(rank), addresses], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        subprocess.Popen(
+            [*command, str(rank), addresses], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+        )
         for rank, output in enumerate(said)
     ]
     results = [folder / f"result.{rank}" for rank in range(WORKERS)]

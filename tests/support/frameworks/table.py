@@ -11,8 +11,8 @@ class Framework:
     """A row: the modules that must be there, and how closely workers agree with one process in each dtype.
 
     The module `of_NAME` beside this file is the adapter. It has `join(rank, addresses)`, where each worker has a
-    free `host:port` of its own; `train(job)`, an iterator that trains this worker's part and gives `(indices, sizes)` after each
-    iteration, and last the weights as NumPy arrays; and `alone(job)`, the weights that the framework alone
+    free `host:port` of its own; `train(job)`, an iterator that trains this worker's part and gives `(indices, sizes)`
+    after each iteration, and last the weights as NumPy arrays; and `alone(job)`, the weights that the framework alone
     reaches in one process on the batches `SLICES`.
     """
 

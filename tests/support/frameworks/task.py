@@ -7,7 +7,7 @@ import numpy as np
 from evenstep.schemes import Scheme
 
 WORKERS, LENGTH, GLOBAL, EPOCHS = 3, 250, 24, 3
-RATE, MOMENTUM = 0.05, 0.9
+RATE, MOMENTUM = 0.0625, 0.875  # Keras takes them as float32, in which these are exact.
 INPUTS, HIDDEN, KINDS = 16, 32, 4
 SLICES = [np.arange(at, min(at + GLOBAL, LENGTH)) for at in range(0, LENGTH, GLOBAL)]
 """Of an epoch: the indices whose batches are the union in each iteration, whatever the sizes are."""
@@ -28,6 +28,43 @@ def data(dtype):
     inputs = generator.normal(size=(LENGTH, INPUTS))
     labels = (inputs @ generator.normal(size=(INPUTS, KINDS))).argmax(1)
     return inputs.astype(dtype), labels.astype(np.int32)
+
+
+def averaged(taken, period):
+    """The weights, in NumPy and float64, of workers that step alone and average after each `period` of an epoch.
+
+    Args:
+        taken: The indices of each iteration, a list of them for each worker.
+        period: The iterations between two averages.
+    """
+    inputs, labels = data("float64")
+    start, counts = first_weights("float64"), [0] * len(taken)
+    workers = [(start, [np.zeros_like(each) for each in start]) for _ in taken]
+    for iteration, parts in enumerate(zip(*taken, strict=True)):
+        for worker, at in enumerate(parts):
+            workers[worker] = _stepped(*workers[worker], inputs[at], labels[at])
+            counts[worker] += len(at)
+        number = iteration % len(SLICES) + 1
+        if number % period == 0 or number == len(SLICES):
+            shares = [count / sum(counts) for count in counts]
+            weights, memory = (
+                [np.tensordot(shares, same, 1) for same in zip(*kind, strict=True)]
+                for kind in zip(*workers, strict=True)
+            )
+            workers, counts = [(weights, memory)] * len(workers), [0] * len(workers)
+    return workers[0][0]
+
+
+def _stepped(weights, memory, inputs, labels):
+    hidden = np.tanh(inputs @ weights[0] + weights[1])
+    wrong = np.exp(hidden @ weights[2] + weights[3])
+    wrong /= wrong.sum(1, keepdims=True)
+    wrong[np.arange(len(labels)), labels] -= 1
+    wrong /= len(labels)
+    inner = wrong @ weights[2].T * (1 - hidden**2)
+    gradients = [inputs.T @ inner, inner.sum(0), hidden.T @ wrong, wrong.sum(0)]
+    memory = [MOMENTUM * old + new for old, new in zip(memory, gradients, strict=True)]
+    return [each - RATE * change for each, change in zip(weights, memory, strict=True)], memory
 
 
 def first_weights(dtype):

@@ -153,7 +153,7 @@ def balancer_of(all_gather=None, **given):
             {"all_gather": lambda row, first=[]: first or first.append(row) or first},
             "all_gather returned a row of 32 bytes for worker 0 where",
         ),
-        ({"scheme": "local-sgd"}, "the scheme 'local-sgd' averages weights and not gradients"),
+        ({"scheme": "local-sgd"}, "the scheme 'local-sgd' averages weights and not gradients: let the"),
         ({"scheme": "lb-bsp:micro_batch=2"}, "a Balancer hands out whole shares: leave out micro_batch"),
         ({"scheme": "lbsp"}, "there is no scheme 'lbsp'"),
         ({"seed": 2**64}, "seed must be a whole number from"),
@@ -179,6 +179,40 @@ def test_compute_is_reported_once_for_each_share():
             evenstep.ConfigError, match=f"the compute of iteration {share.iteration} was reported already"
         ):
             balancer.report(1.0)
+
+
+def test_under_local_sgd_shares_say_where_weights_are_averaged_and_the_state_is_refused_between():
+    balancer = balancer_of(scheme="local-sgd:period=2", averages=True, length=12)
+    found = []
+    for share in balancer.epoch():
+        assert share.weight == 1
+        balancer.report(1.0)
+        found.append(share.average)
+        if share.average is None:
+            with pytest.raises(evenstep.ConfigError, match="own until the next average: save between epochs"):
+                balancer.state_dict()
+        else:
+            balancer.state_dict()
+    assert found == [None, 1, 1]  # The end of an epoch ends a period.
+
+
+def test_a_period_is_one_iteration_of_the_event_log_and_has_all_of_its_compute(tmp_path):
+    balancer = balancer_of(scheme="local-sgd:period=2", averages=True, length=12, run_dir=tmp_path)
+    for _ in balancer.epoch():
+        balancer.report(1.0)
+    balancer.close()
+    done = [(each.samples, each.compute_seconds) for each in read_events(tmp_path, kind=IterationDone)]
+    assert done == [(8, 2.0), (4, 1.0)]
+
+
+def test_a_share_that_was_only_looked_at_is_no_part_of_its_period():
+    balancer = balancer_of(scheme="local-sgd:period=2", averages=True)
+    next(balancer.epoch(0))
+    averages = []
+    for share in balancer.epoch(0):
+        balancer.report(1.0)
+        averages.append(share.average)
+    assert averages == [None, 1]
 
 
 def test_numbers_of_numpy_are_taken():

@@ -76,7 +76,7 @@ class LocalEngine(Engine):
         self.balancer.stopwatch.pause()
         now = self.balancer.iteration
         if now is not None and self._in_hand:
-            self._finish(now)
+            self._finish()
             meet = meet or ends_period(now.share, self._period)
         if now is not None and meet:
             try:
@@ -87,16 +87,11 @@ class LocalEngine(Engine):
         self.balancer.enter_loader()
         self._exchange.learn()
 
-    def _finish(self, now: Iteration) -> None:
+    def _finish(self) -> None:
         """Count the batch in hand, and hold the worker if slowness is emulated."""
         self._in_hand = False
         self._units += self._count
-        hold = self.balancer.hold
-        if hold is not None:
-            elapsed = self.balancer.stopwatch.read() - self._began_at
-            self.balancer.stopwatch.run()
-            hold.until_due(iteration=now.number, batch_sizes=now.batch_sizes[-1:], elapsed_seconds=elapsed)
-            self.balancer.stopwatch.pause()
+        self.balancer.batch_ends(self._began_at)
 
     def begin(self, batch: HandedOut) -> None:
         before, hold = self.balancer.iteration, self.balancer.hold

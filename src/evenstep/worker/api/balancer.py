@@ -3,10 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, final
 
+import numpy as np
+
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import WEIGHTINGS, Ledger, Shares
+from evenstep.core.samples import WEIGHTINGS, Ledger, Shares, ends_period
 from evenstep.core.samples import Share as Part
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
@@ -14,6 +17,7 @@ from evenstep.worker.activity import Activity
 from evenstep.worker.api.gather import AllGather, Gather
 from evenstep.worker.api.loop import Loop, seconds_of
 from evenstep.worker.api.setup import Asked
+from evenstep.worker.iteration import Iteration
 from evenstep.worker.rows import COLUMNS, Rows
 
 _ALONE: Final = "start every worker with all_gather, a function from this worker's row to the rows of all"
@@ -35,6 +39,12 @@ class Balancer(Loop):
     All workers make the same calls. Each position of an epoch is in exactly one worker's share, and the sum of the
     weighted gradients is the gradient of the union batch. Nothing here imports a framework.
 
+    Under `local-sgd` each worker steps on its own gradient, and the loop averages, which it says by `averages=True`:
+
+            ...                                     # the optimizer's step, on this worker's gradient
+            if share.average is not None:
+                weights = sum_over_workers(weights * share.average)     # and the optimizer's state
+
     Args:
         scheme: A scheme without parameter servers: `"lb-bsp"`, `"dbs:minimum=4"`, or what a recipe returns. None: that
             of `evenstep run`, else `lb-bsp`.
@@ -50,6 +60,7 @@ class Balancer(Loop):
         seed: Of that order.
         smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
         largest_batch: The largest share that this worker's memory holds, if it is known.
+        averages: Whether the loop averages the weights where `share.average` says so, as `local-sgd` needs.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
 
     Raises:
@@ -72,6 +83,7 @@ class Balancer(Loop):
         seed: int = 0,
         smallest_batch: int = 1,
         largest_batch: int | None = None,
+        averages: bool = False,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         asked = Asked(
@@ -87,7 +99,7 @@ class Balancer(Loop):
             largest_batch=largest_batch,
             run_dir=run_dir,
             launched=LaunchSettings.from_environment(os.environ),
-            check=_check,
+            check=partial(_check, averages=averages),
         )
         worker = asked.worker
         if all_gather is None and asked.workers > 1:
@@ -97,10 +109,16 @@ class Balancer(Loop):
         super().__init__(asked, agreed, worker, Activity())
         self._rows = Rows(self._tracker, self._gather.records)
         self._weigh = WEIGHTINGS[agreed.scheme.weighting]
+        self._period = agreed.scheme.period
+        self._since_average = np.zeros(asked.workers, dtype=np.int64)
+        self._due = False
+        self._began_at = 0.0
 
     @contextmanager
     def compute(self) -> Iterator[None]:
         """Around this worker's own compute of a share, once: it is timed, and ends with an exchange of all workers.
+
+        Under `local-sgd` they exchange at the end of a period only.
 
         Raises:
             ConfigError: No share is in hand, or its compute was reported already.
@@ -113,7 +131,7 @@ class Balancer(Loop):
         except BaseException:
             self._stopwatch.drop()
             raise
-        self._exchange()
+        self._computed()
 
     def report(self, seconds: float) -> None:
         """Instead of `compute`: this worker's own compute of the share took so many seconds. Errors as for `compute`.
@@ -123,23 +141,37 @@ class Balancer(Loop):
         seconds = seconds_of(seconds)
         self._require_due()
         self._stopwatch.add(seconds)
-        self._exchange()
+        self._computed()
 
     def _require_due(self) -> None:
         now = self._tracker.iteration
         if now is None or not self._at.looping:
             raise ConfigError("no share is in hand: report compute inside the loop over balancer.epoch()")
-        if now.paused is not None:
+        if not self._due:
             raise ConfigError(
                 f"the compute of iteration {now.number} was reported already: use compute() or report() once a share,"
                 " around all of its micro-batches"
             )
 
-    def _exchange(self) -> None:
-        """Tell the others how long compute took, and check that all workers are in the same iteration."""
+    def _computed(self) -> None:
+        """The compute of the share in hand is over: exchange, unless its period goes on."""
         now, tracker = self._tracker.iteration, self._tracker
         assert now is not None
-        tracker.compute_ends()
+        self._due = False
+        if self._period is None:
+            tracker.compute_ends()
+        else:
+            tracker.batch_ends(self._began_at)
+            self._since_average += now.share.sizes
+            if not ends_period(now.share, self._period):
+                return
+            self._since_average[:] = 0
+            now.paused = tracker.clock()
+        self._exchange(now)
+
+    def _exchange(self, now: Iteration) -> None:
+        """Tell the others how long compute took, and check that all workers are in the same iteration."""
+        tracker = self._tracker
         with tracker.waiting():
             rows = self._gather.rows(self._rows.row(now))
         assert now.paused is not None
@@ -157,18 +189,29 @@ class Balancer(Loop):
         return self._tracker.shares(ledger, epoch=self._at.epoch, depth=0)
 
     def _weight_of(self, part: Part) -> float:
-        return self._weigh(part)
+        return self._weigh(part) if self._period is None else float(part.samples > 0)
+
+    def _average_of(self, part: Part) -> float | None:
+        if self._period is None or not ends_period(part, self._period):
+            return None
+        samples = self._since_average + part.sizes
+        return float(samples[self._worker.rank] / samples.sum())
 
     def _begin(self, part: Part) -> None:
-        now = self._tracker.iteration
-        if now is not None and now.paused is None:
-            self._tracker.iteration = None  # The script only looked at it, and left its loop.
+        if self._due:
+            self._tracker.take_back()  # The script only looked at it, and left its loop.
+        now, hold = self._tracker.iteration, self._tracker.hold
+        goes_on = now is not None and now.paused is None
+        self._began_at = self._stopwatch.read() if goes_on else 0.0
+        if hold is not None:
+            hold.begin_iteration()
         super()._begin(part)
         self._stopwatch.drop()
+        self._due = True
 
     def _finish(self) -> None:
         now = self._tracker.iteration
-        if now is not None and now.paused is None:
+        if now is not None and self._due:
             # The other workers wait for this one at the end of their compute.
             self._gather.rows(
                 [0] * COLUMNS,
@@ -176,14 +219,28 @@ class Balancer(Loop):
                 " balancer.compute():`, or call balancer.report(seconds) after it",
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """As for any loop; under `local-sgd` after an average, since only then the workers' weights are alike.
 
-def _check(scheme: Scheme) -> Mapping[str, Any]:
+        Raises:
+            ConfigError: A period has begun, and its average is yet to come.
+        """
+        if self._since_average.any():
+            raise ConfigError(
+                "each worker's weights are its own until the next average: save between epochs, or after a share whose"
+                " average is not None"
+            )
+        return super().state_dict()
+
+
+def _check(scheme: Scheme, *, averages: bool) -> Mapping[str, Any]:
     """Refuse what a `Balancer` cannot run."""
     if scheme.served is not None:
         raise ConfigError(f"the scheme {scheme.name!r} trains on parameter servers: use evenstep.Client")
-    if scheme.period is not None:
+    if scheme.period is not None and not averages:
         raise ConfigError(
-            f"the scheme {scheme.name!r} averages weights and not gradients: use evenstep.prepare, or another scheme"
+            f"the scheme {scheme.name!r} averages weights and not gradients: let the loop do so where share.average"
+            " says it, and give averages=True, or use another scheme"
         )
     if scheme.micro_batch is not None:
         raise ConfigError(

@@ -94,6 +94,7 @@ class Loop:
                     samples=part.samples,
                     weight=self._weight_of(part),
                     sizes=part.sizes,
+                    average=self._average_of(part),
                 )
                 if loop != self._loops:
                     raise ConfigError("another loop over an epoch began before this one ended: finish one first")
@@ -126,6 +127,10 @@ class Loop:
     def _weight_of(self, part: Part) -> float:
         """`Share.weight` of this part."""
         raise NotImplementedError
+
+    def _average_of(self, part: Part) -> float | None:
+        """`Share.average` of this part."""
+        return None
 
     def _leave(self) -> None:
         """The script has left the epoch, at its end or before."""
