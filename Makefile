@@ -6,7 +6,6 @@
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. Then tests/frameworks for each of FRAMEWORKS, in an
 #                  environment of its own (.venv-jax by constraints-jax.txt, for one). .ci/run calls this one
-#   make test-flower  the tests of evenstep.integrations.flower, in .venv-flower: Flower pins older releases than the rest
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts
@@ -22,15 +21,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
-VENV_FLOWER := .venv-flower
-INSTALLED_FLOWER := $(VENV_FLOWER)/.installed
-FRAMEWORKS := jax tensorflow
+FRAMEWORKS := jax tensorflow flower
 INSTALLED_FRAMEWORKS := $(FRAMEWORKS:%=.venv-%/.installed)
 TESTED_WITH_jax := flax optax
 TESTED_WITH_tensorflow := tensorflow-cpu
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-flower faults gpu check clean
+.PHONY: demo test test-all faults gpu check clean
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
@@ -47,9 +44,6 @@ test: $(INSTALLED)
 test-all: $(INSTALLED_ALL) $(INSTALLED_FRAMEWORKS)
 	$(MAKE) test
 	@set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest tests/frameworks; done
-
-test-flower: $(INSTALLED_FLOWER)
-	$(VENV_FLOWER)/bin/python -m pytest tests/integrations/test_flower.py tests/core/load/test_rounds.py
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5
@@ -71,11 +65,6 @@ $(INSTALLED_ALL): $(INSTALLED)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,trackio,opentelemetry]'
 	@touch $@
 
-$(INSTALLED_FLOWER): pyproject.toml constraints-flower.txt
-	$(PYTHON) -m venv $(VENV_FLOWER)
-	$(VENV_FLOWER)/bin/python -m pip install --constraint constraints-flower.txt --editable '.[flower]' hypothesis pytest pytest-timeout pytest-xdist
-	@touch $@
-
 .venv-%/.installed: pyproject.toml constraints-%.txt $(INSTALLED_DEMO)
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --constraint constraints-$*.txt --editable '.[$*]' $(TESTED_WITH_$*) \
@@ -91,5 +80,5 @@ $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_FLOWER) $(FRAMEWORKS:%=.venv-%) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS:%=.venv-%) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,33 +1,45 @@
-"""Flower: rounds in which nodes of different speeds finish together.
+"""Flower: rounds in which nodes of different speeds finish together, or in which none waits for another.
 
-    from evenstep.integrations.flower import LoadBalanced, measured
+    from evenstep.integrations.flower import Asynchronous, LoadBalanced, measured
 
-    strategy = LoadBalanced(FedAvg())         # in the ServerApp
-    app = ClientApp(mods=[measured])          # in the ClientApp
+    strategy = LoadBalanced(FedAvg())                      # in the ServerApp, or
+    strategy = Asynchronous(FedAvg(), "dssp:lower=3,upper=15")
+    app = ClientApp(mods=[measured])                       # in the ClientApp
 
-`LoadBalanced` wraps a strategy, as Flower's own wrappers for differential privacy do. Nothing here imports PyTorch.
+Both wrap a strategy, as Flower's own wrappers for differential privacy do. Nothing here imports PyTorch.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, final
+from typing import Literal, final
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
-from evenstep.core.errors import ConfigError
-from evenstep.core.load.rounds import RoundSizes
+from evenstep.core.rounds import Mode, RoundTimes, RoundWork, Work, staleness_factor
+from evenstep.core.rounds.times import required_patience
 from evenstep.core.shown import shown
+from evenstep.integrations._flower_asynchronous import Asynchronous
+from evenstep.integrations._flower_grid import Reply, Rounds
+from evenstep.integrations._flower_records import (
+    BATCH_SIZE,
+    RATE,
+    SECONDS,
+    STEPS,
+    mean_work,
+    rebased,
+    set_examples,
+    taken_seconds,
+    with_work,
+    wrong_with,
+)
 from evenstep.schemes import Scheme, parse_scheme
+from evenstep.schemes.scheme import one_of
 
-BATCH_SIZE: Final = "batch-size"
-"""Where a client finds its batch size in the ConfigRecord."""
-
-SECONDS: Final = "evenstep-seconds"
-"""Where `measured` puts the seconds of compute in the MetricRecord."""
+__all__ = ["BATCH_SIZE", "RATE", "SECONDS", "STEPS", "Asynchronous", "LoadBalanced", "measured"]
 
 _log = logging.getLogger("flwr")
 
@@ -41,74 +53,164 @@ class LoadBalanced(Strategy):
     from the config, too, or from a constant: in a loop over its whole dataset, a smaller batch means more steps.
 
     Args:
-        strategy: Decides everything but the batch sizes.
+        strategy: Decides everything but the work of a node.
         load: Whose sizes: `lb-bsp` with its parameters, `bsp` for equal sizes, or what a recipe returns.
+        mode: `batch`; or what the paper compares with: `steps`, where each node's `steps` follow its speed instead
+            (adaptive tau), and `batch-and-lr`, where its `lr` follows its batch size.
+        patience: A round waits no longer than this many times the predicted seconds of its slowest node. None: for all
+            replies, up to the timeout.
+        late: What becomes of a reply that comes after its round: it counts in the `next` one by its staleness, or is
+            dropped. Until it comes, its node gets no other work.
+        weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples that
+            they processed, which changes the objective unless all batches are equal.
+        clock, sleep: Of seconds.
 
     Raises:
-        ConfigError: The scheme is unknown, or its sizes do not go with nodes that come and go.
+        ConfigError: The scheme is unknown, or its sizes do not go with nodes that come and go; an option is unknown.
     """
 
-    def __init__(self, strategy: Strategy, load: Scheme | str = "lb-bsp") -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        load: Scheme | str = "lb-bsp",
+        *,
+        mode: Mode = "batch",
+        patience: float | None = None,
+        late: Literal["next", "drop"] = "next",
+        weights: Literal["examples", "samples"] = "examples",
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        one_of("late", late, ("next", "drop"))
+        one_of("weights", weights, ("examples", "samples"))
         self.strategy = strategy
         scheme = parse_scheme(load) if isinstance(load, str) else load
         self._name = scheme.name
-        self._sizes = RoundSizes(scheme.load)
-        self._given: dict[int, int] = {}
+        self._mode: Mode = mode
+        self._work = RoundWork(scheme.load, mode)
+        self._times = RoundTimes()
+        self._patience = required_patience(patience)
+        self._clock, self._sleep = clock, sleep
+        self._late, self._by_samples = late, weights == "samples"
+        self._key: str = getattr(strategy, "weighted_by_key", "num-examples")
+        self._round = 0
+        self._plan: dict[int, Work] = {}
+        self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # What each node trains on, and in which round.
+        self._away: dict[str, float] = {}  # By the message that was answered: seconds.
+        self._arrays = ArrayRecord()
+        self._rounds: Rounds | None = None
 
     def summary(self) -> None:
         """Log the wrapped strategy's configuration, and this one's."""
         self.strategy.summary()
-        _log.info("\t└──> evenstep: batch sizes of %s", self._name)
+        _log.info("\t└──> evenstep: %s of %s", "steps" if self._mode == "steps" else "batch sizes", self._name)
+
+    def start(self, grid: Grid, *args: object, **options: object) -> Result:
+        """As `Strategy.start`, in rounds that end with their last reply or after `patience`."""
+        self._rounds = Rounds(
+            grid, limit=self._limit, arrived=self._arrived, ended=self._ended, clock=self._clock, sleep=self._sleep
+        )
+        try:
+            return super().start(self._rounds, *args, **options)
+        finally:
+            self._rounds = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's messages, each with the batch size of its node.
+        """The wrapped strategy's messages, each with the work of its node; none for nodes that are still at work.
 
         Raises:
-            ConfigError: The config has no whole number as `batch-size`.
+            ConfigError: The config lacks a number that is to be shared out.
         """
-        mean = config.get(BATCH_SIZE)
-        if not isinstance(mean, int) or isinstance(mean, bool) or mean < 1:
-            raise ConfigError(
-                f"LoadBalanced needs the mean batch size of the nodes, and train_config has {shown(mean)}: give"
-                f' start(train_config=ConfigRecord({{"{BATCH_SIZE}": 32}}))'
-            )
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        sizes = self._sizes.sizes([message.metadata.dst_node_id for message in messages], mean)
+        mean = mean_work(config, self._mode)
+        away = self._rounds.exchange.away if self._rounds else set()
+        messages = [
+            message
+            for message in self.strategy.configure_train(server_round, arrays, config, grid)
+            if message.metadata.dst_node_id not in away
+        ]
+        self._round = server_round
+        self._plan = self._work.plan([each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps)
         for message in messages:
-            message.content = _with_size(message.content, sizes[message.metadata.dst_node_id])
-        self._given = dict(sizes)
-        if sizes:
-            _log.info("configure_train: batch sizes from %d to %d", min(sizes.values()), max(sizes.values()))
+            node = message.metadata.dst_node_id
+            message.content = with_work(message.content, self._plan[node], self._mode)
+            self._begun[node] = server_round, arrays, self._plan[node]
+        self._arrays = arrays
+        if self._plan:
+            given = [work.steps if self._mode == "steps" else work.batch_size for work in self._plan.values()]
+            what = "steps" if self._mode == "steps" else "batch sizes"
+            _log.info("configure_train: %s from %d to %d", what, min(given), max(given))
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Learn the nodes' speeds; the wrapped strategy aggregates the replies, without the seconds in them."""
-        received = list(replies)
-        for reply in received:
-            if not reply.has_error():
-                self._learn(reply.metadata.src_node_id, _taken(reply.content))
-        return self.strategy.aggregate_train(server_round, received)
+        """Learn the nodes' speeds; the wrapped strategy aggregates the replies that are usable, without the seconds."""
+        counted = [reply for reply in replies if reply.has_error() or self._counts(reply)]
+        return self.strategy.aggregate_train(server_round, counted)
 
-    def _learn(self, node: int, seconds: object) -> None:
-        size = self._given.get(node)
-        if size is None:  # It was not asked in this round.
-            return
+    def _counts(self, reply: Message) -> bool:
+        """Take in a reply; whether the strategy gets it."""
+        node = reply.metadata.src_node_id
+        seconds = taken_seconds(reply.content)
+        begun = self._begun.get(node)
+        if begun is not None:  # Otherwise it was not asked.
+            self._learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
+        wrong = wrong_with(reply.content, self._key)
+        if wrong is not None:
+            _log.warning("the reply of node %d %s, and is left out", node, wrong)
+            return False
+        if begun is None:
+            return True
+        number, old, work = begun
+        if self._by_samples:
+            set_examples(reply.content, self._key, work.samples)
+        if number < self._round:
+            _log.info("the reply of node %d to round %d counts in round %d", node, number, self._round)
+            reply.content = rebased(reply.content, old, self._arrays, staleness_factor(self._round - number))
+        return True
+
+    def _learn(self, node: int, work: Work, seconds: object, away: float | None) -> None:
         if seconds is None:
             _log.warning("node %d sends no %s: give its ClientApp mods=[measured]", node, SECONDS)
         elif not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
             _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))
         else:
-            self._sizes.observe(node, size, float(seconds))
+            believed = self._times.believe(node, float(seconds), away)
+            if believed.reason is not None:
+                counted = believed.seconds
+                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, believed.reason)
+            self._work.observe(node, work, believed.seconds)
+
+    # What a round of `start` asks.
+
+    def _limit(self) -> float | None:
+        return self._times.deadline(self._work.seconds(self._plan), self._patience)
+
+    def _arrived(self, reply: Reply) -> bool:
+        """Note how long the node was away; whether its reply counts."""
+        number, _, work = self._begun[reply.node]
+        if self._late == "next" or number == self._round or reply.message.has_error():
+            self._away[reply.asked] = reply.away
+            return True
+        _log.warning("the reply of node %d to round %d is too late, and is dropped", reply.node, number)
+        self._learn(reply.node, work, taken_seconds(reply.message.content), reply.away)
+        return False
+
+    def _ended(self, without: set[int]) -> None:
+        for node in sorted(without):
+            _log.warning("round %d goes on without node %d, whose reply is late", self._round, node)
+
+    # Evaluation.
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        """As the wrapped strategy; none for nodes that are still training."""
+        away = self._rounds.exchange.away if self._rounds else set()
+        messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return [message for message in messages if message.metadata.dst_node_id not in away]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the wrapped strategy."""
@@ -132,21 +234,3 @@ def measured(message: Message, context: Context, call_next: Callable[[Message, C
             reply.content["metrics"] = metrics
         metrics[SECONDS] = seconds
     return reply
-
-
-def _with_size(content: RecordDict, size: int) -> RecordDict:
-    """The same records, of which the strategy gives one object to all nodes, with this batch size in the config."""
-    records = dict(content.items())
-    for name, config in content.config_records.items():
-        if BATCH_SIZE in config:
-            records[name] = ConfigRecord({**config, BATCH_SIZE: size})
-    return RecordDict(records)
-
-
-def _taken(content: RecordDict) -> object:
-    """The seconds of a reply, taken out of its metrics: a mean over nodes says nothing, and some may not measure."""
-    taken: object = None
-    for metrics in content.metric_records.values():
-        found = metrics.pop(SECONDS, None)
-        taken = found if taken is None else taken
-    return taken

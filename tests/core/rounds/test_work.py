@@ -1,31 +1,35 @@
-"""Sizes of federated rounds, whose nodes are not the same in every round."""
+"""Work of federated rounds, whose nodes are not the same in every round."""
 
 import numpy as np
 import pytest
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.rounds import RoundSizes
+from evenstep.core.rounds import RoundWork, Work
 from evenstep.schemes import parse_scheme
 
 SPEEDS = {11: 1.0, 12: 1.0, 13: 2.0, 14: 4.0}
 
 
-def balanced(load="lb-bsp"):
-    return RoundSizes(parse_scheme(load).load)
+def balanced(load="lb-bsp", mode="batch"):
+    return RoundWork(parse_scheme(load).load, mode)
+
+
+def sizes_of(rounds, nodes, mean=32):
+    return {node: work.batch_size for node, work in rounds.plan(nodes, mean).items()}
 
 
 def run(rounds, nodes, count, *, steps=5, fixed=0.0, noise=0.0, generator=None):
     """The sizes of so many rounds, in which these nodes report what their speeds say."""
     for _ in range(count):
-        given = rounds.sizes(nodes, 32)
+        given = sizes_of(rounds, nodes)
         for node, size in given.items():
             factor = 1.0 if generator is None else float(np.exp(generator.normal(scale=noise)))
-            rounds.observe(node, size, steps * (fixed + size) / SPEEDS[node] * 1e-3 * factor)
-    return rounds.sizes(nodes, 32)
+            rounds.observe(node, Work(size, steps), steps * (fixed + size) / SPEEDS[node] * 1e-3 * factor)
+    return sizes_of(rounds, nodes)
 
 
 def test_all_are_equal_before_anything_is_known():
-    assert balanced().sizes([11, 12], 32) == {11: 32, 12: 32}
+    assert sizes_of(balanced(), [11, 12]) == {11: 32, 12: 32}
 
 
 def test_after_one_round_sizes_are_in_proportion_to_speed_with_the_same_mean():
@@ -51,7 +55,7 @@ def test_nodes_that_sit_out_are_remembered_and_new_ones_are_the_median():
     rounds = balanced()
     run(rounds, [11, 13, 14], 3)
     run(rounds, [11, 13], 3)
-    sizes = rounds.sizes([11, 14, 99], 21)
+    sizes = sizes_of(rounds, [11, 14, 99], 21)
     assert sizes == {11: 9, 14: 36, 99: 18}
 
 
@@ -60,18 +64,18 @@ def test_a_node_that_lies_is_bounded(lie):
     rounds = balanced()
     nodes = list(SPEEDS)
     run(rounds, nodes, 3)
-    rounds.observe(14, 64, lie)
-    rounds.observe(14, 64, lie)
-    sizes = rounds.sizes(nodes, 32)
+    rounds.observe(14, Work(64, 5), lie)
+    rounds.observe(14, Work(64, 5), lie)
+    sizes = sizes_of(rounds, nodes)
     assert sum(sizes.values()) == 4 * 32
     assert min(sizes.values()) >= 1
-    assert rounds.sizes([11, 12, 13], 32)[11] == 24
+    assert sizes_of(rounds, [11, 12, 13])[11] == 24
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
 def test_what_is_no_time_is_refused(seconds):
     with pytest.raises(ValueError, match="finite"):
-        balanced().observe(11, 32, seconds)
+        balanced().observe(11, Work(32), seconds)
 
 
 def test_limits_and_multiples_are_those_of_the_load():
@@ -86,9 +90,42 @@ def test_equal_sizes_stay_equal():
 
 
 def test_no_node_no_size():
-    assert balanced().sizes([], 32) == {}
+    assert sizes_of(balanced(), []) == {}
 
 
 def test_a_load_that_needs_all_workers_is_refused():
     with pytest.raises(ConfigError, match="use lb-bsp, or bsp"):
         balanced("dbs")
+
+
+def test_adaptive_tau_shares_out_the_steps():
+    rounds = balanced(mode="steps")
+    for _ in range(2):
+        for node, work in rounds.plan(list(SPEEDS), 32, 10).items():
+            assert work.batch_size == 32
+            rounds.observe(node, work, work.samples / SPEEDS[node] * 1e-3)
+    plan = rounds.plan(list(SPEEDS), 32, 10)
+    assert {node: work.steps for node, work in plan.items()} == {11: 5, 12: 5, 13: 10, 14: 20}
+    assert {work.rate for work in plan.values()} == {1.0}
+
+
+def test_the_rate_may_follow_the_batch():
+    rounds = balanced(mode="batch-and-lr")
+    for node, work in rounds.plan(list(SPEEDS), 32, 10).items():
+        rounds.observe(node, work, work.samples / SPEEDS[node] * 1e-3)
+    plan = rounds.plan(list(SPEEDS), 32, 10)
+    assert plan == {11: Work(16, 10, 0.5), 12: Work(16, 10, 0.5), 13: Work(32, 10, 1.0), 14: Work(64, 10, 2.0)}
+
+
+def test_a_round_is_predicted_with_its_steps_and_a_new_node_as_the_median():
+    rounds = balanced()
+    assert rounds.seconds({11: Work(8, 2)}) == {}
+    for node in (11, 13, 14):
+        rounds.observe(node, Work(8, 2), 16 / SPEEDS[node])
+    predicted = rounds.seconds({11: Work(4, 3), 14: Work(4, 3), 99: Work(4, 3)})
+    assert predicted == pytest.approx({11: 12.0, 14: 3.0, 99: 6.0}, rel=1e-6)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ConfigError, match="use one of batch, steps, batch-and-lr"):
+        balanced(mode="tau")

@@ -1,0 +1,248 @@
+"""Federated training without a barrier: when a node gets the model, and how its change of it counts."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, final
+
+from evenstep.core.errors import ConfigError, ProtocolError
+from evenstep.core.shown import shown
+from evenstep.core.sync import Command, Commit, Grouped, Push, Release, Sync
+from evenstep.core.sync.checked import sync_policy
+from evenstep.core.sync.rate import RATES
+
+_ROUNDING: Final = 1e-9
+
+
+class Counted(NamedTuple):
+    """A node's change of the model, in an update of it.
+
+    Attributes:
+        node: Whose.
+        number: Which piece of work of this node it is, from 0.
+        factor: What to multiply the change by. The update is the mean of these products, weighted by examples.
+        behind: How many rounds' worth of updates the model went through since the node got it.
+        stale: How many updates those were.
+    """
+
+    node: int
+    number: int
+    factor: float
+    behind: float
+    stale: int
+
+
+class Step(NamedTuple):
+    """What follows an event: updates of the model, in their order, and then the nodes that get the newest model."""
+
+    updates: tuple[tuple[Counted, ...], ...] = ()
+    start: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node that takes part.
+
+    Attributes:
+        running: It has the model.
+        part: Its share of all examples when it got the model.
+        begun, version: How far the model was then.
+    """
+
+    rank: int
+    examples: int = 0
+    running: bool = False
+    part: float = 0.0
+    begun: float = 0.0
+    version: int = 0
+
+
+def staleness_factor(behind: float) -> float:
+    """How much a change counts that misses this many rounds' worth of updates: 1 up to one round, then its -1/2 power.
+
+    Source: the power is FedBuff's (Nguyen et al., AISTATS 2022), which counts updates. Ours begins at one round, since
+    nodes of equal speed that run without a barrier miss about that many.
+    """
+    return float(max(1.0, behind) ** -0.5)
+
+
+@final
+class AsynchronousRounds:
+    """Drives a sync policy over nodes that come and go. Their data are their own, so each is its share of all examples.
+
+    A push is the change of the model that a node made with its local steps. Under `share` an update of the pushes P is
+
+        w <- w + S sum_i (n_i / sum_P n) d_i delta_i,     S = sum_P n_i / n,   d_i = max(1, behind_i)^(-1/2)
+
+    with n_i the node's examples and n those of all nodes present; a barrier's update has S = 1, as in FedAvg. Nodes of
+    equal speed move the model in a round's time as far as one round of FedAvg. `raw` is FedBuff's update at a server
+    rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2). The training is as long as so many rounds: that many times all
+    nodes' examples are trained on and replied, whoever does it; work that could not count is not begun.
+
+    Nodes under a bounded `sync` do equally many pieces of work, but for the bound, so the objective is FedAvg's. Under
+    `asp` a node counts as often as it is fast.
+
+    Args:
+        sync: How far ahead of the slowest node one may run, and which pushes are one update.
+        nodes: How many take part at first; with groups, more than these wait for a place.
+        rounds: The length of the training.
+        buffer: An update has at least this many pushes (FedBuff's K); the last one may have fewer.
+        rate: `share` or `raw`.
+
+    Raises:
+        ConfigError: A value is out of range, or this many nodes cannot be grouped.
+    """
+
+    def __init__(
+        self, sync: Sync, nodes: int, rounds: int, *, buffer: int = 1, rate: Literal["share", "raw"] = "share"
+    ) -> None:
+        if type(buffer) is not int or buffer < 1:
+            raise ConfigError(f"an update cannot have {shown(buffer)} replies: use a buffer of at least 1")
+        if rate not in RATES:
+            raise ConfigError(f"there is no rate {shown(rate)}: use one of {', '.join(RATES)}")
+        self._policy = sync_policy(sync, nodes)
+        self._expected, self._rounds = nodes, rounds
+        self._buffer = buffer
+        self._raw = rate == "raw"
+        self._nodes: dict[int, _Node] = {}
+        self._at: dict[int, int] = {}  # The node of each rank.
+        self._free = deque(range(nodes))
+        self._fixed = isinstance(sync, Grouped)
+        self._spare: deque[int] = deque()  # Nodes without a place.
+        self._ready: deque[int] = deque()  # Released ones, for which the training may be too short.
+        self._iterations: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # Pieces of work begun, by node, also of nodes that have left.
+        self._open: dict[tuple[int, int], Counted] = {}  # By rank and iteration, with the factor still to come.
+        self._pending: list[Counted] = []  # Committed by the policy, not yet an update.
+        self._share = 0.0  # Of the pending.
+        self._known = self._examples = 0  # Nodes whose examples are known, and those examples.
+        self._running = 0.0  # The share of the nodes that have the model.
+        self._runners = 0
+        self.spent = 0.0
+        """Rounds' worth of work that has ended. Read-only, as the next two."""
+        self.progress = 0.0
+        """Rounds' worth of work in the model."""
+        self.version = 0
+        """Updates of the model."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the training is as long as it was to be, and no node still works for it."""
+        return not self._runners and self.spent >= self._rounds - _ROUNDING
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """Those that take part, with those that wait for a place."""
+        return frozenset(self._nodes) | frozenset(self._spare)
+
+    def join(self, node: int, now: float) -> Step:
+        """A node has come, or come back."""
+        if node in self.nodes:
+            raise ProtocolError(f"node {node} joined twice: it must leave first")
+        if not self._free:
+            if self._fixed:
+                self._spare.append(node)
+                return Step()
+            self._free.append(len(self._at) + len(self._free))
+        rank = self._free.popleft()
+        self._nodes[node] = _Node(rank)
+        self._at[rank] = node
+        return self._step(self._policy.on_join(rank, now))
+
+    def reply(self, node: int, examples: int, now: float) -> Step:
+        """A node that has the model replied, with a change made on so many examples; 0 if it cannot be used."""
+        member = self._nodes.get(node)
+        if member is None or not member.running:
+            raise ProtocolError(f"node {node} replied without having the model")
+        if examples:
+            self._known += not member.examples
+            self._examples += examples - member.examples
+            member.examples = examples
+        self._stopped(member)
+        iteration = self._iterations.get(member.rank, 0)
+        self._iterations[member.rank] = iteration + 1
+        if examples:
+            behind = self.progress - member.begun
+            stale = self.version - member.version
+            self._open[member.rank, iteration] = Counted(node, self._numbers[node] - 1, 1.0, behind, stale)
+        push = Push(member.rank, iteration, examples, examples, self._share_of(member), member.version)
+        return self._step(self._policy.on_push(push, now))
+
+    def leave(self, node: int, now: float) -> Step:
+        """A node has vanished, or failed; what it was doing is lost, what it replied counts."""
+        if node in self._spare:
+            self._spare.remove(node)
+            return Step()
+        member = self._nodes.get(node)
+        if member is None:
+            raise ProtocolError(f"node {node} left without having joined")
+        if member.running:
+            self._stopped(member)
+        if node in self._ready:
+            self._ready.remove(node)
+        commands = self._policy.on_leave(member.rank, now)
+        del self._nodes[node], self._at[member.rank]
+        self._free.append(member.rank)
+        self._known -= bool(member.examples)
+        self._examples -= member.examples
+        step = self._step(commands)
+        if not self._spare:
+            return step
+        more = self.join(self._spare.popleft(), now)
+        return Step(step.updates + more.updates, step.start + more.start)
+
+    def finish(self, now: float) -> Step:
+        """The last updates, of what has been replied and was not an update yet. Nothing may follow."""
+        commands = [each for member in self._nodes.values() for each in self._policy.on_leave(member.rank, now)]
+        step = self._step([each for each in commands if isinstance(each, Commit)])
+        return Step(step.updates + ((self._update(),) if self._pending else ()))
+
+    def _step(self, commands: list[Command]) -> Step:
+        updates = []
+        for command in commands:
+            if isinstance(command, Commit):
+                self._pending += [self._open.pop((push.worker, push.iteration)) for push in command.pushes]
+                self._share += command.share
+                if len(self._pending) >= self._buffer:
+                    updates.append(self._update())
+            elif isinstance(command, Release):
+                self._ready.append(self._at[command.worker])
+        return Step(tuple(updates), self._started())
+
+    def _update(self) -> tuple[Counted, ...]:
+        whole = 1.0 if self._raw else self._share
+        update = tuple(
+            each._replace(factor=whole * ((1.0 + each.stale) ** -0.5 if self._raw else staleness_factor(each.behind)))
+            for each in self._pending
+        )
+        self.progress += self._share
+        self.version += 1
+        self._pending, self._share = [], 0.0
+        return update
+
+    def _started(self) -> tuple[int, ...]:
+        """The released nodes whose work the training still needs."""
+        start = []
+        while self._ready and self.spent + self._running < self._rounds - _ROUNDING:
+            node = self._ready.popleft()
+            member = self._nodes[node]
+            self._numbers[node] = self._numbers.get(node, 0) + 1
+            member.running, member.begun, member.version = True, self.progress, self.version
+            self._runners += 1
+            member.part = self._share_of(member)
+            self._running += member.part
+            start.append(node)
+        return tuple(start)
+
+    def _stopped(self, member: _Node) -> None:
+        member.running = False
+        self._runners -= 1
+        self.spent += member.part
+        self._running = self._running - member.part if self._runners else 0.0
+
+    def _share_of(self, member: _Node) -> float:
+        """Of all examples; a node whose number of them is not known yet counts as the mean of the others."""
+        if not self._known:
+            return 1.0 / max(len(self._nodes), self._expected)
+        mean = self._examples / self._known
+        whole = self._examples + (len(self._nodes) - self._known) * mean
+        return (member.examples or mean) / whole

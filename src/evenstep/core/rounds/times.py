@@ -1,0 +1,96 @@
+"""Which times of a node are believed, and how long a round waits for it."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Final, NamedTuple, final
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+
+_KEPT: Final = 5
+"""Rounds of a node over which the seconds beside its compute are known: the median of them."""
+_ALLOWED: Final = 4
+"""How many times the usual seconds beside compute a node may claim."""
+_NAMED: Final = 2.0
+"""A node whose seconds are changed by more than this factor is named."""
+_NEEDED: Final = 2
+"""Of how many other nodes those must be known."""
+
+
+class Believed(NamedTuple):
+    """The seconds of compute that count, and the reason in one clause if they are not those that the node said."""
+
+    seconds: float
+    reason: str | None = None
+
+
+@final
+class RoundTimes:
+    """Bounds what a node can say of its seconds by what the server sees: how long the node was away.
+
+    A node computes at most as long as it was away. It computes at least as long as it was away less four times the
+    usual rest (messages, start of the app): the median over the other nodes of their own medians, so that a minority
+    cannot move it. What a slow link takes beyond that counts as compute, of which a fixed part is learned as one.
+    The paper does not treat nodes that lie; this is ours.
+    """
+
+    def __init__(self) -> None:
+        self._rests: dict[int, deque[float]] = {}
+
+    def believe(self, node: int, said: float, away: float | None) -> Believed:
+        """Take in the seconds of compute that a node says, and how long it was away (None: not known).
+
+        Raises:
+            ValueError: The seconds are not finite and positive.
+        """
+        if not 0.0 < said < math.inf:
+            raise ValueError(f"a node cannot compute for {said} seconds")
+        if away is None or not away > 0.0:
+            return Believed(said)
+        usual = self._usual(node)
+        self._rests.setdefault(node, deque(maxlen=_KEPT)).append(max(away - said, 0.0))
+        least = 0.0 if usual is None else away - _ALLOWED * usual
+        counted = min(max(said, least), away)
+        if 1.0 / _NAMED <= counted / said <= _NAMED:
+            return Believed(counted)
+        beside = "" if said > away else f", and the others need {usual:.3g} s beside compute"
+        return Believed(counted, f"it was away for {away:.3g} s{beside}")
+
+    def deadline(self, predicted: Mapping[int, float], patience: float | None) -> float | None:
+        """How long a round of these nodes waits: `patience` times the longest predicted time, with the rest of each.
+
+        None, for no limit, without patience and before anything is known.
+        """
+        if patience is None or not predicted or not self._rests:
+            return None
+        return patience * max(seconds + self._rest(node) for node, seconds in predicted.items())
+
+    def _rest(self, node: int) -> float:
+        """The seconds of a node beside its compute: its own, as far as they are allowed, or the usual ones."""
+        usual = self._usual(node)
+        own = self._rests.get(node)
+        if own is None:
+            return usual or 0.0
+        return median(own) if usual is None else min(median(own), _ALLOWED * usual)
+
+    def _usual(self, node: int) -> float | None:
+        others = [median(rests) for other, rests in self._rests.items() if other != node]
+        return median(others) if len(others) >= _NEEDED else None
+
+
+def required_patience(patience: float | None) -> float | None:
+    """The patience, checked.
+
+    Raises:
+        ConfigError: It is not a number of at least 1.
+    """
+    if patience is None:
+        return None
+    if type(patience) not in (int, float) or not 1.0 <= patience < math.inf:
+        raise ConfigError(
+            f"a round cannot wait {shown(patience)} times as long as it is predicted to take: use a patience of at"
+            " least 1, or None to wait for all"
+        )
+    return patience

@@ -1,0 +1,171 @@
+"""A grid that watches when each reply comes, and whose rounds need not wait for all of them."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, final
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+_FIRST_POLL: Final = 0.02
+_LONGEST_POLL: Final = 1.0
+
+
+class Reply(NamedTuple):
+    """A reply, to what it is one, and how many seconds the node was away for it."""
+
+    node: int
+    message: Message
+    asked: str
+    away: float
+
+
+@final
+class Exchange:
+    """What was sent and not answered yet. Each node has at most one message of training."""
+
+    def __init__(self, grid: Grid, clock: Callable[[], float] = time.monotonic) -> None:
+        self.grid = grid
+        self._clock = clock
+        self._open: dict[str, tuple[int, float]] = {}
+
+    @property
+    def away(self) -> set[int]:
+        """The nodes that have not answered."""
+        return {node for node, _ in self._open.values()}
+
+    def send(self, messages: Iterable[Message]) -> dict[str, int]:
+        """Send these messages: the node of each by the message's id, without those that the SuperLink did not take."""
+        messages = list(messages)
+        now = self._clock()
+        ids = self.grid.push_messages(messages) if messages else []
+        sent = {
+            asked: message.metadata.dst_node_id
+            for asked, message in zip(ids, messages, strict=False)
+            if asked is not None
+        }
+        self._open |= {asked: (node, now) for asked, node in sent.items()}
+        return sent
+
+    def receive(self) -> list[Reply]:
+        """The replies that have come since the last call."""
+        replies = []
+        for message in self.grid.pull_messages(list(self._open)) if self._open else ():
+            asked = message.metadata.reply_to_message_id
+            node, since = self._open.pop(asked, (None, 0.0))
+            if node is not None:
+                replies.append(Reply(node, message, asked, self._clock() - since))
+        return replies
+
+    def forget(self, asked: str) -> None:
+        """Do not wait for this reply any more."""
+        self._open.pop(asked, None)
+
+    def open_since(self) -> list[tuple[str, int, float]]:
+        """Message, node and seconds since it was sent, of all without an answer."""
+        now = self._clock()
+        return [(asked, node, now - since) for asked, (node, since) in self._open.items()]
+
+
+class Pause:
+    """Waits between two looks for replies: ever longer while none comes, up to a second."""
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+        self._next = _FIRST_POLL
+
+    def after(self, came: bool, most: float = _LONGEST_POLL) -> None:
+        """Wait, unless something came."""
+        if came:
+            self._next = _FIRST_POLL
+            return
+        self._sleep(max(min(self._next, most), 0.0))
+        self._next = min(self._next * 1.5, _LONGEST_POLL)
+
+
+class View(Grid):
+    """The same grid; a base for those that change a part of it."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def set_run(self, run: object) -> None:
+        """As the grid."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> object:
+        """As the grid."""
+        return self.grid.run
+
+    def create_message(self, *args: object, **options: object) -> Message:
+        """As the grid."""
+        return self.grid.create_message(*args, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As the grid."""
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the grid."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the grid."""
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """As the grid."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+@final
+class Rounds(View):
+    """A grid whose rounds of training end with the last reply, or after `limit()` seconds; evaluation is the grid's.
+
+    Args:
+        grid: What carries the messages.
+        limit: Called when a round of training begins: how long it may wait; None for the timeout alone.
+        arrived: Called with each reply of training, also of earlier rounds; whether it is given to this round.
+        ended: Called at the end of a round, with the nodes that it goes on without.
+        clock, sleep: Of seconds.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        limit: Callable[[], float | None],
+        arrived: Callable[[Reply], bool],
+        ended: Callable[[set[int]], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(grid)
+        self.exchange = Exchange(grid, clock)
+        self._limit, self._arrived, self._ended = limit, arrived, ended
+        self._clock, self._sleep = clock, sleep
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """The replies of a round: to these messages, and those of earlier ones that come meanwhile."""
+        messages = list(messages)
+        training = [each for each in messages if each.metadata.message_type.split(".")[0] == MessageType.TRAIN]
+        if messages and not training:
+            return self.grid.send_and_receive(messages, timeout=timeout)
+        began = self._clock()
+        waiting = set(self.exchange.send(training))
+        only_late = not waiting and bool(self.exchange.away)
+        limits = [each for each in (timeout, None if only_late else self._limit()) if each is not None]
+        end = began + min(limits) if limits else None
+        received: list[Message] = []
+        pause = Pause(self._sleep)
+        while True:
+            replies = self.exchange.receive()
+            waiting -= {reply.asked for reply in replies}
+            received += [reply.message for reply in replies if self._arrived(reply)]
+            left = 1.0 if end is None else end - self._clock()
+            if left <= 0 or not (waiting or (only_late and not received)):
+                break
+            pause.after(bool(replies), left)
+        self._ended({node for asked, node, _ in self.exchange.open_since() if asked in waiting})
+        return received

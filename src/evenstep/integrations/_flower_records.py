@@ -1,0 +1,124 @@
+"""Flower's records: the work in a config, the seconds in the metrics, and the arrays as changes of the model."""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.rounds import Mode, Work
+from evenstep.core.shown import shown
+
+BATCH_SIZE: Final = "batch-size"
+"""Where a client finds its batch size in the ConfigRecord."""
+
+STEPS: Final = "steps"
+"""Where a client finds its number of local steps in the ConfigRecord."""
+
+RATE: Final = "lr"
+"""Where a client finds its learning rate in the ConfigRecord."""
+
+SECONDS: Final = "evenstep-seconds"
+"""Where `measured` puts the seconds of compute in the MetricRecord."""
+
+
+def mean_work(config: ConfigRecord, mode: Mode) -> Work:
+    """The mean work of the nodes, as the training config says it.
+
+    Raises:
+        ConfigError: What the mode needs is absent, or no number.
+    """
+    size = _whole(config, BATCH_SIZE)
+    if size is None:
+        raise ConfigError(
+            f"LoadBalanced needs the mean batch size of the nodes, and train_config has"
+            f' {shown(config.get(BATCH_SIZE))}: give start(train_config=ConfigRecord({{"{BATCH_SIZE}": 32}}))'
+        )
+    steps = _whole(config, STEPS)
+    if steps is None and mode == "steps":
+        raise ConfigError(
+            f'mode="steps" needs the mean number of local steps, and train_config has {shown(config.get(STEPS))}: put'
+            f' "{STEPS}": 20 into it'
+        )
+    if mode == "batch-and-lr" and not isinstance(config.get(RATE), float):
+        raise ConfigError(
+            f'mode="batch-and-lr" changes the learning rate, and train_config has {shown(config.get(RATE))}: put'
+            f' "{RATE}": 0.1 into it'
+        )
+    return Work(size, steps or 1)
+
+
+def _whole(config: ConfigRecord, name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def with_work(content: RecordDict, work: Work, mode: Mode) -> RecordDict:
+    """The same records, of which the strategy gives one object to all nodes, with this work in the config."""
+    records = dict(content.items())
+    for name, config in content.config_records.items():
+        if BATCH_SIZE not in config:
+            continue
+        changed: dict[str, int | float] = {BATCH_SIZE: work.batch_size}
+        if mode == "steps":
+            changed = {STEPS: work.steps}
+        elif mode == "batch-and-lr":
+            changed[RATE] = config[RATE] * work.rate
+        records[name] = ConfigRecord({**config, **changed})
+    return RecordDict(records)
+
+
+def taken_seconds(content: RecordDict) -> object:
+    """The seconds of a reply, taken out of its metrics: a mean over nodes says nothing, and some may not measure."""
+    taken: object = None
+    for metrics in content.metric_records.values():
+        found = metrics.pop(SECONDS, None)
+        taken = found if taken is None else taken
+    return taken
+
+
+def examples_of(content: RecordDict, key: str) -> float:
+    """The weight of a reply; 0 if there is none."""
+    value = next((metrics[key] for metrics in content.metric_records.values() if key in metrics), 0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def wrong_with(content: RecordDict, key: str) -> str | None:
+    """Why a reply cannot be part of a mean, in one clause."""
+    for record in content.array_records.values():
+        for name, array in record.items():
+            values = array.numpy()
+            if values.dtype.kind in "fc" and not np.isfinite(values).all():
+                return f"has a NaN or an infinity in {shown(name)}"
+    weight = examples_of(content, key)
+    if not 0.0 < weight < math.inf:
+        return f"has {shown(weight)} as {shown(key)}"
+    return None
+
+
+def set_examples(content: RecordDict, key: str, examples: int) -> None:
+    """Let a reply count by these many examples."""
+    for metrics in content.metric_records.values():
+        if key in metrics:
+            metrics[key] = examples
+
+
+def rebased(content: RecordDict, old: ArrayRecord, new: ArrayRecord, factor: float) -> RecordDict:
+    """The reply of a node that began from `old`, as if it had made its change, times `factor`, from `new`.
+
+    Arrays of whole numbers, such as counters, stay those of the reply.
+    """
+    records = dict(content.items())
+    for name, record in content.array_records.items():
+        records[name] = ArrayRecord({key: _moved(key, array, old, new, factor) for key, array in record.items()})
+    return RecordDict(records)
+
+
+def _moved(key: str, array: Array, old: Mapping[str, Array], new: Mapping[str, Array], factor: float) -> Array:
+    values = array.numpy()
+    if values.dtype.kind not in "fc" or key not in old:
+        return array
+    moved = new[key].numpy() + factor * (values - old[key].numpy())
+    return Array(np.asarray(moved, dtype=values.dtype))

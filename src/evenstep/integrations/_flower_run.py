@@ -1,0 +1,177 @@
+"""One training without rounds: carries out with Flower's messages what `AsynchronousRounds` decides."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.rounds import AsynchronousRounds, Counted, Step
+from evenstep.integrations._flower_grid import Exchange, Pause, Reply, View
+from evenstep.integrations._flower_records import examples_of, rebased, taken_seconds, wrong_with
+
+_MEMBERS_EVERY: Final = 1.0
+"""Seconds between two looks at which nodes there are."""
+
+_log = logging.getLogger("flwr")
+
+
+@final
+class _Listed(View):
+    """The same grid, of which a strategy that wants so many nodes sees as many: it is asked for the message alone."""
+
+    def __init__(self, grid: Grid, nodes: list[int]) -> None:
+        super().__init__(grid)
+        self.nodes = nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        """These nodes."""
+        return list(self.nodes)
+
+
+@final
+class Run:
+    """One training: carries out what `AsynchronousRounds` decides.
+
+    Attributes:
+        first: The nodes that were there at the beginning, when the strategy had as many as it wants.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        grid: Grid,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        *,
+        key: str,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._strategy, self._key, self._clock, self._sleep = strategy, key, clock, sleep
+        self._arrays, self._config = arrays, config
+        self._exchange = Exchange(grid, clock)
+        self._grid = grid
+        messages = list(self._strategy.configure_train(1, arrays, config, grid))
+        if not messages:
+            raise ConfigError("the strategy trains on no node: give it a fraction_train above 0")
+        self.first = list(grid.get_node_ids())
+        self._listed = _Listed(grid, self.first)
+        self._content: RecordDict | None = messages[0].content
+        self._base: dict[int, ArrayRecord] = {}  # The model that each node trains on.
+        self._replies: dict[tuple[int, int], tuple[Message, ArrayRecord]] = {}
+        self._number: dict[int, int] = {}
+        self._ignored: set[int] = set()  # Away for too long; they are back with their reply.
+
+    def train(
+        self,
+        rounds: AsynchronousRounds,
+        number: int,
+        timeout: float,
+        result: Result,
+        evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        """Train until the rounds are done; fills in the result."""
+        pause = Pause(self._sleep)
+        self._rounds, self._result, self._evaluate, self._evaluated = rounds, result, evaluate, -1
+        self._evaluate_up_to(0)
+        looked = -_MEMBERS_EVERY
+        while not rounds.done:
+            now = self._clock()
+            if now - looked >= _MEMBERS_EVERY:
+                looked = now
+                self._members(timeout)
+            replies = self._exchange.receive()
+            for reply in replies:
+                self._take(reply)
+            pause.after(bool(replies))
+        self._carry(rounds.finish(self._clock()))
+        self._evaluate_up_to(number)
+
+    def _members(self, timeout: float) -> None:
+        """Who has come, who has gone, and who has been away for too long."""
+        present, known, now = set(self._grid.get_node_ids()), self._rounds.nodes, self._clock()
+        for asked, node, seconds in self._exchange.open_since():
+            if node in known and node in present and seconds > timeout:
+                _log.warning("node %d has been away for %.0f s: training goes on without it", node, seconds)
+                self._ignored.add(node)
+                self._carry(self._rounds.leave(node, now))
+            elif node not in present:
+                self._exchange.forget(asked)
+                self._ignored.discard(node)
+        for node in sorted(known - present):
+            _log.warning("node %d has vanished: training goes on without it", node)
+            self._carry(self._rounds.leave(node, now))
+        for node in sorted(present - known - self._ignored):
+            _log.info("node %d takes part", node)
+            self._carry(self._rounds.join(node, now))
+
+    def _take(self, reply: Reply) -> None:
+        node, message, now = reply.node, reply.message, self._clock()
+        if node in self._ignored or node not in self._rounds.nodes:
+            self._ignored.discard(node)  # It joins with the next look at who is there.
+            return
+        if message.has_error():
+            _log.warning("node %d failed: %s", node, message.error.reason)
+            self._carry(self._rounds.leave(node, now))
+            return
+        taken_seconds(message.content)
+        wrong = wrong_with(message.content, self._key)
+        if wrong is not None:
+            _log.warning("the reply of node %d %s, and is left out", node, wrong)
+            self._carry(self._rounds.reply(node, 0, now))
+            return
+        self._replies[node, self._number[node]] = message, self._base[node]
+        examples = max(round(examples_of(message.content, self._key)), 1)
+        self._carry(self._rounds.reply(node, examples, now))
+
+    def _carry(self, step: Step) -> None:
+        for update in step.updates:
+            self._update(update)
+        if step.start:
+            self._send(step.start)
+
+    def _update(self, update: tuple[Counted, ...]) -> None:
+        """Let the strategy aggregate these replies, as if all had begun from the newest model."""
+        version = self._rounds.version
+        messages = []
+        for each in update:
+            message, base = self._replies.pop((each.node, each.number))
+            message.content = rebased(message.content, base, self._arrays, each.factor)
+            messages.append(message)
+        if self._content is None:  # Strategies with a momentum of their own note here what the changes begin from.
+            list(self._strategy.configure_train(version, self._arrays, self._config, self._listed))
+        arrays, metrics = self._strategy.aggregate_train(version, messages)
+        stale = ", ".join(f"{each.node} ({each.stale} behind)" for each in update)
+        _log.info("update %d: of %s", version, stale)
+        if arrays is not None:
+            self._arrays = self._result.arrays = arrays
+            self._content = None
+        if metrics is not None:
+            self._result.train_metrics_clientapp[version] = metrics
+        self._evaluate_up_to(int(self._rounds.progress + 1e-6))
+
+    def _send(self, nodes: tuple[int, ...]) -> None:
+        if self._content is None:
+            given = self._strategy.configure_train(self._rounds.version + 1, self._arrays, self._config, self._listed)
+            self._content = next(iter(given)).content
+        messages = [Message(self._content, node, MessageType.TRAIN) for node in nodes]
+        for node in nodes:
+            self._base[node] = self._arrays
+            self._number[node] = self._number.get(node, -1) + 1
+        sent = self._exchange.send(messages)
+        for node in set(nodes) - set(sent.values()):
+            _log.warning("the SuperLink did not take the message for node %d", node)
+            self._carry(self._rounds.leave(node, self._clock()))
+
+    def _evaluate_up_to(self, number: int) -> None:
+        if self._evaluate is None or number <= self._evaluated:
+            return
+        self._evaluated = number
+        metrics = self._evaluate(number, self._arrays)
+        if metrics is not None:
+            _log.info("after %d rounds' worth: %s", number, metrics)
+            self._result.evaluate_metrics_serverapp[number] = metrics

@@ -1,0 +1,361 @@
+"""Flower: each node gets its own batch size, by the speed that its replies tell, with Flower's own messages."""
+
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs an environment of its own: make test-all")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg, FedAvgM
+from support.flower_federation import Federation, Nodes, size_of, task  # noqa: F401
+
+from evenstep.core.errors import ConfigError
+from evenstep.integrations.flower import BATCH_SIZE, SECONDS, Asynchronous, LoadBalanced, measured
+
+SPEEDS = {11: 1.0, 12: 2.0, 13: 4.0}
+
+
+def arrays(value=0.0):
+    return ArrayRecord({"w": Array(np.array([value]))})
+
+
+def answer(message, seconds=None, examples=1, value=0.0):
+    metrics = {"num-examples": examples} | ({} if seconds is None else {SECONDS: seconds})
+    return Message(RecordDict({"arrays": arrays(value), "metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def configured(strategy, number=1, nodes=SPEEDS, mean=28):
+    """The messages of a round by node, as a node would receive them."""
+    config = ConfigRecord({BATCH_SIZE: mean, "lr": 0.1, "steps": 5})
+    messages = list(strategy.configure_train(number, arrays(), config, Nodes(nodes)))
+    assert config[BATCH_SIZE] == mean
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"message {number}"
+    return {message.metadata.dst_node_id: message for message in messages}
+
+
+def train(strategy, rounds, nodes=SPEEDS):
+    for number in range(1, rounds + 1):
+        messages = configured(strategy, number, nodes)
+        replies = [answer(m, size_of(m) / SPEEDS[node] * 1e-3) for node, m in messages.items()]
+        strategy.aggregate_train(number, replies)
+
+
+def test_sizes_follow_speeds_and_nothing_else_changes():
+    strategy = LoadBalanced(FedAvg())
+    first = configured(strategy)
+    assert {node: size_of(message) for node, message in first.items()} == dict.fromkeys(SPEEDS, 28)
+    train(strategy, 2)
+    messages = configured(strategy, 3)
+    assert {node: size_of(message) for node, message in messages.items()} == {11: 12, 12: 24, 13: 48}
+    for message in messages.values():
+        config = message.content.config_records["config"]
+        assert {name: config[name] for name in ("lr", "steps", "server-round")} == {
+            "lr": 0.1,
+            "steps": 5,
+            "server-round": 3,
+        }
+
+
+def test_a_node_that_comes_later_starts_as_the_median():
+    strategy = LoadBalanced(FedAvg())
+    train(strategy, 2)
+    sizes = {node: size_of(m) for node, m in configured(strategy, 3, {11: 1.0, 13: 4.0, 99: 1.0}, 28).items()}
+    assert sizes == {11: 12, 13: 48, 99: 24}
+
+
+def test_the_wrapped_strategy_aggregates_by_dataset_size_and_sees_no_seconds():
+    strategy = LoadBalanced(FedAvg())
+    messages = configured(strategy)
+    replies = [
+        answer(messages[11], 0.1, examples=10, value=1.0),
+        answer(messages[12], None, examples=30, value=2.0),
+        answer(messages[13], 0.2, examples=60, value=3.0),
+    ]
+    merged, metrics = strategy.aggregate_train(1, replies)
+    assert merged["w"].numpy().tolist() == [0.1 + 0.6 + 1.8]
+    assert SECONDS not in metrics
+
+
+def test_a_failure_a_missing_and_a_wrong_time_leave_the_round_whole(logged):
+    strategy = LoadBalanced(FedAvg())
+    messages = configured(strategy)
+    replies = [
+        answer(messages[11], float("nan")),
+        answer(messages[12]),
+        Message(Error(code=0, reason="killed"), reply_to=messages[13]),
+    ]
+    strategy.aggregate_train(1, replies)
+    assert "node 11 says that it has trained for nan seconds" in text(logged)
+    assert "node 12 sends no evenstep-seconds" in text(logged)
+    assert {size_of(message) for message in configured(strategy, 2).values()} == {28}
+
+
+@pytest.mark.parametrize("config", [{}, {BATCH_SIZE: 0}, {BATCH_SIZE: 2.5}, {BATCH_SIZE: "many"}])
+def test_a_config_without_a_mean_batch_size_is_refused(config):
+    with pytest.raises(ConfigError, match="needs the mean batch size"):
+        LoadBalanced(FedAvg()).configure_train(1, arrays(), ConfigRecord(config), Nodes(SPEEDS))
+
+
+def test_evaluation_is_the_wrapped_strategys():
+    strategy = LoadBalanced(FedAvg())
+    messages = list(strategy.configure_evaluate(1, arrays(), ConfigRecord({"x": 1}), Nodes(SPEEDS)))
+    assert [message.metadata.message_type for message in messages] == [MessageType.EVALUATE] * 3
+    replies = [answer(message, seconds=2.0) for message in messages]
+    assert strategy.aggregate_evaluate(1, replies)[SECONDS] == 2.0
+    strategy.summary()
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_the_mod_measures_training_alone(kind):
+    message = Message(RecordDict({"config": ConfigRecord({BATCH_SIZE: 4})}), dst_node_id=7, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "message"
+    reply = measured(message, None, lambda given, context: answer(given))
+    (metrics,) = reply.content.metric_records.values()
+    assert (SECONDS in metrics) is (kind == MessageType.TRAIN)
+    assert metrics.get(SECONDS, 1.0) > 0
+
+
+def test_the_mod_gives_a_reply_without_metrics_some_and_leaves_an_error_alone():
+    message = Message(RecordDict(), dst_node_id=7, message_type=MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = "message"
+    reply = measured(message, None, lambda given, context: Message(RecordDict(), reply_to=given))
+    assert reply.content["metrics"][SECONDS] > 0
+    failed = measured(message, None, lambda given, context: Message(Error(code=0), reply_to=given))
+    assert failed.has_error()
+
+
+def test_the_app_of_the_page_trains_with_sizes_by_speed():
+    page = Path(__file__).parents[2] / "docs" / "integrations" / "flower.md"
+    server, client, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    of_server, of_client = {}, {}
+    server = server.replace("nodes=2))", "nodes=2), clock=grid.clock, sleep=grid.sleep)")
+    exec(server.replace("strategy.start(", "result = strategy.start(") + "    found.append(result)\n", of_server)
+    exec(client, of_client)
+    of_server["found"] = []
+    federation = Federation(of_client["app"], SPEEDS)
+    of_server["main"](federation, None)
+    assert federation.sizes[0] == dict.fromkeys(SPEEDS, 32)
+    assert federation.sizes[-1] == {11: 14, 12: 27, 13: 55}
+    np.testing.assert_allclose(of_server["found"][0].arrays["w"].numpy(), np.ones(8), atol=1e-3)
+
+
+def client(value=lambda node, number: 1.0, examples=lambda node: 1):
+    """An app whose nodes add 1 to the model; `value` may say something else of a node's reply."""
+    counts = {}
+
+    def app(message, context):
+        node = context.node_id
+        if message.metadata.message_type != MessageType.TRAIN:
+            return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+        number = counts[node] = counts.get(node, -1) + 1
+        weights = message.content["arrays"]["w"].numpy() + value(node, number)
+        metrics = MetricRecord({"num-examples": examples(node), SECONDS: 1.0})
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.fixture
+def logged():
+    """What Flower and evenstep log: one line each."""
+    logger, lines = logging.getLogger("flwr"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def started(strategy, federation, rounds, config=None, **options):
+    """The result of a run, in the federation's time."""
+    config = ConfigRecord({BATCH_SIZE: 28, "steps": 5, "lr": 0.1} if config is None else config)
+    return strategy.start(federation, arrays(), rounds, train_config=config, **options)
+
+
+def text(lines):
+    return "\n".join(lines)
+
+
+def balanced(federation, strategy=None, **options):
+    return LoadBalanced(strategy or FedAvg(), clock=federation.clock, sleep=federation.sleep, **options)
+
+
+def asynchronous(federation, sync, strategy=None, **options):
+    return Asynchronous(strategy or FedAvg(), sync, clock=federation.clock, sleep=federation.sleep, **options)
+
+
+def test_steps_follow_speeds_where_they_are_to(logged):
+    seen = []
+
+    def samples(message):
+        config = message.content.config_records["config"]
+        seen.append((config[BATCH_SIZE], config["steps"], config["lr"]))
+        return config[BATCH_SIZE] * config["steps"]
+
+    federation = Federation(client(), SPEEDS, samples=samples)
+    started(balanced(federation, mode="steps"), federation, 3, {BATCH_SIZE: 4, "steps": 28, "lr": 0.5})
+    assert seen[:3] == [(4, 28, 0.5)] * 3
+    assert sorted(seen[-3:]) == [(4, 12, 0.5), (4, 24, 0.5), (4, 48, 0.5)]
+
+
+def test_the_rate_follows_the_batch_where_it_is_to(logged):
+    seen = []
+
+    def samples(message):
+        config = message.content.config_records["config"]
+        seen.append((config[BATCH_SIZE], config["steps"], config["lr"]))
+        return config[BATCH_SIZE] * config["steps"]
+
+    federation = Federation(client(), SPEEDS, samples=samples)
+    started(balanced(federation, mode="batch-and-lr"), federation, 3)
+    assert sorted(seen[-3:]) == [(size, 5, pytest.approx(0.1 * size / 28)) for size in (12, 24, 48)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "config", "needs"),
+    [("steps", {BATCH_SIZE: 4}, "mean number of local steps"), ("batch-and-lr", {BATCH_SIZE: 4}, "the learning rate")],
+)
+def test_a_config_without_what_the_mode_shares_out_is_refused(mode, config, needs):
+    with pytest.raises(ConfigError, match=needs):
+        LoadBalanced(FedAvg(), mode=mode).configure_train(1, arrays(), ConfigRecord(config), Nodes(SPEEDS))
+
+
+@pytest.mark.parametrize("options", [{"late": "never"}, {"weights": "steps"}, {"mode": "tau"}, {"patience": 0.5}])
+def test_unknown_options_are_refused(options):
+    with pytest.raises(ConfigError, match="use"):
+        LoadBalanced(FedAvg(), **options)
+
+
+def test_rounds_wait_for_all_without_patience(logged):
+    federation = Federation(client(), SPEEDS)
+    result = started(balanced(federation), federation, 3)
+    assert result.arrays["w"].numpy().tolist() == [3.0]
+    assert 28 + 2 * 12 <= federation.now < 28 + 2 * 12 + 3 * 1.5
+
+
+@pytest.mark.parametrize("late", ["next", "drop"])
+def test_a_late_node_is_not_waited_for_and_its_reply_counts_or_not(logged, late):
+    """Node 13 is twenty times slower in its third round, which lasts for several of the others'."""
+    speeds = SPEEDS | {13: lambda number: 0.2 if number == 2 else 4.0}
+    federation = Federation(client(), speeds)
+    result = started(balanced(federation, patience=1.5, late=late), federation, 60)
+    assert "round 3 goes on without node 13, whose reply is late" in text(logged)
+    assert [13 in sizes for sizes in federation.sizes[:5]] == [True, True, True, False, False]
+    assert ("the reply of node 13 to round 3 counts in round" in text(logged)) is (late == "next")
+    assert ("node 13 to round 3 is too late, and is dropped" in text(logged)) is (late == "drop")
+    assert any(13 in sizes for sizes in federation.sizes[5:])
+    assert result.arrays["w"].numpy()[0] == pytest.approx(60, rel=0.05)
+
+
+def test_a_reply_with_a_nan_is_left_out_and_its_node_named(logged):
+    federation = Federation(client(lambda node, number: np.nan if node == 12 else 1.0), SPEEDS)
+    result = started(balanced(federation), federation, 3)
+    assert result.arrays["w"].numpy().tolist() == [3.0]
+    assert text(logged).count("the reply of node 12 has a NaN or an infinity in 'w', and is left out") == 3
+
+
+def test_a_reply_without_examples_is_left_out(logged):
+    federation = Federation(client(examples=lambda node: 0 if node == 12 else 1), SPEEDS)
+    started(balanced(federation), federation, 1)
+    assert "the reply of node 12 has 0.0 as 'num-examples', and is left out" in text(logged)
+
+
+@pytest.mark.parametrize("said", [1e-9, 1e9])
+def test_a_node_that_lies_is_named_and_bounded(logged, said):
+    speeds = {11: 1.0, 12: 2.0, 13: 4.0, 14: 2.0}
+    federation = Federation(client(), speeds, said={12: said})
+    started(balanced(federation), federation, 6)
+    assert f"node 12 says {said:.3g} s" in text(logged)
+    honest = Federation(client(), speeds)
+    started(balanced(honest), honest, 6)
+    assert abs(federation.sizes[-1][12] - honest.sizes[-1][12]) <= 3
+    assert federation.now < 1.2 * honest.now
+
+
+def test_weights_by_samples_are_those_that_were_processed(logged):
+    federation = Federation(client(lambda node, number: float(node == 13)), SPEEDS)
+    result = started(balanced(federation, weights="samples"), federation, 1)
+    assert result.arrays["w"].numpy()[0] == pytest.approx(1 / 3)
+    result = started(balanced(federation, weights="samples"), federation, 2)
+    assert result.arrays["w"].numpy()[0] == pytest.approx(1 / 3 + 48 / 84)
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp:bound=1", "dssp:lower=1,upper=4", "bsp", "grouped:groups=2"])
+def test_without_rounds_all_work_is_in_the_model(logged, sync):
+    federation = Federation(client(), SPEEDS)
+    found = []
+    result = started(
+        asynchronous(federation, sync, rate="share"),
+        federation,
+        4,
+        evaluate_fn=lambda number, model: found.append(number) or MetricRecord({"w": float(model["w"].numpy()[0])}),
+    )
+    counted = result.arrays["w"].numpy()[0]  # A push that missed more than a round counts less.
+    assert 3.4 < counted < 4.0 if sync[:4] in ("asp", "dssp", "grou") else counted == pytest.approx(4.0)
+    assert found[0] == 0
+    assert found[-1] == 4
+    assert "update" in text(logged)
+    assert sum(map(len, federation.sizes)) == 12
+
+
+def test_with_a_barrier_the_model_is_that_of_fedavg(logged):
+    apps = [client(lambda node, number: node * 1.5, examples=lambda node: node) for _ in range(2)]
+    one, other = (Federation(app, SPEEDS) for app in apps)
+    plain = started(FedAvg(), one, 3)
+    ours = started(asynchronous(other, "bsp"), other, 3)
+    assert ours.arrays["w"].numpy() == pytest.approx(plain.arrays["w"].numpy(), rel=1e-12)
+
+
+def test_fast_nodes_run_ahead_as_far_as_the_bound_and_take_less_time_than_rounds(logged):
+    speeds = {11: lambda n: 1.0 if n == 1 else 8.0, 12: lambda n: 1.0 if n == 3 else 8.0, 13: 8.0}
+    times = {}
+    for sync in ("bsp", "ssp:bound=3"):
+        federation = Federation(client(), speeds)
+        started(asynchronous(federation, sync), federation, 8)
+        times[sync] = federation.now
+    assert times["ssp:bound=3"] < 0.85 * times["bsp"]
+
+
+def test_a_node_that_vanishes_leaves_and_joins_when_it_is_back(logged):
+    federation = Federation(client(), SPEEDS, vanished={12: 20.0}, back={12: 150.0})
+    result = started(asynchronous(federation, "ssp:bound=1"), federation, 12)
+    assert "node 12 has vanished: training goes on without it" in text(logged)
+    assert text(logged).count("node 12 takes part") == 2
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def test_a_nan_a_failure_and_a_node_that_hangs_hold_nobody_up(logged):
+    app = client(lambda node, number: np.nan if node == 12 and number == 1 else 1.0)
+
+    def failing(message, context):
+        reply = app(message, context)
+        train = message.metadata.message_type == MessageType.TRAIN
+        if train and context.node_id == 13 and federation.done[13] == 1:
+            return Message(Error(code=0, reason="killed"), reply_to=message)
+        return reply
+
+    speeds = SPEEDS | {11: lambda number: 1e-3 if number == 1 else 1.0}
+    federation = Federation(failing, speeds)
+    result = started(asynchronous(federation, "ssp:bound=0"), federation, 6, timeout=100)
+    assert "the reply of node 12 has a NaN or an infinity in 'w', and is left out" in text(logged)
+    assert "node 13 failed: killed" in text(logged)
+    assert "node 11 has been away for 10" in text(logged)
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def test_a_buffer_gathers_replies_and_servers_momentum_sees_updates(logged):
+    federation = Federation(client(), SPEEDS)
+    strategy = asynchronous(federation, "asp", FedAvgM(server_learning_rate=1.0, server_momentum=0.5), buffer=3)
+    result = started(strategy, federation, 4)
+    assert sum(line.startswith("update") for line in logged) == 4
+    assert result.arrays["w"].numpy()[0] > 4.0
+
+
+def test_rounds_within_rounds_are_refused():
+    with pytest.raises(ConfigError, match="wrap the strategy inside it"):
+        Asynchronous(LoadBalanced(FedAvg()))
