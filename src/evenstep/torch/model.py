@@ -9,6 +9,8 @@ from typing import Any, Final, Self, final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._dynamo.decorators import skip
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -23,6 +25,19 @@ from evenstep.worker.hand_outs import HandedOut
 
 _PREPARED = "_evenstep_prepared"
 _IGNORED: Final = "_ddp_params_and_buffers_to_ignore"
+
+
+def _uncompiled(method: Any) -> Any:
+    """A function that the compiler leaves out, with all that it calls.
+
+    That is `torch.compiler.disable`, whose wrapper asks a dozen questions, also where nothing is compiled.
+    """
+    apart: Any = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (method if get_eval_frame_callback() is None else apart)(*args, **kwargs)
+
+    return skip(called)
 
 
 @final
@@ -119,7 +134,7 @@ class PreparedModel(DistributedDataParallel):
             self.strayed |= torch.is_grad_enabled()
             self._warn_if_released()
             return self.module(*args, **kwargs)
-        batch, waits = self._begins(self._engine, args, kwargs)
+        batch, waits = _begins_uncompiled(self, self._engine, args, kwargs)
         try:
             if not waits:
                 outputs = (self._replica or self.module)(*args, **kwargs)
@@ -144,20 +159,20 @@ class PreparedModel(DistributedDataParallel):
                 stacklevel=6,  # Beyond frames of torch, whose number varies.
             )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_uncompiled
     def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._batch = None
+        batch = None
         if self._engine is None:
             self.strayed |= torch.is_grad_enabled()
         elif torch.is_grad_enabled():
-            self._batch, _waits = self._begins(self._engine, args, kwargs)
+            batch, _waits = self._begins(self._engine, args, kwargs)
+        self.__dict__["_batch"] = batch  # A Module asks many questions about each attribute that is set.
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_uncompiled
     def _after_forward(self, _: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
         if self._engine is not None:
             self._engine.forward_ends(self._index, self._batch, outputs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begins(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[HandedOut | None, bool]:
         """The batch of this forward pass, and whether its backward waits for further micro-batches."""
         batch = engine.forward_begins(self._index, (args, kwargs) if kwargs else args)
@@ -218,6 +233,9 @@ class PreparedModel(DistributedDataParallel):
         raise ConfigError(
             "evenstep uses the model's communication hook itself: give yours as prepare(..., comm_hook=(state, hook))"
         )
+
+
+_begins_uncompiled: Final = _uncompiled(PreparedModel._begins)
 
 
 @final

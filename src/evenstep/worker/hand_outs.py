@@ -142,9 +142,8 @@ class HandOuts:
             return
         for model, passes in batch.passed.items():
             self._passes[model] = max(passes, self._passes.get(model, 0))
-        recent = len(self._past) - _RECENT
-        self._past = [each for n, each in enumerate(self._past) if n > recent or (each.traces and each.traces.kept)]
-        self._past.append(batch)
+        old, recent = self._past[: 1 - _RECENT], self._past[1 - _RECENT :]
+        self._past = [*[each for each in old if each.traces and each.traces.kept], *recent, batch]
 
     def _done_with(self, origin: Origin) -> bool:
         """Whether the script is done with all that this loader handed out."""
@@ -184,6 +183,8 @@ class HandOuts:
         """
         now = self.in_hand
         if now is None or self._told:
+            return now
+        if not self.ahead and inputs.same(now):
             return now
         known = [each for each in (now, *self.ahead) if inputs.same(each)]
         if not known:

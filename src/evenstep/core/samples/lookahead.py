@@ -164,6 +164,7 @@ class Lookahead:
     def advance(self) -> None:
         """The present slice has been handed out: take it from the ledger and move the window."""
         self._ledger.skip()
-        self._unsettled = max(self._unsettled - 1, 0)
+        if self._unsettled:
+            self._unsettled -= 1
         self._window.popleft()
         self._extend()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol, final
 
+import numpy as np
+
 from evenstep.core.values import IntArray
 
 
@@ -122,7 +124,7 @@ def ends_period(share: Share, period: int) -> bool:
 
 def by_samples(share: Share) -> float:
     """x_i / X: the sum over all workers is then the gradient of the union batch (LB-BSP, arXiv 1806.02508)."""
-    return share.samples / int(share.sizes.sum())
+    return share.samples / int(np.add.reduce(share.sizes))
 
 
 def alike(share: Share) -> float:

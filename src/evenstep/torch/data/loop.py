@@ -249,6 +249,7 @@ class Loop(ABC):
                         self._at.done = ledger.iteration
                     engine.hand_out(self._handed_out_now(share, piece, batch))
                     yield batch
+                    del batch  # Its memory serves for the next one, unless the script keeps it.
                     self._require_unclosed()
                     if loop != self._loops:
                         raise ConfigError(

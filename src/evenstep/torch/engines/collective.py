@@ -378,6 +378,8 @@ class CollectiveEngine(Engine):
         self._exchange.check(arrived)
 
     def _awaited_rows(self) -> IntArray | None:
+        if self._exchange.arrived:
+            return self._exchange.wait()
         try:
             with self.balancer.waiting():
                 return self._exchange.wait()

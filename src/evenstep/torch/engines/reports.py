@@ -49,6 +49,11 @@ class ReportExchange(Rows):
         self.wait()
         self.pending = (None, rows, rows)
 
+    @property
+    def arrived(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self.pending is not None and self.pending[0] is None
+
     def wait(self) -> IntArray | None:
         """Wait for the rows under way, [workers, columns]; None if none are under way.
 

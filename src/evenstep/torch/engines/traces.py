@@ -1,24 +1,23 @@
 """Recognises the batch that was handed out in what a model is given."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from evenstep.core.samples import Share
 from evenstep.worker.hand_outs import HandedOut
+
+_TENSORS: Final = {torch.Tensor}
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples and mappings, such as the BatchEncoding of Transformers."""
     if isinstance(values, torch.Tensor):
         return [values]
-    if type(values) in (list, tuple):
-        tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        if len(tensors) == len(values):
-            return tensors
+    if type(values) in (list, tuple) and set(map(type, values)) == _TENSORS:
+        return list(values)
     found = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, torch.Tensor):
@@ -28,8 +27,9 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _storages(tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:
-    return [each.untyped_storage() for each in tensors if each.layout is torch.strided and not each.is_nested]
+def _dense(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that have a memory of their own."""
+    return [each for each in tensors if each.layout is torch.strided and not each.is_nested]
 
 
 @final
@@ -43,32 +43,39 @@ class Traces:
         length: The first axis of all its tensors, or the positions of a share; None if there is no such length.
     """
 
+    _forget = torch.UntypedStorage._free_weak_ref  # The module may be gone when the process ends.
+
     def __init__(self, batch: Any, length: int, before: "Traces | None" = None) -> None:
         tensors = tensors_of(batch)
         self._share = batch if isinstance(batch, Share) else None
-        # Weak references keep the addresses from being used again, and no data.
-        self._all = {each._cdata: StorageWeakRef(each) for each in _storages(tensors)}  # type: ignore[no-untyped-call]
-        self._own = self._all.copy()
-        self._places = _places(tensors)
+        dense = _dense(tensors)
+        # As torch.multiprocessing's StorageWeakRef: they keep the addresses from being used again, and no data.
+        self._references: list[Any] = [each.untyped_storage()._weak_ref() for each in dense]
+        self._all = self._own = frozenset(self._references)
+        self._places = _places(dense)
         self.shapes = _shapes(tensors)
-        plain = bool(self.shapes) and {shape[0] if shape else -1 for shape in self.shapes} == {length}
+        plain = {shape[0] if shape else -1 for shape in self.shapes} == {length}
         self.length = length if plain or self._share is not None else None
-        if before is not None and not self._all.keys().isdisjoint(before._all):
-            for address in self._all.keys() & before._all.keys():
-                self._own.pop(address, None)
-                before._own.pop(address, None)
+        if before is not None and not self._all.isdisjoint(before._all):
+            self._own, before._own = self._own - before._all, before._own - self._all
+
+    def __del__(self) -> None:
+        for each in self._references:
+            self._forget(each)  # type: ignore[no-untyped-call]
 
     @property
     def kept(self) -> bool:
         """Whether anything still refers to its own tensors."""
-        return not all(each.expired() for each in self._own.values())  # type: ignore[no-untyped-call]
+        return not all(map(torch.UntypedStorage._expired, self._own))
 
     def of(self, batch: Any) -> bool:
         """Whether this is the batch, or a tensor of it, as it was handed out."""
         if self._share is not None:
             return batch is self._share
         tensors = tensors_of(batch)
-        return self.same(_addresses(tensors)) or (bool(tensors) and not self._own and _places(tensors) <= self._places)
+        return self.same(_addresses(tensors)) or (
+            bool(tensors) and not self._own and set(_places(_dense(tensors))) <= set(self._places)
+        )
 
     def same(self, addresses: frozenset[int]) -> bool:
         """Whether one of its own tensors lies in this memory."""
@@ -101,14 +108,12 @@ class Inputs:
 
 def _addresses(tensors: list[torch.Tensor]) -> frozenset[int]:
     """Where the tensors lie."""
-    return frozenset(
-        [each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided and not each.is_nested]
-    )
+    return frozenset([each.untyped_storage()._cdata for each in _dense(tensors)])
 
 
 def _shapes(tensors: list[torch.Tensor]) -> frozenset[torch.Size]:
     return frozenset([each.shape for each in tensors])
 
 
-def _places(tensors: list[torch.Tensor]) -> frozenset[tuple[int, torch.Size]]:
-    return frozenset([(each.data_ptr(), each.shape) for each in tensors if each.layout == torch.strided])
+def _places(tensors: list[torch.Tensor]) -> list[tuple[int, torch.Size]]:
+    return [(each.data_ptr(), each.shape) for each in tensors]
