@@ -5,7 +5,8 @@
 #                  measure this machine run one by one after them, whether they passed or not
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. Then tests/frameworks for each of FRAMEWORKS, in an
-#                  environment of its own (.venv-jax by constraints-jax.txt, for one). .ci/run calls this one
+#                  environment of its own (.venv-jax by constraints-jax.txt, for one), with the parameter servers of
+#                  .venv, since they need torch. .ci/run calls this one
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts
@@ -43,7 +44,7 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED_ALL) $(INSTALLED_FRAMEWORKS)
 	$(MAKE) test
-	@set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest tests/frameworks; done
+	@set -e; for name in $(FRAMEWORKS); do TORCH_PYTHON=$(BIN)/python .venv-$$name/bin/python -m pytest tests/frameworks; done
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from support.frameworks.table import is_installed
 from support.guard import GUARD_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,7 @@ QUIET = {
 
 def require():
     """Skip the test where there is no TensorFlow."""
-    spec = find_spec("tensorflow")
-    if spec is None or spec.origin is None:  # A folder of tests of that name has no origin.
+    if not is_installed("tensorflow"):
         pytest.skip("needs tensorflow: make test-all runs this where it is installed")
 
 

@@ -43,6 +43,10 @@ def train(job):
     yield jax.device_get(weights)
 
 
+def gradients(job):
+    return lambda weights, inputs, labels: loss_of(weights, inputs, labels)[1]
+
+
 def alone(job):
     weights, (inputs, labels) = first_weights(job.dtype), data(job.dtype)
     state = OPTIMIZER.init(weights)

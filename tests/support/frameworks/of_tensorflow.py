@@ -54,6 +54,23 @@ def train(job):
     yield model.get_weights()
 
 
+def gradients(job):
+    model, _ = made(job)
+
+    @tf.function(reduce_retracing=True)
+    def of_batch(inputs, labels):
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(inputs, training=True))
+            loss = tf.reduce_mean(losses)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def at(weights, inputs, labels):
+        model.set_weights(weights)
+        return of_batch(inputs, labels)
+
+    return at
+
+
 def alone(job):
     model, optimizer = made(job)
     step, (inputs, labels) = stepping(model, optimizer), data(job.dtype)

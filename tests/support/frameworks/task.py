@@ -15,11 +15,15 @@ SLICES = [np.arange(at, min(at + GLOBAL, LENGTH)) for at in range(0, LENGTH, GLO
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training run. `killed`: the iteration before which the last worker is killed."""
+    """One training run.
+
+    `killed`: the iteration before which the last worker is killed. `servers`: addresses and secret of some to train on.
+    """
 
     scheme: Scheme | str
     dtype: str = "float32"
     killed: int | None = None
+    servers: tuple | None = None
 
 
 def data(dtype):
@@ -65,6 +69,13 @@ def _stepped(weights, memory, inputs, labels):
     gradients = [inputs.T @ inner, inner.sum(0), hidden.T @ wrong, wrong.sum(0)]
     memory = [MOMENTUM * old + new for old, new in zip(memory, gradients, strict=True)]
     return [each - RATE * change for each, change in zip(weights, memory, strict=True)], memory
+
+
+def loss_of(weights):
+    """The mean loss on all samples."""
+    inputs, labels = data("float64")
+    logits = np.tanh(inputs @ weights[0] + weights[1]) @ weights[2] + weights[3]
+    return float((np.log(np.exp(logits).sum(1)) - logits[np.arange(LENGTH), labels]).mean())
 
 
 def first_weights(dtype):

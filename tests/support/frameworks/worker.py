@@ -8,8 +8,9 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
+import evenstep
 from support.frameworks.start import leave
-from support.frameworks.task import WORKERS
+from support.frameworks.task import EPOCHS, GLOBAL, LENGTH, MOMENTUM, RATE, WORKERS, data, first_weights
 
 
 def main(name, folder, rank, addresses):
@@ -31,11 +32,37 @@ def main(name, folder, rank, addresses):
 
 def done(adapter, job, rank):
     """The indices and sizes of each iteration, and the weights in the end."""
-    *taken, weights = killed_in_time(adapter.train(job), job, rank)
+    iterations = adapter.train(job) if job.servers is None else served(adapter, job, rank)
+    *taken, weights = killed_in_time(iterations, job, rank)
     return {
         "taken": [([int(each) for each in indices], list(map(int, sizes))) for indices, sizes in taken],
         "weights": weights,
     }
+
+
+def served(adapter, job, rank):
+    """A loop around `evenstep.Client`, with the gradients of the framework."""
+    inputs, labels = data(job.dtype)
+    gradients, (addresses, secret) = adapter.gradients(job), job.servers
+    client = evenstep.Client(
+        job.scheme,
+        rank=rank,
+        workers=WORKERS,
+        weights=first_weights(job.dtype),
+        options={"lr": RATE, "momentum": MOMENTUM},
+        length=LENGTH,
+        global_batch_size=GLOBAL,
+        shuffle=False,
+        servers=addresses,
+        secret=secret,
+    )
+    for epoch in range(EPOCHS):
+        for share in client.epoch(epoch):
+            client.push(gradients(client.weights, inputs[share.indices], labels[share.indices]))
+            yield share.indices[: share.samples], share.sizes
+    weights = [each.copy() for each in client.weights]
+    client.close()
+    yield weights
 
 
 def killed_in_time(iterations, job, rank):
