@@ -59,7 +59,8 @@ def gather_over_workers(workers: Workers, values: torch.Tensor) -> torch.Tensor:
             "workers of parameter servers do not wait for each other: gather after the run, on one of them"
         )
     own = values.detach().cpu()
-    own = own if own.dim() else own[None]
+    if not own.dim():
+        return _of_all(workers, own).to(values.device)
     lengths = [int(row) for row in _of_all(workers, torch.tensor([len(own)]))]
     padded = own.new_zeros((max(lengths), *own.shape[1:]))
     padded[: len(own)] = own
