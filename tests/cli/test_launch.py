@@ -46,6 +46,17 @@ def test_a_worker_that_exits_is_named_with_its_code(capfd):
     assert capfd.readouterr().err.startswith("evenstep: worker 2 ended with exit code 3: ")
 
 
+def test_workers_of_tensorflow_find_their_places_in_tf_config(tmp_path, capfd):
+    script = tmp_path / "place.py"
+    script.write_text('import os; print(os.environ["RANK"], os.environ["TF_CONFIG"])')
+    assert run("--workers", 2, "--framework", "tensorflow", script) == 0
+    places = dict(line.split(" ", 1) for line in capfd.readouterr().out.splitlines())
+    first, second = (json.loads(places[rank]) for rank in "01")
+    assert [each["task"] for each in (first, second)] == [{"type": "worker", "index": rank} for rank in range(2)]
+    assert first["cluster"] == second["cluster"]
+    assert len(set(first["cluster"]["worker"])) == 2
+
+
 def test_an_error_of_evensteps_is_repeated(capfd):
     assert run("--workers", 2, SCRIPTS / "raises.py") == 1
     error = capfd.readouterr().err

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from evenstep.cli.arguments import Parser, as_path, require_package, warn_of_misplaced
 from evenstep.core.errors import ConfigError
+from evenstep.launch.frameworks import FRAMEWORKS
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
 from evenstep.report.summary import summarise
 
@@ -106,7 +107,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
     )
-    return launch(options, settings)
+    return launch(options, settings, framework=getattr(options, "framework", None))
 
 
 class _FullParser(Parser):
@@ -158,6 +159,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--emulate", type=as_path, metavar="FILE.toml", help="emulate the devices and disturbances of a cluster file")
     add("--run-dir", type=as_path, metavar="DIR", help="where the workers write their events, as JSON lines")
+    add(
+        "--framework",
+        choices=FRAMEWORKS,
+        help="let workers of another framework than PyTorch meet, on one host: sets TF_CONFIG for tensorflow and"
+        " JAX_COORDINATOR_ADDRESS for jax, and starts the scheduler and server of mxnet's kvstore",
+    )
     add(
         "--timeout",
         metavar="SECONDS",

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from torch.distributed.run import config_from_args
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Restarts, Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
+from evenstep.launch.frameworks import meeting
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.meeting_place import FRESH_STORE
 from evenstep.launch.one_host import LOOPBACK, ONE_HOST, register
@@ -52,7 +53,11 @@ STOP_SECONDS = 5.0
 
 
 def launch(
-    arguments: argparse.Namespace, settings: LaunchSettings, *, server_command: tuple[str, ...] = SERVER_COMMAND
+    arguments: argparse.Namespace,
+    settings: LaunchSettings,
+    *,
+    framework: str | None = None,
+    server_command: tuple[str, ...] = SERVER_COMMAND,
 ) -> list[str]:
     """Start the workers and wait until all have finished; none is left when this returns or raises.
 
@@ -62,6 +67,7 @@ def launch(
         arguments: As torchrun's parser makes them (`torch.distributed.run.get_args_parser`). A single node that names
             no rendezvous meets on a free port of its own.
         settings: What the workers are told.
+        framework: Theirs, as for `meeting`.
         server_command: The server program, for a scheme with servers.
 
     Returns:
@@ -73,10 +79,14 @@ def launch(
     """
     require_script(arguments)
     require_numbers(arguments.nnodes, arguments.nproc_per_node)
-    with _restoring_process(), tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
-        command, status_dir = _Command.of(arguments), Path(folder)
+    with ExitStack() as stack:
+        stack.enter_context(_restoring_process())
+        status_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evenstep-")))
+        command = _Command.of(arguments)
         workers = command.workers
         require_settings(settings, workers)
+        python = arguments.training_script if arguments.no_python else sys.executable
+        os.environ.update(stack.enter_context(meeting(framework, workers, python)))
         served = None if settings.scheme is None else parse_scheme(settings.scheme).served
         try:
             # Over several nodes the addresses of workers are not known before they meet: the process of rank 0 then

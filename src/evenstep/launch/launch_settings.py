@@ -27,7 +27,9 @@ VARIABLES: Final = MappingProxyType(
     }
 )
 """The settings that a user may put into the environment, and their variables. An empty variable counts as not set."""
-_SET_BY_EVENSTEP: Final = frozenset({VARIABLE, "EVENSTEP_SECRET", "EVENSTEP_RESTART", "EVENSTEP_JOINED"})
+_SET_BY_EVENSTEP: Final = frozenset(
+    {VARIABLE, "EVENSTEP_SECRET", "EVENSTEP_RESTART", "EVENSTEP_JOINED", "EVENSTEP_TASKS"}
+)
 """Further variables that mean something here. A user may set the secret, too."""
 HEARTBEAT_SECONDS = 20.0
 SUMMARY_FILE: Final = "summary"

@@ -23,6 +23,8 @@ from typing import Any, Final, Self, final
 
 RESTART_VARIABLE: Final = "EVENSTEP_RESTART"
 """Environment variable of a worker: how often it was restarted; "0" at first."""
+TASKS_VARIABLE: Final = "EVENSTEP_TASKS"
+"""Environment variable: the addresses of all workers under TensorFlow, by rank; the keeper makes TF_CONFIG of them."""
 FORWARDED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 PR_SET_PDEATHSIG: Final = 1
 POLL_SECONDS: Final = 1.0  # How often a keeper checks whether its parent is gone, where the system does not report it.
@@ -136,7 +138,7 @@ class Keeper:
         # Blocked signals wait until they are asked for, so none is missed or interrupts anything.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
-        _signal_when_parent_dies(signal.SIGTERM)
+        signal_when_parent_dies(signal.SIGTERM)
 
     def run(self) -> int:
         """Return the keeper's exit code when the worker has finished, failed for good, or ended when asked to."""
@@ -154,7 +156,7 @@ class Keeper:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
             Path(error_file).unlink(missing_ok=True)
-        environment = {**os.environ, RESTART_VARIABLE: str(restart + _restarts_before())}
+        environment = {**os.environ, RESTART_VARIABLE: str(restart + _restarts_before()), **_place()}
         worker = Supervisor.start(self._command, env=environment, preexec_fn=self._before_exec)
         self._group.write_text(f"{worker.child.pid} {self._process}")
         while worker.exit_code is None:
@@ -170,7 +172,7 @@ class Keeper:
 
     def _before_exec(self) -> None:
         """In the child: die with the keeper, and receive signals as the keeper did at first."""
-        _signal_when_parent_dies(signal.SIGKILL)
+        signal_when_parent_dies(signal.SIGKILL)
         if os.getppid() != self._process:
             os._exit(1)  # The keeper died before that was asked for.
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
@@ -205,7 +207,16 @@ def _restarts_before() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _signal_when_parent_dies(number: signal.Signals) -> None:
+def _place() -> dict[str, str]:
+    """The worker among those of TensorFlow, if it is one."""
+    tasks = os.environ.get(TASKS_VARIABLE)
+    if not tasks:
+        return {}
+    task = {"type": "worker", "index": int(os.environ["RANK"])}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": tasks.split(",")}, "task": task})}
+
+
+def signal_when_parent_dies(number: signal.Signals) -> None:
     """Linux only; elsewhere a keeper polls, and a worker outlives a keeper that is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)

@@ -1,0 +1,88 @@
+"""What workers of other frameworks than PyTorch must find in their environment, to meet on one host."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from evenstep.core.errors import ConfigError
+from evenstep.launch.supervisor import TASKS_VARIABLE, signal_when_parent_dies
+
+FRAMEWORKS: Final = ("jax", "mxnet", "tensorflow")
+_HOST: Final = "127.0.0.1"
+
+
+@contextmanager
+def meeting(framework: str | None, workers: int | None, python: str) -> Iterator[Mapping[str, str]]:
+    """The variables with which the workers meet, as long as this is open.
+
+    * `tensorflow`: the addresses from which each worker's keeper makes its `TF_CONFIG`;
+    * `jax`: `JAX_COORDINATOR_ADDRESS`, which `jax.distributed.initialize` reads;
+    * `mxnet`: the `DMLC_` variables of a distributed kvstore, whose scheduler and server run meanwhile.
+
+    Args:
+        framework: One of `FRAMEWORKS`; None for PyTorch, which needs none.
+        workers: How many; None if other hosts start workers too.
+        python: The interpreter of the workers.
+
+    Raises:
+        ConfigError: There are several hosts.
+    """
+    if framework is None:
+        yield {}
+        return
+    if workers is None:
+        raise ConfigError(
+            f"--framework {framework} lets workers of one host meet: on several hosts leave it out, and set what"
+            f" {framework} itself reads"
+        )
+    with ExitStack() as stack:
+        # The sockets hold the ports until the end, so that nobody else is given one; gRPC listens beside them.
+        ports = [_held_port(stack, shared=framework != "mxnet") for _ in range(workers)]
+        address = f"{_HOST}:{ports[0]}"
+        if framework == "tensorflow":
+            tasks = ",".join(f"{_HOST}:{port}" for port in ports)
+            yield {TASKS_VARIABLE: tasks, "TF_GRPC_REUSE_PORT": "1"}
+        elif framework == "jax":
+            yield {"JAX_COORDINATOR_ADDRESS": address}
+        else:
+            store = {
+                "DMLC_PS_ROOT_URI": _HOST,
+                "DMLC_PS_ROOT_PORT": str(ports[0]),
+                "DMLC_NUM_WORKER": str(workers),
+                "DMLC_NUM_SERVER": "1",
+            }
+            for role in ("scheduler", "server"):
+                stack.enter_context(_running(python, {**store, "DMLC_ROLE": role}))
+            yield {**store, "DMLC_ROLE": "worker"}
+
+
+def _held_port(stack: ExitStack, *, shared: bool) -> int:
+    """A free port, which stays taken if others may listen beside; ZeroMQ may not."""
+    held = stack.enter_context(socket.socket())
+    if shared:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind((_HOST, 0))
+    port: int = held.getsockname()[1]
+    if not shared:
+        held.close()
+    return port
+
+
+@contextmanager
+def _running(python: str, variables: Mapping[str, str]) -> Iterator[None]:
+    """A scheduler or server of MXNet's kvstore, which it becomes by importing mxnet."""
+    process = subprocess.Popen(
+        [python, "-c", "import mxnet"],
+        env={**os.environ, **variables},
+        process_group=0,
+        preexec_fn=lambda: signal_when_parent_dies(signal.SIGKILL),
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

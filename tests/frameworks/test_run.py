@@ -1,0 +1,54 @@
+"""`evenstep run --framework`, from an environment with PyTorch, with workers in the framework's own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.frameworks.servers import torch_python
+from support.frameworks.table import require
+from support.guard import GUARD_SECONDS
+from support.of_tensorflow import QUIET
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {
+    "tensorflow": (ROOT / "docs/frameworks/tensorflow.md").read_text().partition("```python\n")[2].partition("```")[0],
+    "jax": """
+import os
+
+import jax
+import numpy as np
+
+import evenstep.jax
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(num_processes=int(os.environ["WORLD_SIZE"]), process_id=int(os.environ["RANK"]))
+session = evenstep.jax.Session("lb-bsp:multiple=2", data=np.arange(500, dtype=np.float32), global_batch_size=100)
+for batch in session.epoch():
+    mean = session.mean(batch.mean())
+print("batch sizes", session.sizes)
+""",
+}
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_workers_meet_and_train(framework, tmp_path):
+    require(framework)
+    (tmp_path / "train.py").write_text(SCRIPTS[framework])
+    options = ["--workers", "2", "--framework", framework, "--slow", "1=3x", "--no-python", sys.executable, "train.py"]
+    ended = subprocess.run(
+        [torch_python(), "-m", "evenstep", "run", *options],
+        cwd=tmp_path,
+        env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=GUARD_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    first, second = map(int, re.search(r"batch sizes \[(\d+), (\d+)\]", ended.stdout).groups())
+    assert first + second == 100
