@@ -40,10 +40,10 @@ def files(tmp_path):
         ("run --slwo 3=4x SCRIPT", "no argument '--slwo': did you mean '--slow'?"),
         ("run --workers many SCRIPT", "--workers must be a number"),
         ("run --workers 0 SCRIPT", "--workers must be at least 1, not 0"),
-        ("run --framework keras SCRIPT", "argument --framework: invalid choice: 'keras' (choose from 'jax', 'mxnet'"),
+        ("run --framework keras SCRIPT", "argument --framework: invalid choice"),
         (
             "run --nnodes 2 --framework jax SCRIPT",
-            "--framework jax lets workers of one host meet: on several hosts leave",
+            "--framework jax lets workers of one host meet: on several",
         ),
         ("run --workers 99999999999 SCRIPT", "--workers must be at most 1024 on one host, not 99999999999"),
         ("run --workers 99999999999 --scheme grouped:groups=2 SCRIPT", "--workers must be at most 1024 on one host"),
