@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from evenstep.cli.arguments import Parser, as_path, require_package, warn_of_misplaced
+from evenstep.cli.arguments import Parser, as_path, require_package, require_run_dir, warn_of_misplaced
 from evenstep.core.errors import ConfigError
 from evenstep.launch.frameworks import FRAMEWORKS
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
@@ -65,6 +65,7 @@ def _without_prepare(options: argparse.Namespace) -> str:
         "--slow": options.slow,
         "--emulate": options.emulate,
         "--run-dir": options.run_dir and not options.resume,
+        "--start-from": options.start_from,
         "--timeout": options.timeout,
         "--resume": options.resume,
         "--heartbeat": options.heartbeat != HEARTBEAT_SECONDS,
@@ -86,6 +87,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if options.run_dir is not None:
             raise ConfigError("--resume names the run directory already: leave out --run-dir")
         options.run_dir = options.resume
+    if options.start_from is not None:
+        require_run_dir(options.start_from)
     return options
 
 
@@ -103,6 +106,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str
         emulate=str(options.emulate.absolute()) if options.emulate else inherited.emulate,
         run_dir=str(Path(options.run_dir).absolute()) if options.run_dir else inherited.run_dir,
         timeout=options.timeout or inherited.timeout,
+        start_from=str(options.start_from.absolute()) if options.start_from else inherited.start_from,
         resume=options.resume is not None,
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
@@ -164,6 +168,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=FRAMEWORKS,
         help="let workers of another framework than PyTorch meet, on one host: sets TF_CONFIG for tensorflow and"
         " JAX_COORDINATOR_ADDRESS for jax, and starts the scheduler and server of mxnet's kvstore",
+    )
+    add(
+        "--start-from",
+        type=as_path,
+        metavar="RUN_DIR",
+        help="begin with the batch sizes that a run on the same workers ended with; its run directory",
     )
     add(
         "--timeout",

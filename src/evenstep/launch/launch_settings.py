@@ -24,9 +24,11 @@ VARIABLES: Final = MappingProxyType(
         "emulate": "EVENSTEP_EMULATE",
         "run_dir": "EVENSTEP_RUN_DIR",
         "timeout": "EVENSTEP_TIMEOUT",
+        "start_from": "EVENSTEP_START_FROM",
     }
 )
 """The settings that a user may put into the environment, and their variables. An empty variable counts as not set."""
+_PATHS: Final = frozenset({"emulate", "run_dir", "start_from"})
 _SET_BY_EVENSTEP: Final = frozenset(
     {VARIABLE, "EVENSTEP_SECRET", "EVENSTEP_RESTART", "EVENSTEP_JOINED", "EVENSTEP_TASKS"}
 )
@@ -50,6 +52,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         emulate: The path of a cluster file.
         run_dir: The run directory. Paths are absolute.
         timeout: Seconds to wait for another worker, as text.
+        start_from: The run directory of an earlier run, with whose sizes this one begins.
         resume: Whether the run directory holds a run to be continued.
         servers: The addresses of shard 0, of shard 1, ..., if the launcher started servers.
         profile: The largest batch to try, if this device is to be profiled.
@@ -62,6 +65,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     emulate: str | None = None
     run_dir: str | None = None
     timeout: str | None = None
+    start_from: str | None = None
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
     profile: int | None = None
@@ -75,7 +79,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         internal = msgspec.json.decode(environment.get(VARIABLE, "{}"), type=cls)
         texts = {name: environment.get(variable, "").strip() for name, variable in VARIABLES.items()}
         given: dict[str, Any] = {name: text for name, text in texts.items() if text}
-        given |= {name: str(Path(given[name]).absolute()) for name in ("emulate", "run_dir") if name in given}
+        given |= {name: str(Path(given[name]).absolute()) for name in _PATHS & given.keys()}
         if "slow" in given:
             given["slow"] = tuple(each.strip() for each in given["slow"].split(","))
         return structs.replace(internal, **given)

@@ -36,6 +36,7 @@ from evenstep.torch.refusals import (
 from evenstep.torch.request import Request
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell
+from evenstep.worker.earlier import earlier_start, identity_of
 from evenstep.worker.hold import Hold
 
 _MUST_AGREE: Final = {
@@ -258,7 +259,13 @@ def _check(request: Request, workers: Workers) -> Own:
                 f"micro-batches of {scheme.micro_batch} samples do not fit into this worker's memory: lower micro_batch"
             )
         first = largest = UNLIMITED  # Any number of micro-batches fits.
-    record = {**_record(request, workers, scheme, order, costs), "largest_batch": largest, "largest_first": first}
+    record = {
+        **_record(request, workers, scheme, order, costs),
+        "largest_batch": largest,
+        "largest_first": first,
+        "identity": identity_of(device_identity(request.device, workers), hold),
+        "earlier": earlier_start(request.launched, folder, workers.rank),
+    }
     return Own(scheme=scheme, order=order, costs=costs, hold=hold, emulated=emulated, failed=failed, record=record)
 
 

@@ -41,6 +41,7 @@ from evenstep.torch.request import Request
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import tells_plans
 from evenstep.worker.device_memory import EmulatedMemory, LearntLimit
+from evenstep.worker.earlier import first_policy, last_sizes
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.meter import Meter
 from evenstep.worker.servers.link import Link
@@ -242,25 +243,25 @@ class Running:
             raise
 
     def _balancer(self) -> Tracker:
-        agreement, device, clock = self._agreement, self._request.device, time.perf_counter
-        scheme, hold = agreement.scheme, agreement.own.hold
-        estimator, recording = scheme.load.estimator(), self._request.events_dir is not None
-        threads = torch.get_num_threads() if device.type == "cpu" else 1
+        agreement, request, clock, rank = self._agreement, self._request, time.perf_counter, self._workers.rank
+        scheme, hold, workers = agreement.scheme, agreement.own.hold, agreement.workers
+        estimator, threads = scheme.load.estimator(), torch.get_num_threads() if request.device.type == "cpu" else 1
         return Tracker(
             workers=self._workers,
-            policy=scheme.policy(self._workers.count),
+            policy=first_policy(scheme, agreement.problem, workers, rank),
             problem=agreement.problem,
             limits=SizeLimits(scheme.load, agreement.problem, agreement.limits),
             meter=Meter(
-                stopwatch=DeviceStopwatch() if device.type == "cuda" else HostStopwatch(clock),
+                stopwatch=DeviceStopwatch() if request.device.type == "cuda" else HostStopwatch(clock),
                 estimator=estimator,
-                predicts=scheme.load.uses_estimates or recording,
+                predicts=scheme.load.uses_estimates or request.events_dir is not None,
                 # This machine's processors say nothing about an emulated device.
                 sampler=FactorSampler(threads=threads, clock=clock) if estimator.uses_factors and not hold else None,
                 memory=self._learned_limit(),
             ),
             recorder=self._recorder,
-            tells_plans=tells_plans(scheme, agreement.workers, self._workers.rank),
+            last_sizes=last_sizes(scheme, workers, request.launched, request.events_dir, rank),
+            tells_plans=tells_plans(scheme, workers, rank),
             uses_estimates=scheme.load.uses_estimates,
             clock=clock,
             hold=hold,
@@ -291,9 +292,8 @@ class Running:
     def _summary_of(self) -> Summary | None:
         """What says at the end how the run went: on worker 0, or on servers the first of them."""
         launched, workers, scheme = self._request.launched, self._workers, self._agreement.scheme
-        if workers.rank or launched.profile is not None or scheme.served is not None:
-            return None
-        if workers.count == 1 and VARIABLE not in os.environ:
+        alone = workers.count == 1 and VARIABLE not in os.environ
+        if alone or workers.rank or launched.profile is not None or scheme.served is not None:
             return None
         return Summary(
             workers=workers.count,

@@ -21,6 +21,7 @@ from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
 from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
 from evenstep.worker.activity import Activity
+from evenstep.worker.earlier import LastSizes
 from evenstep.worker.hold import Hold
 from evenstep.worker.iteration import Iteration, PushOutcome
 from evenstep.worker.meter import Meter
@@ -39,6 +40,7 @@ class Tracker:
         stopwatch: The meter's, which runs while this worker computes.
         hold: Emulates slowness; None for a real device.
         activity: What the main thread does, for this worker's pulse.
+        last_sizes: Keeps what sizes are decided from, for the next start; None if another worker does, or nothing.
         tells_plans: Whether this worker is the one that records everybody's sizes.
         uses_estimates: Whether sizes depend on the estimates in the reports.
         summary: Sums up the run on worker 0; None on other workers.
@@ -56,6 +58,7 @@ class Tracker:
     clock: Callable[[], float]
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
+    last_sizes: LastSizes | None = None
     tells_plans: bool = True
     uses_estimates: bool = True
     summary: Summary | None = None
@@ -136,6 +139,8 @@ class Tracker:
                     Planned(worker=self.workers.rank, iteration=self._number, batch_sizes=sizes.tolist(), basis=basis)
                 )
             self._sizes, self._basis = sizes, basis
+            if self.last_sizes is not None and basis == "speed":
+                self.last_sizes.keep(self.policy)
 
     @property
     def smallest_batch(self) -> int:

@@ -30,6 +30,7 @@ from evenstep.telemetry.events import Ended, Run
 from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import hold_of, limits_of, problem_of, tell, tells_plans
+from evenstep.worker.earlier import earlier_start, first_policy, identity_of, last_sizes
 from evenstep.worker.factors import FactorSampler
 from evenstep.worker.hold import Hold
 from evenstep.worker.meter import Meter
@@ -111,6 +112,12 @@ class Asked:
             object.__setattr__(self, name, _plain(getattr(self, name)))
 
     @property
+    def events_dir(self) -> Path | None:
+        """Where events go: the argument's folder, or else the environment's."""
+        given = self.launched.run_dir if self.run_dir is None else self.run_dir
+        return None if given is None else Path(given)
+
+    @property
     def worker(self) -> Worker:
         """This process among the workers; other workers are waited for as the caller's functions do."""
         require_whole("workers", self.workers, 1, UNLIMITED)
@@ -153,7 +160,7 @@ class Asked:
             UNLIMITED if self.largest_batch is None else self.largest_batch,
             UNLIMITED if hold is None else hold.largest_batch,
         )
-        return Own(scheme=scheme, hold=hold, emulated=emulated, record={**self._record(scheme, largest), **more})
+        return Own(scheme=scheme, hold=hold, emulated=emulated, record={**self._record(scheme, largest, hold), **more})
 
     def _scheme(self) -> Scheme:
         if isinstance(self.scheme, Scheme):
@@ -163,7 +170,7 @@ class Asked:
                 return parse_scheme(self.launched.scheme)
         return parse_scheme(DEFAULT if self.scheme is None else self.scheme)
 
-    def _record(self, scheme: Scheme, largest: int) -> dict[str, Any]:
+    def _record(self, scheme: Scheme, largest: int, hold: Hold | None) -> dict[str, Any]:
         return {
             "version": VERSION,
             "scheme": scheme.name,
@@ -173,7 +180,9 @@ class Asked:
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
             "seed": self.seed,
-            "host": socket.gethostname(),
+            "host": (host := socket.gethostname()),
+            "identity": identity_of(f"{host}, worker {self.rank}", hold),
+            "earlier": earlier_start(self.launched, self.events_dir, self.rank),
             "smallest_batch": self.smallest_batch,
             "largest_batch": largest,
             "largest_first": largest,
@@ -207,7 +216,7 @@ class Asked:
         estimator, hold = agreed.scheme.load.estimator(), agreed.own.hold
         return Tracker(
             workers=worker,
-            policy=agreed.scheme.policy(worker.count),
+            policy=first_policy(agreed.scheme, agreed.problem, agreed.workers, worker.rank),
             problem=agreed.problem,
             limits=SizeLimits(agreed.scheme.load, agreed.problem, agreed.limits),
             meter=Meter(
@@ -216,6 +225,7 @@ class Asked:
                 sampler=FactorSampler(threads=1, clock=clock) if estimator.uses_factors and hold is None else None,
             ),
             recorder=recorder,
+            last_sizes=last_sizes(agreed.scheme, agreed.workers, self.launched, self.events_dir, worker.rank),
             tells_plans=tells_plans(agreed.scheme, agreed.workers, worker.rank),
             clock=clock,
             hold=hold,
@@ -224,11 +234,11 @@ class Asked:
         )
 
     def _recorder(self) -> Logged:
-        folder = self.launched.run_dir if self.run_dir is None else self.run_dir
+        folder = self.events_dir
         if folder is None:
             return Logged(Silent(), self.rank)
         with naming("run_dir" if self.run_dir is not None else VARIABLES["run_dir"]):
-            return Logged(JsonlRecorder(Path(folder), self.rank, last=partial(_ended, self.rank)), self.rank)
+            return Logged(JsonlRecorder(folder, self.rank, last=partial(_ended, self.rank)), self.rank)
 
     def _summary(self, scheme: Scheme) -> Summary | None:
         """What says at the end how the run went: on worker 0, or on servers the first of them."""

@@ -1,0 +1,149 @@
+"""What sizes are decided from, kept in a file, so that the next start of the run begins with the sizes of the last."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, final
+
+import msgspec
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.base import LoadPolicy
+from evenstep.core.load.earlier import Setting, difference
+from evenstep.core.values import Problem
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.schemes import Scheme
+from evenstep.telemetry.regular import open_regular
+from evenstep.worker.hold import Hold
+
+FILE: Final = "last-sizes.json"
+_MAX_BYTES: Final = 64 << 20
+
+
+@final
+class LastSizes:
+    """Keeps a policy's memory in folders: on the first worker, of a scheme that decides by speed.
+
+    Args:
+        folders: Where the next start may look for it.
+        setting: What the speeds belong to.
+    """
+
+    def __init__(self, folders: Sequence[Path], setting: Setting) -> None:
+        self._folders = folders
+        self._setting = asdict(setting)
+
+    def keep(self, policy: LoadPolicy) -> None:
+        """Replace what was kept; a disk that is full, or a policy whose memory is no JSON, is not worth an error."""
+        with suppress(OSError, TypeError, ValueError):
+            text = json.dumps({"setting": self._setting, "policy": policy.state_dict()})
+            for folder in self._folders:
+                path = folder / f"{FILE}.new"
+                path.write_text(text, encoding="utf-8")
+                path.replace(folder / FILE)
+
+
+def identity_of(device: str, hold: Hold | None) -> str:
+    """What tells this worker from others, in the next start too: its device, and what is emulated on it."""
+    if hold is None:
+        return device
+    emulated = repr((hold.disturbance, hold.largest_batch, hold.memory)).encode()
+    return f"{device}, emulating {hashlib.blake2b(emulated, digest_size=4).hexdigest()}"
+
+
+def earlier_start(launched: LaunchSettings, run_dir: Path | None, rank: int) -> dict[str, Any] | None:
+    """What the first worker finds of an earlier start, and tells the others in its record; None on other workers.
+
+    It looks where a restart under `evenstep run` finds it, then where the user says, then in the run directory.
+    """
+    if rank:
+        return None
+    places = [
+        (None if place is None else Path(place) / FILE, given)
+        for place, given in ((launched.marks, False), (launched.start_from, True), (run_dir, False))
+    ]
+    there = [(path, given) for path, given in places if path is not None and (given or path.exists())]
+    if not there:
+        return None
+    path, given = there[0]
+    return {"folder": str(path.parent), "given": given, "kept": _read(path) if path.exists() else None}
+
+
+def last_sizes(
+    scheme: Scheme, records: Sequence[Mapping[str, Any]], launched: LaunchSettings, run_dir: Path | None, rank: int
+) -> LastSizes | None:
+    """What keeps these workers' sizes for the next start; None where another worker does, or nothing does."""
+    folders = [Path(folder) for folder in (launched.marks, run_dir) if folder is not None]
+    if rank or not folders or not _remembers(scheme):
+        return None
+    return LastSizes(folders, _setting(scheme, records))
+
+
+def first_policy(scheme: Scheme, problem: Problem, records: Sequence[Mapping[str, Any]], rank: int) -> LoadPolicy:
+    """A new policy, with the memory of the earlier start that worker 0 has found, if that holds for these workers.
+
+    All workers decide alike, from their records. The first one logs what became of it.
+    """
+    earlier, policy = records[0].get("earlier"), scheme.policy(len(records))
+    if earlier is None:
+        return policy
+    why = "sizes do not follow speeds here" if not _remembers(scheme) else _unlike(earlier["kept"], scheme, records)
+    if why is None:
+        try:
+            policy.load_state_dict(earlier["kept"]["policy"])
+            policy.allocate(problem)
+        except (AttributeError, ConfigError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            why = f"what it kept is damaged ({type(error).__name__})"
+            policy = scheme.policy(len(records))
+    if rank == 0:
+        logger = logging.getLogger("evenstep")
+        if why is None:
+            logger.info("sizes begin as the run in %s left them", earlier["folder"])
+        else:
+            level = logging.WARNING if earlier["given"] else logging.INFO
+            logger.log(level, "sizes do not begin as the run in %s left them: %s", earlier["folder"], why)
+    return policy
+
+
+def _remembers(scheme: Scheme) -> bool:
+    """Whether workers decide the sizes from what they remember of their speeds; on servers, the servers do."""
+    return scheme.served is None and scheme.load.follows_speed
+
+
+def _setting(scheme: Scheme, records: Sequence[Mapping[str, Any]]) -> Setting:
+    first = records[0]
+    return Setting(
+        version=first["version"],
+        scheme=scheme.name,
+        parameters=first.get("parameters"),
+        workers=tuple(record["identity"] for record in records),
+    )
+
+
+def _unlike(kept: object, scheme: Scheme, records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why what was kept does not hold for these workers."""
+    if kept is None:
+        return f"there is no {FILE} of a run in which sizes followed speeds"
+    try:
+        then = msgspec.convert(kept, _Kept).setting
+    except msgspec.ValidationError as error:
+        return f"{FILE} is damaged ({error})"
+    return difference(then, _setting(scheme, records))
+
+
+class _Kept(msgspec.Struct):
+    setting: Setting
+    policy: dict[str, Any]
+
+
+def _read(path: Path) -> object:
+    """What a file holds, as JSON; a text if it is damaged."""
+    try:
+        with open_regular(path) as file:
+            return json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError) as error:
+        return type(error).__name__
