@@ -15,6 +15,7 @@ class Postponed(ModuleType):
 
     OptimizedModule = type("OptimizedModule", (), {})
     utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+    decorators = SimpleNamespace(skip=lambda function: function)
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
     @staticmethod

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch._dynamo.decorators import skip
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -37,7 +36,7 @@ def _uncompiled(method: Any) -> Any:
     def called(*args: Any, **kwargs: Any) -> Any:
         return (method if get_eval_frame_callback() is None else apart)(*args, **kwargs)
 
-    return skip(called)
+    return torch._dynamo.decorators.skip(called)
 
 
 @final
