@@ -138,9 +138,12 @@ class LoadBalanced(Strategy):
             self._begun[node] = server_round, arrays, self._plan[node]
         self._arrays = arrays
         if self._plan:
-            given = [work.steps if self._mode == "steps" else work.batch_size for work in self._plan.values()]
+            given = {
+                node: work.steps if self._mode == "steps" else work.batch_size for node, work in self._plan.items()
+            }
+            least, most = min(given, key=given.__getitem__), max(given, key=given.__getitem__)
             what = "steps" if self._mode == "steps" else "batch sizes"
-            _log.info("configure_train: %s from %d to %d", what, min(given), max(given))
+            _log.info("configure_train: %s %d (node %d) to %d (node %d)", what, given[least], least, given[most], most)
         return messages
 
     def aggregate_train(

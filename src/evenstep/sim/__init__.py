@@ -2,7 +2,19 @@
 
 from evenstep.sim.log import Log
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
+from evenstep.sim.rounds import Client, FederatedRun, FederatedScenario, Learner, simulate_rounds
 from evenstep.sim.scenario import Scenario
 from evenstep.sim.simulate import simulate
 
-__all__ = ["Log", "Scenario", "SimulatedRun", "SimulatedWorker", "simulate"]
+__all__ = [
+    "Client",
+    "FederatedRun",
+    "FederatedScenario",
+    "Learner",
+    "Log",
+    "Scenario",
+    "SimulatedRun",
+    "SimulatedWorker",
+    "simulate",
+    "simulate_rounds",
+]

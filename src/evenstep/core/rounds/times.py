@@ -1,6 +1,7 @@
 """Which times of a node are believed, and how long a round waits for it."""
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
@@ -38,6 +39,8 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._rests: dict[int, deque[float]] = {}
+        self._own: dict[int, float] = {}  # The median of each node.
+        self._sorted: list[float] = []  # All of these.
 
     def believe(self, node: int, said: float, away: float | None) -> Believed:
         """Take in the seconds of compute that a node says, and how long it was away (None: not known).
@@ -50,7 +53,7 @@ class RoundTimes:
         if away is None or not away > 0.0:
             return Believed(said)
         usual = self._usual(node)
-        self._rests.setdefault(node, deque(maxlen=_KEPT)).append(max(away - said, 0.0))
+        self._note(node, max(away - said, 0.0))
         least = 0.0 if usual is None else away - _ALLOWED * usual
         counted = min(max(said, least), away)
         if 1.0 / _NAMED <= counted / said <= _NAMED:
@@ -67,17 +70,30 @@ class RoundTimes:
             return None
         return patience * max(seconds + self._rest(node) for node, seconds in predicted.items())
 
+    def _note(self, node: int, rest: float) -> None:
+        rests = self._rests.setdefault(node, deque(maxlen=_KEPT))
+        if rests:
+            del self._sorted[bisect_left(self._sorted, self._own[node])]
+        rests.append(rest)
+        self._own[node] = median(rests)
+        insort(self._sorted, self._own[node])
+
     def _rest(self, node: int) -> float:
         """The seconds of a node beside its compute: its own, as far as they are allowed, or the usual ones."""
         usual = self._usual(node)
-        own = self._rests.get(node)
-        if own is None:
+        if node not in self._own:
             return usual or 0.0
-        return median(own) if usual is None else min(median(own), _ALLOWED * usual)
+        return self._own[node] if usual is None else min(self._own[node], _ALLOWED * usual)
 
     def _usual(self, node: int) -> float | None:
-        others = [median(rests) for other, rests in self._rests.items() if other != node]
-        return median(others) if len(others) >= _NEEDED else None
+        """The median over the other nodes."""
+        among = len(self._sorted)
+        left_out = bisect_left(self._sorted, self._own[node]) if node in self._own else among
+        others = among - (left_out < among)
+        if others < _NEEDED:
+            return None
+        middle = [(others - 1) // 2, others // 2]
+        return sum(self._sorted[place + (place >= left_out)] for place in middle) / 2
 
 
 def required_patience(patience: float | None) -> float | None:

@@ -1,0 +1,1 @@
+"""Federated training whose nodes differ in speed, with Flower and evenstep."""

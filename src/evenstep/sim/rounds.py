@@ -1,0 +1,286 @@
+"""Federated training in virtual time, with rounds and without: the decisions of the integrations, for many clients."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol, final
+
+import numpy as np
+
+from evenstep.cluster.slowness import Disturbance, Undisturbed
+from evenstep.core.errors import ConfigError
+from evenstep.core.rounds import AsynchronousRounds, Counted, Mode, RoundTimes, RoundWork, Step, Work, staleness_factor
+from evenstep.core.rounds.times import required_patience
+from evenstep.schemes import Scheme, parse_scheme
+
+_NEVER: Final = float("inf")
+_LEAVE, _JOIN, _REPLY = range(3)
+"""What happens first of the events of one moment."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """A node: its data, its speed, its link, and when it is away.
+
+    Attributes:
+        examples: How many it has.
+        seconds_per_sample, fixed_seconds: A local step on x samples takes fixed_seconds + x * seconds_per_sample.
+        message_seconds: For the model to come and the change of it to go back.
+        away: Intervals of virtual seconds, in order. What it was computing as it left is lost.
+    """
+
+    examples: int
+    seconds_per_sample: float
+    fixed_seconds: float = 0.0
+    message_seconds: float = 0.0
+    away: tuple[tuple[float, float], ...] = ()
+
+    def leaves_after(self, now: float) -> float:
+        """When it is away next, or now if it is."""
+        return next((max(now, begin) for begin, end in self.away if end > now), _NEVER)
+
+    def back_after(self, now: float) -> float:
+        """When it is there next: now, unless it is away."""
+        return next((end for begin, end in self.away if begin <= now < end), now)
+
+
+class Learner(Protocol):
+    """What is trained while the simulator says when: for accuracy over virtual time."""
+
+    def begin(self, client: int, number: int, work: Work) -> None:
+        """The client gets the newest model for its piece of work `number`."""
+
+    def update(self, parts: Sequence[Counted], now: float) -> None:
+        """The model takes the changes of these pieces of work: their factors times them, mean weighted by examples."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederatedScenario:
+    """What to simulate.
+
+    Attributes:
+        clients: All there are.
+        scheme: `lb-bsp` or `bsp` for rounds, `bsp:engine=server`, `ssp`, `dssp`, `asp` or `grouped` for none.
+        rounds: The length, in rounds of all clients.
+        batch_size, steps: The mean of a client.
+        mode, patience, late: As of `LoadBalanced`.
+        buffer, rate: As of `Asynchronous`.
+        fraction: Of the present clients that are in a round; without rounds all take part.
+        disturbance: Slows the clients' compute; an iteration is a piece of work.
+        notice_seconds: How long until the server knows that a client is away.
+        seed: Which clients are in a round.
+    """
+
+    clients: tuple[Client, ...]
+    scheme: Scheme | str = "lb-bsp"
+    rounds: int = 10
+    batch_size: int = 32
+    steps: int = 10
+    mode: Mode = "batch"
+    patience: float | None = None
+    late: Literal["next", "drop"] = "next"
+    buffer: int = 1
+    rate: Literal["share", "raw"] = "share"
+    fraction: float = 1.0
+    disturbance: Disturbance = field(default_factory=Undisturbed)
+    notice_seconds: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        required_patience(self.patience)
+        if not self.clients:
+            raise ConfigError("there is no client to train on: give at least one")
+        if not 0.0 < self.fraction <= 1.0:
+            raise ConfigError(f"a round cannot have {self.fraction} of the clients: use a fraction above 0, up to 1")
+
+
+class Update(NamedTuple):
+    """The model at a moment: after how many rounds' worth, of how many replies, and by how many updates they missed."""
+
+    seconds: float
+    progress: float
+    replies: int
+    stale: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederatedRun:
+    """What came out.
+
+    Attributes:
+        seconds: Virtual, from the start to the last update.
+        updates: All, in order.
+        pieces: How many pieces of work of each client are in the model.
+        works: What each client was asked for last.
+        computed: The part of the time that the clients computed, as far as they were there.
+    """
+
+    seconds: float
+    updates: tuple[Update, ...]
+    pieces: tuple[int, ...]
+    works: tuple[Work | None, ...]
+    computed: float
+
+
+def simulate_rounds(scenario: FederatedScenario, learner: Learner | None = None) -> FederatedRun:
+    """Run the scenario in virtual time; the same scenario gives the same result.
+
+    Raises:
+        ConfigError: The scheme's sizes do not go with clients that come and go, or they cannot be grouped.
+    """
+    scheme = parse_scheme(scenario.scheme) if isinstance(scenario.scheme, str) else scenario.scheme
+    run = _Run(scenario, learner)
+    if scheme.served is None:
+        run.in_rounds(RoundWork(scheme.load, scenario.mode))
+    else:
+        options = {"buffer": scenario.buffer}
+        run.without(
+            AsynchronousRounds(scheme.sync, len(scenario.clients), scenario.rounds, rate=scenario.rate, **options)
+        )
+    return run.result()
+
+
+class _Asked(NamedTuple):
+    """A piece of work: when its reply comes (never, if it is lost), and the seconds of compute in it."""
+
+    number: int
+    round: int
+    work: Work
+    begun: float
+    comes: float
+    lost: bool
+    compute: float
+
+
+@final
+class _Run:
+    def __init__(self, scenario: FederatedScenario, learner: Learner | None) -> None:
+        self._of, self._learner = scenario, learner
+        count = len(scenario.clients)
+        self._numbers, self._pieces = [0] * count, [0] * count
+        self._works: list[Work | None] = [None] * count
+        self._updates: list[Update] = []
+        self._computed = self._now = 0.0
+
+    def result(self) -> FederatedRun:
+        there = sum(
+            self._now - sum(max(0.0, min(end, self._now) - begin) for begin, end in client.away)
+            for client in self._of.clients
+        )
+        return FederatedRun(
+            seconds=self._now,
+            updates=tuple(self._updates),
+            pieces=tuple(self._pieces),
+            works=tuple(self._works),
+            computed=self._computed / there if there else 0.0,
+        )
+
+    def _ask(self, index: int, number: int, work: Work) -> _Asked:
+        client, now = self._of.clients[index], self._now
+        piece = self._numbers[index]
+        self._numbers[index] += 1
+        self._works[index] = work
+        natural = work.steps * (client.fixed_seconds + work.batch_size * client.seconds_per_sample)
+        compute = self._of.disturbance.seconds(
+            worker=index, iteration=piece, batch_size=work.batch_size, natural_seconds=natural, now=now
+        )
+        comes, leaves = now + client.message_seconds + compute, client.leaves_after(now)
+        lost = leaves < comes
+        if lost:
+            comes = leaves + self._of.notice_seconds
+        else:
+            self._computed += compute
+        if self._learner is not None:
+            self._learner.begin(index, piece, work)
+        return _Asked(piece, number, work, now, comes, lost, compute)
+
+    def _update(self, parts: Sequence[Counted], progress: float) -> None:
+        for part in parts:
+            self._pieces[part.node] += 1
+        stale = sum(part.stale for part in parts) / len(parts)
+        self._updates.append(Update(self._now, progress, len(parts), stale))
+        if self._learner is not None:
+            self._learner.update(parts, self._now)
+
+    # With rounds.
+
+    def in_rounds(self, work: RoundWork) -> None:
+        of, times = self._of, RoundTimes()
+        generator = np.random.default_rng(of.seed)
+        asked: dict[int, _Asked] = {}
+        for number in range(1, of.rounds + 1):
+            free = self._free(asked)
+            while not free and not asked:
+                self._now = min(client.back_after(self._now) for client in of.clients)
+                free = self._free(asked)
+            count = max(round(of.fraction * len(free)), min(1, len(free)))
+            chosen = sorted(generator.choice(free, size=count, replace=False).tolist()) if count < len(free) else free
+            plan = work.plan(chosen, of.batch_size, of.steps)
+            limit = times.deadline(work.seconds(plan), of.patience)
+            for index, each in plan.items():
+                asked[index] = self._ask(index, number, each)
+            # Without a client of its own, a round waits for the first of those that are late.
+            ends = [asked[index].comes for index in plan]
+            end = max(ends) if ends else min(each.comes for each in asked.values())
+            if ends and limit is not None:
+                end = min(end, self._now + limit)
+            self._now = end
+            parts = []
+            for index in [index for index, each in asked.items() if each.comes <= end]:
+                reply = asked.pop(index)
+                if reply.lost:
+                    continue
+                believed = times.believe(index, max(reply.compute, 1e-9), max(reply.comes - reply.begun, 1e-9))
+                work.observe(index, reply.work, believed.seconds)
+                behind = number - reply.round
+                if behind == 0 or of.late == "next":
+                    parts.append(Counted(index, reply.number, staleness_factor(behind), behind, behind))
+            if parts:
+                self._update(parts, float(number))
+
+    def _free(self, asked: dict[int, _Asked]) -> list[int]:
+        now = self._now
+        return [i for i, each in enumerate(self._of.clients) if i not in asked and each.leaves_after(now) > now]
+
+    # Without.
+
+    def without(self, rounds: AsynchronousRounds) -> None:
+        of = self._of
+        self._rounds = rounds
+        self._asked: dict[int, _Asked] = {}
+        self._queue: list[tuple[float, int, int, int]] = []  # Time, kind, client, number.
+        work = Work(of.batch_size, of.steps)
+        for index, client in enumerate(of.clients):
+            if client.leaves_after(0.0) > 0.0:
+                self._queue.append((0.0, _JOIN, index, 0))
+            for begin, end in client.away:
+                noticed = begin + of.notice_seconds if begin > 0.0 else 0.0
+                if begin > 0.0:
+                    self._queue.append((noticed, _LEAVE, index, 0))
+                self._queue.append((max(end, noticed), _JOIN, index, 0))
+        heapq.heapify(self._queue)
+        while not rounds.done and self._queue:
+            self._now, kind, index, number = heapq.heappop(self._queue)
+            if kind == _LEAVE:
+                self._asked.pop(index, None)
+                step = rounds.leave(index, self._now) if index in rounds.nodes else Step()
+            elif kind == _JOIN:
+                step = rounds.join(index, self._now)
+            elif index in self._asked and self._asked[index].number == number:
+                del self._asked[index]
+                step = rounds.reply(index, of.clients[index].examples, self._now)
+            else:
+                continue  # Its client has left.
+            self._carry(step, work)
+        self._carry(rounds.finish(self._now), work)
+
+    def _carry(self, step: Step, work: Work) -> None:
+        for update in step.updates:
+            self._update(update, self._rounds.progress)
+        for index in step.start:
+            asked = self._asked[index] = self._ask(index, 0, work)
+            if not asked.lost:
+                heapq.heappush(self._queue, (asked.comes, _REPLY, index, asked.number))

@@ -1,0 +1,53 @@
+"""Flower for real: a SuperLink and SuperNodes as processes. One node is slow, one dies, one sends NaN and one lies."""
+
+import re
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs an environment of its own: make test-all")
+
+from support.flower_processes import AppRun, Federation, end, faulty_app, until
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("flower")]
+
+SLOW, NAN, LIAR, VICTIM = 1, 2, 3, 4
+NODES = [{}, {"slowdown": 10}, {"fault": '"nan"'}, {"fault": '"lie"'}, {"fault": '"stuck"'}]
+
+
+@pytest.fixture
+def federation(tmp_path):
+    federation = Federation(tmp_path, NODES)
+    yield federation
+    federation.close()
+
+
+def accuracy(text):
+    return float(re.search(r"final accuracy: ([\d.]+)", text)[1])
+
+
+def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
+    """With rounds, in which a node is killed while it trains, and without, when it comes back."""
+    app = faulty_app(tmp_path / "app")
+    run = AppRun(federation, app, rounds=2, nodes=5, patience=1.5, steps=200)
+    run.wait_for("[ROUND 2/2]")
+    (tmp_path / "stick").touch()
+    until(tmp_path / "stuck")
+    end(federation.nodes[VICTIM])
+    text = run.text()
+    dead = federation.id_of(VICTIM)
+    assert re.search(rf"round \d goes on without node {dead}, whose reply is late", text)
+    assert f"the reply of node {federation.id_of(NAN)} has a NaN or an infinity" in text
+    assert re.search(rf"node {federation.id_of(LIAR)} says 1e\+09 s, which count as [\d.]+: it was away for", text)
+    assert re.search(rf"batch sizes \d+ \(node ({federation.id_of(SLOW)}|{federation.id_of(LIAR)})\) to", text)
+    assert accuracy(text) > 0.5
+
+    (tmp_path / "stick").unlink()
+    run = AppRun(federation, app, rounds=2, nodes=4, scheme='"ssp:bound=1"', timeout=20.0)
+    run.wait_for("takes part")
+    federation.nodes[VICTIM] = federation.node(VICTIM, {})
+    text = run.text()
+    assert re.search(rf"node {dead} (has been away for \d+ s|has vanished|failed)", text) or f"node {dead}" not in text
+    assert f"node {federation.id_of(VICTIM)} takes part" in text
+    assert federation.id_of(VICTIM) != dead
+    assert f"the reply of node {federation.id_of(NAN)} has a NaN or an infinity" in text
+    assert accuracy(text) > 0.5
