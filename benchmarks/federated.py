@@ -6,9 +6,12 @@ client trains on its own data, and its change of the model counts when the simul
 of local steps on the same mean batch. FedAvg is `bsp`; that this is Flower's FedAvg is a test (tests/frameworks).
 """
 
+import json
 import sys
 import time
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -141,9 +144,12 @@ class Training:
         self.curve.append((now, self.done, 100.0 * float(right)))
 
 
-def one(cell):
-    """One training."""
+def one(cell, folder):
+    """One training; what is in the folder already is taken from there."""
     task, alpha, regime, method, seed, rounds = cell
+    path = folder and folder / f"{'-'.join(map(str, cell))}.json"
+    if path and path.exists():
+        return json.loads(path.read_text())
     torch.set_num_threads(1)
     training = Training(task, alpha, seed)
     speeds = SPEEDS if regime == "lasting" else [4.0] * len(SPEEDS)
@@ -160,15 +166,23 @@ def one(cell):
     if training.curve[-1][0] < run.seconds:
         training.evaluate(run.seconds)
     last = [accuracy for _, done, accuracy in training.curve if done >= 0.9 * training.done]
-    return {
+    row = {
         "task": task, "alpha": alpha, "regime": regime, "method": method, "seed": seed, "seconds": run.seconds,
         "final": fmean(last), "stale": fmean(update.stale for update in run.updates), "pieces": run.pieces,
         "curve": training.curve,
     }  # fmt: skip
+    if path:
+        path.with_suffix(".part").write_text(json.dumps(row))
+        path.with_suffix(".part").rename(path)
+    return row
 
 
 def main():
-    options = record.arguments(__doc__).parse_args()
+    parser = record.arguments(__doc__)
+    parser.add_argument("--rows", type=Path, help="a folder that keeps each training, to go on from when interrupted")
+    options = parser.parse_args()
+    if options.rows:
+        options.rows.mkdir(parents=True, exist_ok=True)
     seeds = 1 if options.quick else SEEDS
     cells = [
         (*cell, options.seed + seed, 4 if options.quick else TASKS[cell[0]]["rounds"])
@@ -177,7 +191,7 @@ def main():
     ]
     began = time.monotonic()
     with get_context("spawn").Pool() as pool:
-        rows = pool.map(one, cells, chunksize=1)
+        rows = pool.map(partial(one, folder=options.rows), cells, chunksize=1)
     record.console.print(f"  {len(rows)} trainings in {(time.monotonic() - began) / 60:.1f} minutes")
     _set_times(rows)
     done = record.publish(
@@ -187,7 +201,8 @@ def main():
         config={
             "speeds": SPEEDS, "seconds_per_sample_at_speed_1": SECONDS, "message_seconds": MESSAGES,
             "mean_batch": BATCH, "steps": STEPS, "seeds": seeds, "dirichlet": ALPHAS,
-            "methods": METHODS, "tasks": {name: {"lr": task["lr"], "rounds": task["rounds"]} for name, task in TASKS.items()},
+            "methods": METHODS,
+            "tasks": {name: {"lr": task["lr"], "rounds": task["rounds"]} for name, task in TASKS.items()},
             "time": "simulated: a busy machine changes nothing; the training is real",
             "episodic": "all of speed 4, each 8 times slower for 1 to 3 of every 10 pieces of work",
             "seconds_to": f"{BELOW} points below FedAvg's final accuracy",
