@@ -1,5 +1,6 @@
 """Flower: each node gets its own batch size, by the speed that its replies tell, with Flower's own messages."""
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -13,8 +14,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 from support.flower_federation import Federation, Nodes, size_of, task  # noqa: F401
 
+from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
 from evenstep.integrations.flower import BATCH_SIZE, SECONDS, Asynchronous, LoadBalanced, measured
+from evenstep.report.summary import summarise
 
 SPEEDS = {11: 1.0, 12: 2.0, 13: 4.0}
 
@@ -359,3 +362,34 @@ def test_a_buffer_gathers_replies_and_servers_momentum_sees_updates(logged):
 def test_rounds_within_rounds_are_refused():
     with pytest.raises(ConfigError, match="wrap the strategy inside it"):
         Asynchronous(LoadBalanced(FedAvg()))
+
+
+@pytest.mark.parametrize("scheme", ["lb-bsp", "ssp:bound=1"])
+def test_the_report_knows_nodes_rounds_sizes_and_staleness(scheme, tmp_path, capsys):
+    """Node 12 fails once."""
+    app = client()
+
+    def failing(message, context):
+        train = message.metadata.message_type == MessageType.TRAIN
+        if train and context.node_id == 12 and federation.done[12] == 4:
+            return Message(Error(code=0, reason="killed"), reply_to=message)
+        return app(message, context)
+
+    federation = Federation(failing, SPEEDS, samples=lambda message: 5 * size_of(message))
+    wrap = balanced if scheme == "lb-bsp" else asynchronous
+    given = {} if scheme == "lb-bsp" else {"sync": scheme}
+    started(wrap(federation, run_dir=tmp_path, **given), federation, 6)
+    summary = summarise(tmp_path)
+    assert summary.scheme == scheme
+    assert len(summary.workers) == 3
+    assert [leave.why for leave in summary.served.leaves] == ["killed"]
+    if scheme == "lb-bsp":
+        assert sorted(worker.iterations for worker in summary.workers) == [5, 6, 6]
+        assert {worker.first_batch_size for worker in summary.workers} == {140}
+        assert sorted(worker.last_batch_size for worker in summary.workers) == [60, 120, 240]
+        assert summary.served.commits == 6
+    else:
+        assert max(each.mean_staleness for each in summary.served.pushes) > 0
+    assert summary.served.samples_committed == sum(worker.samples for worker in summary.workers)
+    main(["report", "--json", str(tmp_path)])
+    assert len(json.loads(capsys.readouterr().out)[0]["workers"]) == 3

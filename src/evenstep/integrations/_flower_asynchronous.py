@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Literal, final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -36,6 +37,7 @@ class Asynchronous(Strategy):
             may run ahead; each piece of a node's work is an iteration.
         buffer: An update has at least this many replies. With `asp` that is FedBuff.
         rate: `share`: by the node's share of all examples, and by rounds behind. `raw`: FedBuff's.
+        run_dir: Where to write the events that `evenstep report` reads.
         clock, sleep: Of seconds.
 
     Raises:
@@ -49,6 +51,7 @@ class Asynchronous(Strategy):
         *,
         buffer: int = 1,
         rate: Literal["share", "raw"] = "share",
+        run_dir: str | Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -62,6 +65,7 @@ class Asynchronous(Strategy):
         self._name, self._sync = scheme.name, scheme.sync
         self._buffer, self._rate = buffer, rate
         self._clock, self._sleep = clock, sleep
+        self._run_dir = None if run_dir is None else Path(run_dir)
         self._key: str = getattr(strategy, "weighted_by_key", "num-examples")
         # Refuses what cannot work, before a node is asked.
         AsynchronousRounds(Unbounded(), 1, 1, buffer=buffer, rate=rate)
@@ -101,6 +105,8 @@ class Asynchronous(Strategy):
         config = ConfigRecord() if train_config is None else train_config
         run = Run(self.strategy, grid, initial_arrays, config, key=self._key, clock=self._clock, sleep=self._sleep)
         rounds = AsynchronousRounds(self._sync, len(run.first), num_rounds, buffer=self._buffer, rate=self._rate)
+        if self._run_dir is not None:
+            run.write_to(self._run_dir, self._name)
         run.train(rounds, num_rounds, timeout, result, evaluate_fn)
         replies = grid.send_and_receive(
             self.configure_evaluate(num_rounds, result.arrays, evaluate_config or ConfigRecord(), grid), timeout=timeout

@@ -1,11 +1,12 @@
 """Flower's records: the work in a config, the seconds in the metrics, and the arrays as changes of the model."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import Mode, Work
@@ -79,6 +80,12 @@ def taken_seconds(content: RecordDict) -> object:
     return taken
 
 
+def said_seconds(content: RecordDict) -> float:
+    """The seconds of compute that a reply says, left in it; 0 if they are no time."""
+    said = next((metrics[SECONDS] for metrics in content.metric_records.values() if SECONDS in metrics), 0.0)
+    return float(said) if isinstance(said, int | float) and 0.0 < said < math.inf else 0.0
+
+
 def examples_of(content: RecordDict, key: str) -> float:
     """The weight of a reply; 0 if there is none."""
     value = next((metrics[key] for metrics in content.metric_records.values() if key in metrics), 0)
@@ -122,3 +129,22 @@ def _moved(key: str, array: Array, old: Mapping[str, Array], new: Mapping[str, A
         return array
     moved = new[key].numpy() + factor * (values - old[key].numpy())
     return Array(np.asarray(moved, dtype=values.dtype))
+
+
+def measured(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A mod of a ClientApp that adds the seconds of training to the metrics of its reply.
+
+    It measures what comes after it in `mods`, and the app: put it last. Messages travel before and after that.
+    """
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        return call_next(message, context)
+    began = time.perf_counter()
+    reply = call_next(message, context)
+    seconds = time.perf_counter() - began
+    if not reply.has_error():
+        metrics = next(iter(reply.content.metric_records.values()), None)
+        if metrics is None:
+            metrics = MetricRecord()
+            reply.content["metrics"] = metrics
+        metrics[SECONDS] = seconds
+    return reply

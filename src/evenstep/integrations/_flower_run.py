@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final, final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -11,7 +12,16 @@ from flwr.serverapp.strategy import Result, Strategy
 from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import AsynchronousRounds, Counted, Step
 from evenstep.integrations._flower_grid import Exchange, Pause, Reply, View
-from evenstep.integrations._flower_records import examples_of, rebased, taken_seconds, wrong_with
+from evenstep.integrations._flower_log import RunLog
+from evenstep.integrations._flower_records import (
+    BATCH_SIZE,
+    STEPS,
+    examples_of,
+    rebased,
+    said_seconds,
+    taken_seconds,
+    wrong_with,
+)
 
 _MEMBERS_EVERY: Final = 1.0
 """Seconds between two looks at which nodes there are."""
@@ -64,7 +74,15 @@ class Run:
         self._base: dict[int, ArrayRecord] = {}  # The model that each node trains on.
         self._replies: dict[tuple[int, int], tuple[Message, ArrayRecord]] = {}
         self._number: dict[int, int] = {}
+        self._events: RunLog | None = None
+        self._samples = 0
         self._ignored: set[int] = set()  # Away for too long; they are back with their reply.
+
+    def write_to(self, folder: Path, scheme: str) -> None:
+        """Keep an event log there. A node's samples are those of its config, or 1 where it does not say them."""
+        size, steps = self._config.get(BATCH_SIZE), self._config.get(STEPS)
+        self._samples = (size if isinstance(size, int) else 1) * (steps if isinstance(steps, int) else 1)
+        self._events = RunLog(folder, scheme, samples=self._samples, nodes=len(self.first), clock=self._clock)
 
     def train(
         self,
@@ -90,6 +108,8 @@ class Run:
             pause.after(bool(replies))
         self._carry(rounds.finish(self._clock()))
         self._evaluate_up_to(number)
+        if self._events is not None:
+            self._events.close()
 
     def _members(self, timeout: float) -> None:
         """Who has come, who has gone, and who has been away for too long."""
@@ -98,16 +118,21 @@ class Run:
             if node in known and node in present and seconds > timeout:
                 _log.warning("node %d has been away for %.0f s: training goes on without it", node, seconds)
                 self._ignored.add(node)
-                self._carry(self._rounds.leave(node, now))
+                self._leave(node, "was away for too long")
             elif node not in present:
                 self._exchange.forget(asked)
                 self._ignored.discard(node)
         for node in sorted(known - present):
             _log.warning("node %d has vanished: training goes on without it", node)
-            self._carry(self._rounds.leave(node, now))
+            self._leave(node, "has vanished")
         for node in sorted(present - known - self._ignored):
             _log.info("node %d takes part", node)
             self._carry(self._rounds.join(node, now))
+
+    def _leave(self, node: int, why: str) -> None:
+        if self._events is not None:
+            self._events.left(node, why)
+        self._carry(self._rounds.leave(node, self._clock()))
 
     def _take(self, reply: Reply) -> None:
         node, message, now = reply.node, reply.message, self._clock()
@@ -116,8 +141,10 @@ class Run:
             return
         if message.has_error():
             _log.warning("node %d failed: %s", node, message.error.reason)
-            self._carry(self._rounds.leave(node, now))
+            self._leave(node, message.error.reason)
             return
+        if self._events is not None:
+            self._events.replied(node, reply.away, said_seconds(message.content))
         taken_seconds(message.content)
         wrong = wrong_with(message.content, self._key)
         if wrong is not None:
@@ -141,10 +168,14 @@ class Run:
         for each in update:
             message, base = self._replies.pop((each.node, each.number))
             message.content = rebased(message.content, base, self._arrays, each.factor)
+            if self._events is not None:
+                self._events.counted(each.node, each.stale, each.behind)
             messages.append(message)
         if self._content is None:  # Strategies with a momentum of their own note here what the changes begin from.
             list(self._strategy.configure_train(version, self._arrays, self._config, self._listed))
         arrays, metrics = self._strategy.aggregate_train(version, messages)
+        if self._events is not None:
+            self._events.updated(len(update) * self._samples)
         stale = ", ".join(f"{each.node} ({each.stale} behind)" for each in update)
         _log.info("update %d: of %s", version, stale)
         if arrays is not None:
@@ -162,10 +193,12 @@ class Run:
         for node in nodes:
             self._base[node] = self._arrays
             self._number[node] = self._number.get(node, -1) + 1
+        if self._events is not None:
+            self._events.sent(dict.fromkeys(nodes, self._samples))
         sent = self._exchange.send(messages)
         for node in set(nodes) - set(sent.values()):
             _log.warning("the SuperLink did not take the message for node %d", node)
-            self._carry(self._rounds.leave(node, self._clock()))
+            self._leave(node, "could not be sent a message")
 
     def _evaluate_up_to(self, number: int) -> None:
         if self._evaluate is None or number <= self._evaluated:

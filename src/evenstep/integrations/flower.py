@@ -13,9 +13,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Literal, final
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -24,13 +25,16 @@ from evenstep.core.rounds.times import required_patience
 from evenstep.core.shown import shown
 from evenstep.integrations._flower_asynchronous import Asynchronous
 from evenstep.integrations._flower_grid import Reply, Rounds
+from evenstep.integrations._flower_log import RunLog
 from evenstep.integrations._flower_records import (
     BATCH_SIZE,
     RATE,
     SECONDS,
     STEPS,
     mean_work,
+    measured,
     rebased,
+    said_seconds,
     set_examples,
     taken_seconds,
     with_work,
@@ -63,6 +67,7 @@ class LoadBalanced(Strategy):
             dropped. Until it comes, its node gets no other work.
         weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples that
             they processed, which changes the objective unless all batches are equal.
+        run_dir: Where to write the events that `evenstep report` reads.
         clock, sleep: Of seconds.
 
     Raises:
@@ -78,6 +83,7 @@ class LoadBalanced(Strategy):
         patience: float | None = None,
         late: Literal["next", "drop"] = "next",
         weights: Literal["examples", "samples"] = "examples",
+        run_dir: str | Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -99,6 +105,8 @@ class LoadBalanced(Strategy):
         self._away: dict[str, float] = {}  # By the message that was answered: seconds.
         self._arrays = ArrayRecord()
         self._rounds: Rounds | None = None
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._events: RunLog | None = None
 
     def summary(self) -> None:
         """Log the wrapped strategy's configuration, and this one's."""
@@ -114,6 +122,9 @@ class LoadBalanced(Strategy):
             return super().start(self._rounds, *args, **options)
         finally:
             self._rounds = None
+            if self._events is not None:
+                self._events.close()
+                self._events = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -137,6 +148,8 @@ class LoadBalanced(Strategy):
             message.content = with_work(message.content, self._plan[node], self._mode)
             self._begun[node] = server_round, arrays, self._plan[node]
         self._arrays = arrays
+        if self._rounds is not None and self._run_dir is not None:
+            self._note_sent(mean)
         if self._plan:
             given = {
                 node: work.steps if self._mode == "steps" else work.batch_size for node, work in self._plan.items()
@@ -150,8 +163,31 @@ class LoadBalanced(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Learn the nodes' speeds; the wrapped strategy aggregates the replies that are usable, without the seconds."""
+        replies = list(replies)
+        for reply in replies:  # What is usual is known before any time counts.
+            self._observe(reply)
         counted = [reply for reply in replies if reply.has_error() or self._counts(reply)]
+        if self._events is not None:
+            useful = [reply.metadata.src_node_id for reply in counted if not reply.has_error()]
+            self._events.updated(sum(self._begun[node][2].samples for node in useful if node in self._begun))
         return self.strategy.aggregate_train(server_round, counted)
+
+    def _observe(self, reply: Message) -> None:
+        away = self._away.get(reply.metadata.reply_to_message_id)
+        if away is None or reply.has_error():
+            return
+        seconds = said_seconds(reply.content)
+        if seconds:
+            self._times.observe(reply.metadata.src_node_id, seconds, away)
+
+    def _note_sent(self, mean: Work) -> None:
+        """Write down who works now; the first time, that the run begins."""
+        if self._events is None and self._run_dir is not None:
+            self._events = RunLog(
+                self._run_dir, self._name, samples=mean.samples, nodes=len(self._plan), clock=self._clock
+            )
+        if self._events is not None:
+            self._events.sent({node: work.samples for node, work in self._plan.items()})
 
     def _counts(self, reply: Message) -> bool:
         """Take in a reply; whether the strategy gets it."""
@@ -161,6 +197,8 @@ class LoadBalanced(Strategy):
         if begun is not None:  # Otherwise it was not asked.
             self._learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
         wrong = wrong_with(reply.content, self._key)
+        if self._events is not None and wrong is None and begun is not None:
+            self._events.counted(node, self._round - begun[0], float(self._round - begun[0]))
         if wrong is not None:
             _log.warning("the reply of node %d %s, and is left out", node, wrong)
             return False
@@ -194,11 +232,17 @@ class LoadBalanced(Strategy):
     def _arrived(self, reply: Reply) -> bool:
         """Note how long the node was away; whether its reply counts."""
         number, _, work = self._begun[reply.node]
+        if self._events is not None:
+            if reply.message.has_error():
+                self._events.left(reply.node, reply.message.error.reason)
+            else:
+                self._events.replied(reply.node, reply.away, said_seconds(reply.message.content))
+        self._away[reply.asked] = reply.away
         if self._late == "next" or number == self._round or reply.message.has_error():
-            self._away[reply.asked] = reply.away
             return True
         _log.warning("the reply of node %d to round %d is too late, and is dropped", reply.node, number)
-        self._learn(reply.node, work, taken_seconds(reply.message.content), reply.away)
+        self._observe(reply.message)
+        self._learn(reply.node, work, taken_seconds(reply.message.content), self._away.pop(reply.asked))
         return False
 
     def _ended(self, without: set[int]) -> None:
@@ -218,22 +262,3 @@ class LoadBalanced(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the wrapped strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)
-
-
-def measured(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """A mod of a ClientApp that adds the seconds of training to the metrics of its reply.
-
-    It measures what comes after it in `mods`, and the app: put it last. Messages travel before and after that.
-    """
-    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-        return call_next(message, context)
-    began = time.perf_counter()
-    reply = call_next(message, context)
-    seconds = time.perf_counter() - began
-    if not reply.has_error():
-        metrics = next(iter(reply.content.metric_records.values()), None)
-        if metrics is None:
-            metrics = MetricRecord()
-            reply.content["metrics"] = metrics
-        metrics[SECONDS] = seconds
-    return reply

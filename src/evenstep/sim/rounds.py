@@ -14,6 +14,7 @@ from evenstep.core.rounds.times import required_patience
 from evenstep.schemes import Scheme, parse_scheme
 
 _NEVER: Final = float("inf")
+_INSTANT: Final = 1e-9
 _LEAVE, _JOIN, _REPLY = range(3)
 """What happens first of the events of one moment."""
 
@@ -228,18 +229,27 @@ class _Run:
             if ends and limit is not None:
                 end = min(end, self._now + limit)
             self._now = end
-            parts = []
-            for index in [index for index, each in asked.items() if each.comes <= end]:
-                reply = asked.pop(index)
-                if reply.lost:
-                    continue
-                believed = times.believe(index, max(reply.compute, 1e-9), max(reply.comes - reply.begun, 1e-9))
-                work.observe(index, reply.work, believed.seconds)
-                behind = number - reply.round
-                if behind == 0 or of.late == "next":
-                    parts.append(Counted(index, reply.number, staleness_factor(behind), behind, behind))
-            if parts:
-                self._update(parts, float(number))
+            replies = {index: each for index, each in asked.items() if each.comes <= end}
+            asked = {index: each for index, each in asked.items() if index not in replies}
+            kept = {index: each for index, each in replies.items() if not each.lost}
+            self._count(kept, number, work, times)
+
+    def _count(self, replies: dict[int, _Asked], number: int, work: RoundWork, times: RoundTimes) -> None:
+        """Learn from the replies that came in round `number`, and update the model."""
+        seconds = {
+            index: (max(each.compute, _INSTANT), max(each.comes - each.begun, _INSTANT))
+            for index, each in replies.items()
+        }
+        for index, (said, away) in seconds.items():
+            times.observe(index, said, away)
+        parts = []
+        for index, reply in replies.items():
+            work.observe(index, reply.work, times.believe(index, *seconds[index]).seconds)
+            behind = number - reply.round
+            if behind == 0 or self._of.late == "next":
+                parts.append(Counted(index, reply.number, staleness_factor(behind), behind, behind))
+        if parts:
+            self._update(parts, float(number))
 
     def _free(self, asked: dict[int, _Asked]) -> list[int]:
         now = self._now

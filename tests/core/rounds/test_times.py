@@ -11,7 +11,7 @@ def known(rests):
     times = RoundTimes()
     for node, rest in rests.items():
         for _ in range(3):
-            assert times.believe(node, 1.0, 1.0 + rest).seconds == 1.0
+            times.observe(node, 1.0, 1.0 + rest)
     return times
 
 
@@ -31,7 +31,7 @@ def test_a_node_that_says_too_little_counts_with_what_others_need_beside_compute
     assert believed.seconds == pytest.approx(10.0 - 4 * 0.2)
     assert believed.reason == "it was away for 10 s, and the others need 0.2 s beside compute"
     for _ in range(50):
-        times.believe(9, 1e-6, 10.0)
+        times.observe(9, 1e-6, 10.0)
     assert times.believe(1, 1.0, 1.1) == Believed(1.0)
 
 
@@ -44,7 +44,7 @@ def test_small_differences_name_nobody():
 @pytest.mark.parametrize("said", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_time_is_refused(said):
     with pytest.raises(ValueError, match="cannot compute"):
-        RoundTimes().believe(1, said, 1.0)
+        RoundTimes().observe(1, said, 1.0)
 
 
 def test_the_deadline_is_patience_times_the_longest_prediction_with_its_rest():
@@ -58,7 +58,7 @@ def test_the_deadline_is_patience_times_the_longest_prediction_with_its_rest():
 
 def test_a_node_cannot_make_rounds_wait_by_saying_little():
     times = known({1: 0.5, 2: 0.5, 3: 0.5})
-    times.believe(9, 1e-6, 1000.0)
+    times.observe(9, 1e-6, 1000.0)
     assert times.deadline({9: 1.0}, 1.0) == pytest.approx(3.0)
 
 

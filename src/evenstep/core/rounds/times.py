@@ -42,18 +42,21 @@ class RoundTimes:
         self._own: dict[int, float] = {}  # The median of each node.
         self._sorted: list[float] = []  # All of these.
 
-    def believe(self, node: int, said: float, away: float | None) -> Believed:
-        """Take in the seconds of compute that a node says, and how long it was away (None: not known).
+    def observe(self, node: int, said: float, away: float) -> None:
+        """Take in the seconds of compute that a node says and how long it was away; all of a round before any counts.
 
         Raises:
             ValueError: The seconds are not finite and positive.
         """
-        if not 0.0 < said < math.inf:
-            raise ValueError(f"a node cannot compute for {said} seconds")
-        if away is None or not away > 0.0:
+        if not 0.0 < said < math.inf or not 0.0 < away < math.inf:
+            raise ValueError(f"a node cannot compute for {said} of {away} seconds")
+        self._note(node, max(away - said, 0.0))
+
+    def believe(self, node: int, said: float, away: float | None) -> Believed:
+        """What counts of the seconds that a node says, if it was away for so long (None: not known)."""
+        if away is None:
             return Believed(said)
         usual = self._usual(node)
-        self._note(node, max(away - said, 0.0))
         least = 0.0 if usual is None else away - _ALLOWED * usual
         counted = min(max(said, least), away)
         if 1.0 / _NAMED <= counted / said <= _NAMED:
