@@ -38,11 +38,9 @@ class Traces:
 
     Memory that it shares with the batch before, such as that of a mask that comes with each batch, tells nothing.
 
-    Attributes:
-        shapes: The shapes of its tensors.
-        length: The first axis of all its tensors, or the positions of a share; None if there is no such length.
     """
 
+    __slots__ = ("_all", "_length", "_own", "_places", "_references", "_shapes", "_share")
     _forget = torch.UntypedStorage._free_weak_ref  # The module may be gone when the process ends.
 
     def __init__(self, batch: Any, length: int, before: "Traces | None" = None) -> None:
@@ -53,15 +51,25 @@ class Traces:
         self._references: list[Any] = [each.untyped_storage()._weak_ref() for each in dense]
         self._all = self._own = frozenset(self._references)
         self._places = _places(dense)
-        self.shapes = _shapes(tensors)
-        plain = {shape[0] if shape else -1 for shape in self.shapes} == {length}
-        self.length = length if plain or self._share is not None else None
+        self._shapes = [each.shape for each in tensors]
+        self._length = length
         if before is not None and not self._all.isdisjoint(before._all):
             self._own, before._own = self._own - before._all, before._own - self._all
 
     def __del__(self) -> None:
         for each in self._references:
             self._forget(each)  # type: ignore[no-untyped-call]
+
+    @property
+    def shapes(self) -> frozenset[torch.Size]:
+        """The shapes of its tensors."""
+        return frozenset(self._shapes)
+
+    @property
+    def length(self) -> int | None:
+        """The first axis of all its tensors, or the positions of a share; None if there is no such length."""
+        plain = {shape[0] if shape else -1 for shape in self._shapes} == {self._length}
+        return self._length if plain or self._share is not None else None
 
     @property
     def kept(self) -> bool:
