@@ -3,6 +3,7 @@
 import pickle
 import random
 from collections import deque, namedtuple
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 
@@ -17,7 +18,7 @@ from evenstep.core.samples import Request
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.fetch import ProcessFetcher, Requests, WorkerDataset
 from evenstep.torch.data.packing import ByValue, pack
-from evenstep.torch.data.randomness import NumPyRandom, PythonRandom
+from evenstep.torch.data.randomness import NumPyRandom, PythonRandom, TorchRandom
 
 ROWS, COLUMNS = 4096, 256  # 1 KB a sample, 4 MB in all
 DATA = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
@@ -140,8 +141,14 @@ def test_what_default_collate_makes_is_made_and_its_extensions_count(monkeypatch
         same(
             BatchMaker(samples, 0).batch((0, range(len(samples)), list(range(len(samples))))), default_collate(samples)
         )
+    nested = [{"pair": (n, [DATA[n], {"row": ARRAY[n]}])} for n in range(4)]
+    same(BatchMaker(nested, 0).batch((0, range(4), [0, 1, 2, 3])), default_collate(nested))
+    with pytest.raises(RuntimeError, match="equal size"):
+        BatchMaker([(1, 2), (3,)], 0).batch((0, (0, 1), [0, 1]))
     monkeypatch.setitem(default_collate_fn_map, int, lambda batch, **_: sum(batch))
     assert BatchMaker([1, 2], 0).batch((0, (0, 1), [0, 1])) == 3
+    monkeypatch.setitem(default_collate_fn_map, Mapping, lambda batch, **_: len(batch))
+    assert BatchMaker(nested, 0).batch((0, (0, 1), [0, 1])) == 2
 
 
 class InMemory(Dataset):
@@ -377,3 +384,21 @@ def test_pythons_generator_is_put_back(known):
         assert generator.state() != before
         generator.restore(before)
         assert draw() == drawn
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["by its words", "by get_state"])
+def test_torchs_generator_is_put_back(known):
+    generator = TorchRandom()
+    if not known:
+        generator._memory = None
+    assert (generator._memory is not None) == known
+    wide = {"dtype": torch.float64}
+    # The second of two normal numbers is in store, of each width; the 625th word follows from all others.
+    draws = [torch.rand, torch.randn, torch.randn, torch.randperm, lambda n: torch.randint(9, (n,)), torch.rand]
+    for draw in (*draws, lambda n: torch.randn(n, **wide), lambda n: torch.randn(n, **wide), lambda n: torch.rand(700)):
+        before = generator.state()
+        assert generator.state() == before
+        drawn = draw(3 if draw is torch.randperm else 1)
+        assert generator.state() != before
+        generator.restore(before)
+        torch.testing.assert_close(draw(3 if draw is torch.randperm else 1), drawn, rtol=0, atol=0)
