@@ -71,8 +71,8 @@ def pictures():
 
 
 TASKS = {
-    "digits": {"make": digits, "lr": 0.3, "rounds": 30},
-    "pictures": {"make": pictures, "lr": 0.1, "rounds": 20},
+    "digits": {"make": digits, "lr": 0.2, "rounds": 60},
+    "pictures": {"make": pictures, "lr": 0.1, "rounds": 40},
 }
 
 
@@ -179,11 +179,12 @@ def one(cell, folder):
 
 def main():
     parser = record.arguments(__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rows", type=Path, help="a folder that keeps each training, to go on from when interrupted")
     options = parser.parse_args()
     if options.rows:
         options.rows.mkdir(parents=True, exist_ok=True)
-    seeds = 1 if options.quick else SEEDS
+    seeds = 1 if options.quick else options.seeds
     cells = [
         (*cell, options.seed + seed, 4 if options.quick else TASKS[cell[0]]["rounds"])
         for seed in range(seeds)

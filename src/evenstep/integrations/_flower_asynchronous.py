@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, final
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -14,13 +14,14 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import AsynchronousRounds
 from evenstep.core.sync import Unbounded
 from evenstep.integrations._flower_run import Run
+from evenstep.integrations._flower_wrapper import Wrapper
 from evenstep.schemes import Scheme, parse_scheme
 
 _log = logging.getLogger("flwr")
 
 
 @final
-class Asynchronous(Strategy):
+class Asynchronous(Wrapper):
     """Wraps a strategy so that no node waits for another, or only as far as `sync` says.
 
     `start` replaces the loop over rounds: a node that has replied gets the newest model as soon as the sync policy lets
@@ -60,7 +61,7 @@ class Asynchronous(Strategy):
                 f"Asynchronous cannot wrap {type(strategy).__name__}, which gives each node of a round its own work:"
                 " wrap the strategy inside it"
             )
-        self.strategy = strategy
+        super().__init__(strategy)
         scheme = parse_scheme(sync) if isinstance(sync, str) else sync
         self._name, self._sync = scheme.name, scheme.sync
         self._buffer, self._rate = buffer, rate
@@ -72,7 +73,7 @@ class Asynchronous(Strategy):
 
     def summary(self) -> None:
         """Log the wrapped strategy's configuration, and this one's."""
-        self.strategy.summary()
+        super().summary()
         _log.info("\t└──> evenstep: %s without rounds, %d replies for an update", self._name, self._buffer)
 
     def start(
@@ -115,27 +116,3 @@ class Asynchronous(Strategy):
         if metrics is not None:
             result.evaluate_metrics_clientapp[num_rounds] = metrics
         return result
-
-    # As the wrapped strategy.
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the wrapped strategy."""
-        return self.strategy.configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As the wrapped strategy."""
-        return self.strategy.aggregate_train(server_round, replies)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the wrapped strategy."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy."""
-        return self.strategy.aggregate_evaluate(server_round, replies)

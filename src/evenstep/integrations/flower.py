@@ -10,7 +10,6 @@ Both wrap a strategy, as Flower's own wrappers for differential privacy do. Noth
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,9 +19,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from evenstep.core.rounds import Mode, RoundTimes, RoundWork, Work, staleness_factor
+from evenstep.core.rounds import Mode, Work, staleness_factor
 from evenstep.core.rounds.times import required_patience
-from evenstep.core.shown import shown
 from evenstep.integrations._flower_asynchronous import Asynchronous
 from evenstep.integrations._flower_grid import Reply, Rounds
 from evenstep.integrations._flower_log import RunLog
@@ -40,6 +38,8 @@ from evenstep.integrations._flower_records import (
     with_work,
     wrong_with,
 )
+from evenstep.integrations._flower_speeds import Speeds
+from evenstep.integrations._flower_wrapper import Wrapper
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.schemes.scheme import one_of
 
@@ -49,7 +49,7 @@ _log = logging.getLogger("flwr")
 
 
 @final
-class LoadBalanced(Strategy):
+class LoadBalanced(Wrapper):
     """Wraps a strategy so that each node trains with its own batch size: slow nodes with smaller ones (LB-BSP).
 
     Local steps and the learning rate stay the strategy's, alike for all nodes (TCC'21's federated algorithm). The mean
@@ -89,12 +89,11 @@ class LoadBalanced(Strategy):
     ) -> None:
         one_of("late", late, ("next", "drop"))
         one_of("weights", weights, ("examples", "samples"))
-        self.strategy = strategy
+        super().__init__(strategy)
         scheme = parse_scheme(load) if isinstance(load, str) else load
         self._name = scheme.name
         self._mode: Mode = mode
-        self._work = RoundWork(scheme.load, mode)
-        self._times = RoundTimes()
+        self._speeds = Speeds(scheme.load, mode)
         self._patience = required_patience(patience)
         self._clock, self._sleep = clock, sleep
         self._late, self._by_samples = late, weights == "samples"
@@ -110,7 +109,7 @@ class LoadBalanced(Strategy):
 
     def summary(self) -> None:
         """Log the wrapped strategy's configuration, and this one's."""
-        self.strategy.summary()
+        super().summary()
         _log.info("\t└──> evenstep: %s of %s", "steps" if self._mode == "steps" else "batch sizes", self._name)
 
     def start(self, grid: Grid, *args: object, **options: object) -> Result:
@@ -142,7 +141,9 @@ class LoadBalanced(Strategy):
             if message.metadata.dst_node_id not in away
         ]
         self._round = server_round
-        self._plan = self._work.plan([each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps)
+        self._plan = self._speeds.work.plan(
+            [each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps
+        )
         for message in messages:
             node = message.metadata.dst_node_id
             message.content = with_work(message.content, self._plan[node], self._mode)
@@ -173,12 +174,9 @@ class LoadBalanced(Strategy):
         return self.strategy.aggregate_train(server_round, counted)
 
     def _observe(self, reply: Message) -> None:
-        away = self._away.get(reply.metadata.reply_to_message_id)
-        if away is None or reply.has_error():
-            return
-        seconds = said_seconds(reply.content)
-        if seconds:
-            self._times.observe(reply.metadata.src_node_id, seconds, away)
+        if not reply.has_error():
+            away = self._away.get(reply.metadata.reply_to_message_id)
+            self._speeds.observe(reply.metadata.src_node_id, said_seconds(reply.content), away)
 
     def _note_sent(self, mean: Work) -> None:
         """Write down who works now; the first time, that the run begins."""
@@ -195,7 +193,7 @@ class LoadBalanced(Strategy):
         seconds = taken_seconds(reply.content)
         begun = self._begun.get(node)
         if begun is not None:  # Otherwise it was not asked.
-            self._learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
+            self._speeds.learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
         wrong = wrong_with(reply.content, self._key)
         if self._events is not None and wrong is None and begun is not None:
             self._events.counted(node, self._round - begun[0], float(self._round - begun[0]))
@@ -212,22 +210,10 @@ class LoadBalanced(Strategy):
             reply.content = rebased(reply.content, old, self._arrays, staleness_factor(self._round - number))
         return True
 
-    def _learn(self, node: int, work: Work, seconds: object, away: float | None) -> None:
-        if seconds is None:
-            _log.warning("node %d sends no %s: give its ClientApp mods=[measured]", node, SECONDS)
-        elif not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
-            _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))
-        else:
-            believed = self._times.believe(node, float(seconds), away)
-            if believed.reason is not None:
-                counted = believed.seconds
-                _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, believed.reason)
-            self._work.observe(node, work, believed.seconds)
-
     # What a round of `start` asks.
 
     def _limit(self) -> float | None:
-        return self._times.deadline(self._work.seconds(self._plan), self._patience)
+        return self._speeds.times.deadline(self._speeds.work.seconds(self._plan), self._patience)
 
     def _arrived(self, reply: Reply) -> bool:
         """Note how long the node was away; whether its reply counts."""
@@ -242,7 +228,7 @@ class LoadBalanced(Strategy):
             return True
         _log.warning("the reply of node %d to round %d is too late, and is dropped", reply.node, number)
         self._observe(reply.message)
-        self._learn(reply.node, work, taken_seconds(reply.message.content), self._away.pop(reply.asked))
+        self._speeds.learn(reply.node, work, taken_seconds(reply.message.content), self._away.pop(reply.asked))
         return False
 
     def _ended(self, without: set[int]) -> None:
@@ -258,7 +244,3 @@ class LoadBalanced(Strategy):
         away = self._rounds.exchange.away if self._rounds else set()
         messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
         return [message for message in messages if message.metadata.dst_node_id not in away]
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy."""
-        return self.strategy.aggregate_evaluate(server_round, replies)

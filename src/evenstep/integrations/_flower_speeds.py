@@ -1,0 +1,44 @@
+"""What is learned of the nodes' speeds from their replies; who says something odd is named."""
+
+import logging
+import math
+from typing import final
+
+from evenstep.core.load.base import Load
+from evenstep.core.rounds import Mode, RoundTimes, RoundWork, Work
+from evenstep.core.shown import shown
+from evenstep.integrations._flower_records import SECONDS
+
+_log = logging.getLogger("flwr")
+
+
+@final
+class Speeds:
+    """The work of the nodes, by the seconds that they say and the server sees.
+
+    Raises:
+        ConfigError: As `RoundWork`.
+    """
+
+    def __init__(self, load: Load, mode: Mode) -> None:
+        self.work = RoundWork(load, mode)
+        self.times = RoundTimes()
+
+    def observe(self, node: int, seconds: float, away: float | None) -> None:
+        """See how long a node was away; for all nodes of a round before `learn`, so that it is known what is usual."""
+        if away is not None and away > 0.0 and seconds > 0.0:
+            self.times.observe(node, seconds, away)
+
+    def learn(self, node: int, work: Work, seconds: object, away: float | None) -> None:
+        """Learn from what a node says of its work."""
+        if seconds is None:
+            _log.warning("node %d sends no %s: give its ClientApp mods=[measured]", node, SECONDS)
+            return
+        if not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
+            _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))
+            return
+        believed = self.times.believe(node, float(seconds), away)
+        if believed.reason is not None:
+            counted = believed.seconds
+            _log.warning("node %d says %.3g s, which count as %.3g: %s", node, seconds, counted, believed.reason)
+        self.work.observe(node, work, believed.seconds)
