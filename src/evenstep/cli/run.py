@@ -14,7 +14,6 @@ from evenstep.cli.arguments import Parser, as_path, require_package, require_run
 from evenstep.core.errors import ConfigError
 from evenstep.launch.frameworks import FRAMEWORKS
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
-from evenstep.report.summary import summarise
 
 _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
@@ -54,6 +53,8 @@ def main(arguments: list[str]) -> int:
         for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
             print(f"evenstep: {notice}", file=sys.stderr)
         if options.json:
+            from evenstep.report.summary import summarise
+
             print(json.dumps(asdict(summarise(Path(str(run_dir)))) if prepared else None))
     return 0
 
