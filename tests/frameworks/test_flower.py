@@ -255,6 +255,24 @@ def test_a_late_node_is_not_waited_for_and_its_reply_counts_or_not(logged, late)
     assert result.arrays["w"].numpy()[0] == pytest.approx(60, rel=0.05)
 
 
+def test_without_evaluation_no_round_waits_for_a_late_node_after_all(logged):
+    speeds = SPEEDS | {13: lambda number: 1e-3 if number == 1 else 4.0}
+    federation = Federation(client(), speeds)
+    strategy = balanced(federation, FedAvg(fraction_evaluate=0.0), patience=1.5)
+    result = started(strategy, federation, 5)
+    assert "round 2 goes on without node 13, whose reply is late" in text(logged)
+    assert federation.now < 28 + 1.5 * 28 + 3 * 30
+    assert result.arrays["w"].numpy().tolist() == [5.0]
+
+
+def test_a_round_of_late_nodes_alone_waits_for_the_first_of_them(logged):
+    speeds = {11: 1.0, 12: lambda number: 0.1 if number == 1 else 1.0}
+    federation = Federation(client(), speeds)
+    strategy = balanced(federation, FedAvg(min_train_nodes=1, min_available_nodes=1, fraction_train=0.5), patience=1.2)
+    result = started(strategy, federation, 12)
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
 def test_a_reply_with_a_nan_is_left_out_and_its_node_named(logged):
     federation = Federation(client(lambda node, number: np.nan if node == 12 else 1.0), SPEEDS)
     result = started(balanced(federation), federation, 3)

@@ -109,9 +109,9 @@ class Asynchronous(Wrapper):
         if self._run_dir is not None:
             run.write_to(self._run_dir, self._name)
         run.train(rounds, num_rounds, timeout, result, evaluate_fn)
-        replies = grid.send_and_receive(
-            self.configure_evaluate(num_rounds, result.arrays, evaluate_config or ConfigRecord(), grid), timeout=timeout
-        )
+        messages = self.configure_evaluate(num_rounds, result.arrays, evaluate_config or ConfigRecord(), grid)
+        there = [message for message in messages if message.metadata.dst_node_id not in run.away]
+        replies = grid.send_and_receive(there, timeout=timeout) if there else []
         metrics = self.aggregate_evaluate(num_rounds, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[num_rounds] = metrics

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, final
 
-from flwr.app import Message, MessageType
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 _FIRST_POLL: Final = 0.02
@@ -123,6 +123,9 @@ class View(Grid):
 class Rounds(View):
     """A grid whose rounds of training end with the last reply, or after `limit()` seconds; evaluation is the grid's.
 
+    Attributes:
+        training: Whether the next messages begin a round of training; there may be none of them.
+
     Args:
         grid: What carries the messages.
         limit: Called when a round of training begins: how long it may wait; None for the timeout alone.
@@ -143,17 +146,18 @@ class Rounds(View):
     ) -> None:
         super().__init__(grid)
         self.exchange = Exchange(grid, clock)
+        self.training = False
         self._limit, self._arrived, self._ended = limit, arrived, ended
         self._clock, self._sleep = clock, sleep
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies of a round: to these messages, and those of earlier ones that come meanwhile."""
         messages = list(messages)
-        training = [each for each in messages if each.metadata.message_type.split(".")[0] == MessageType.TRAIN]
-        if messages and not training:
-            return self.grid.send_and_receive(messages, timeout=timeout)
+        if not self.training:
+            return self.grid.send_and_receive(messages, timeout=timeout) if messages else []
+        self.training = False
         began = self._clock()
-        waiting = set(self.exchange.send(training))
+        waiting = set(self.exchange.send(messages))
         only_late = not waiting and bool(self.exchange.away)
         limits = [each for each in (timeout, None if only_late else self._limit()) if each is not None]
         end = began + min(limits) if limits else None

@@ -84,6 +84,11 @@ class Run:
         self._samples = (size if isinstance(size, int) else 1) * (steps if isinstance(steps, int) else 1)
         self._events = RunLog(folder, scheme, samples=self._samples, nodes=len(self.first), clock=self._clock)
 
+    @property
+    def away(self) -> set[int]:
+        """The nodes that have not answered, and are not waited for any more."""
+        return self._exchange.away
+
     def train(
         self,
         rounds: AsynchronousRounds,

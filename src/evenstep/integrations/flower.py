@@ -149,8 +149,10 @@ class LoadBalanced(Wrapper):
             message.content = with_work(message.content, self._plan[node], self._mode)
             self._begun[node] = server_round, arrays, self._plan[node]
         self._arrays = arrays
-        if self._rounds is not None and self._run_dir is not None:
-            self._note_sent(mean)
+        if self._rounds is not None:
+            self._rounds.training = True
+            if self._run_dir is not None:
+                self._note_sent(mean)
         if self._plan:
             given = {
                 node: work.steps if self._mode == "steps" else work.batch_size for node, work in self._plan.items()
