@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED_ALL := $(VENV)/.installed-all
-FRAMEWORKS := jax tensorflow flower
+FRAMEWORKS := jax tensorflow mxnet flower
 INSTALLED_FRAMEWORKS := $(FRAMEWORKS:%=.venv-%/.installed)
 TESTED_WITH_jax := flax optax
 TESTED_WITH_tensorflow := tensorflow-cpu

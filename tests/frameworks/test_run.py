@@ -13,8 +13,15 @@ from support.guard import GUARD_SECONDS
 from support.of_tensorflow import QUIET
 
 ROOT = Path(__file__).parents[2]
+
+
+def script_of(page):
+    return (ROOT / "docs/frameworks" / page).read_text().partition("```python\n")[2].partition("```")[0]
+
+
 SCRIPTS = {
-    "tensorflow": (ROOT / "docs/frameworks/tensorflow.md").read_text().partition("```python\n")[2].partition("```")[0],
+    "tensorflow": script_of("tensorflow.md"),
+    "mxnet": script_of("mxnet.md"),
     "jax": """
 import os
 

@@ -51,6 +51,7 @@ def meeting(framework: str | None, workers: int | None, python: str) -> Iterator
         else:
             store = {
                 "DMLC_PS_ROOT_URI": _HOST,
+                "DMLC_NODE_HOST": _HOST,
                 "DMLC_PS_ROOT_PORT": str(ports[0]),
                 "DMLC_NUM_WORKER": str(workers),
                 "DMLC_NUM_SERVER": "1",

@@ -26,6 +26,7 @@ FRAMEWORKS = {
     "torch": Framework(needs=("torch",), within={"float32": 1e-6, "float64": 1e-12}, served=False),
     "jax": Framework(needs=("jax", "optax"), within={"float32": 1e-6, "float64": 1e-12}),
     "tensorflow": Framework(needs=("tensorflow",), within={"float32": 1e-6, "float64": 1e-12}),
+    "mxnet": Framework(needs=("mxnet",), within={"float32": 1e-6}),  # Its optimizers divide in float32.
 }
 
 

@@ -1,0 +1,216 @@
+"""`evenstep.mxnet.prepare`: the line that balances a script with a Gluon Trainer."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, final
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.mxnet.workers import Workers, join
+from evenstep.schemes import Scheme
+from evenstep.worker.api.balancer import Balancer
+
+if TYPE_CHECKING:
+    from evenstep.worker.api.share import Share
+
+_NO_STEP: Final = "call trainer.step(batch_size) once for each batch of the prepared loader"
+_FLOATS: Final = ("float32", "float64")
+
+
+def prepare(
+    trainer: Any,
+    loader: Any,
+    scheme: Scheme | str | None = None,
+    *,
+    seed: int = 0,
+    smallest_batch: int = 1,
+    largest_batch: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+) -> tuple[Any, "Loader"]:
+    """Let all workers of a distributed kvstore train on batches that follow their speeds.
+
+    The trainer comes back as it is. Its `step` sums the gradients of all workers, each weighted by its samples, so that
+    the step is that of one process on the union batch; under `local-sgd` it averages weights and the optimizer's state
+    where a period ends. The weights start as they are on worker 0.
+
+    Args:
+        trainer: A `gluon.Trainer` with `kvstore="dist_sync"`, before its first step.
+        loader: A `gluon.data.DataLoader` of one worker's batch size; the global batch is as many times larger as there
+            are workers. `shuffle` and `last_batch` hold for the union of all batches.
+        scheme: As for `evenstep.Balancer`, and so are the arguments that follow.
+        seed: Of the order of samples.
+        smallest_batch: The smallest batch that a worker can compute on.
+        largest_batch: The largest batch that this worker's memory holds, if it is known.
+        run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
+
+    Raises:
+        ConfigError: Something given cannot work on this worker or on another.
+        DisagreementError: The workers were started with different things.
+        WorkerLostError: A worker is gone.
+    """
+    _require_trainer(trainer)
+    shuffle, batch_size, drop_last = _read(loader)
+    workers = join(trainer._kvstore_params["kvstore"])
+    balancer = Balancer(
+        scheme,
+        rank=workers.rank,
+        workers=workers.count,
+        all_gather=workers.all_gather,
+        length=len(loader._dataset),
+        global_batch_size=batch_size * workers.count,
+        drop_last=drop_last,
+        shuffle=shuffle,
+        seed=seed,
+        smallest_batch=smallest_batch,
+        largest_batch=largest_batch,
+        averages=True,
+        run_dir=run_dir,
+    )
+    # The trainer's own exchange is not used: the keys of a second trainer would be those of the first.
+    trainer._kv_initialized, trainer._kvstore, trainer._update_on_kvstore = True, None, False
+    workers.broadcast([each.data() for each in trainer._params])
+    prepared = Loader(loader, balancer, trainer, workers)
+    trainer.step = prepared._stepping(trainer.step)
+    return trainer, prepared
+
+
+@final
+class Loader:
+    """This worker's batches. Each loop over it is the next epoch; `prepare` makes it.
+
+    Attributes:
+        current: The share of the batch that was handed out last; None before the first.
+    """
+
+    def __init__(self, loader: Any, balancer: Balancer, trainer: Any, workers: Workers) -> None:
+        self.current: Share | None = None
+        self._loader = loader
+        self._balancer = balancer
+        self._trainer = trainer
+        self._workers = workers
+        self._handed: float | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for share in self._balancer.epoch():
+            batch = self._loader._batchify_fn([self._loader._dataset[int(at)] for at in share.indices])
+            self.current, self._handed = share, time.perf_counter()
+            yield batch
+            if self._handed is not None:
+                raise ConfigError(f"a batch was asked for before the step on the last one: {_NO_STEP}")
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch with which to begin or go on: `for epoch in range(loader.next_epoch, epochs)`."""
+        return self._balancer.next_epoch
+
+    @property
+    def sizes(self) -> list[int]:
+        """The samples of each worker in an iteration, as last planned."""
+        return self._balancer.sizes
+
+    def note(self, **values: float) -> None:
+        """Record values in the event log, if there is one: `loader.note(loss=loss)`."""
+        self._balancer.note(**values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, and what the sizes rest on; any worker's serves all. Save the weights at the same point."""
+        return self._balancer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where `state_dict` was called, also with another number of workers."""
+        self._balancer.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the record of this worker. Only needed in processes that train several times."""
+        self._balancer.close()
+
+    def _stepping(self, step: Callable[..., None]) -> Callable[..., None]:
+        """The trainer's `step`, on the gradients of all workers."""
+
+        def balanced(batch_size: int, ignore_stale_grad: bool = False) -> None:
+            share = self.current
+            if share is None or self._handed is None:
+                raise ConfigError(f"the trainer steps without a batch of the prepared loader in hand: {_NO_STEP}")
+            if batch_size not in (1, len(share.indices)):
+                raise ConfigError(
+                    f"this batch has {len(share.indices)} samples and the trainer was told to step on {batch_size}:"
+                    " give step the samples of the batch, as in step(len(labels)), or 1 if the loss is a mean"
+                )
+            gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
+            for each in gradients:
+                each.wait_to_read()
+            self._balancer.report(time.perf_counter() - self._handed)
+            self._handed = None
+            # As in one process, the trainer divides by the samples of the union batch, unless the loss is a mean.
+            summed, whole = self._balancer.scheme.period is None, int(share.sizes.sum())
+            divisor = batch_size if not summed or batch_size != len(share.indices) else whole
+            self._combine(gradients, share.weight * divisor / batch_size, summed=summed)
+            step(divisor, ignore_stale_grad)
+            if share.average is not None:
+                weights = [each.data() for each in self._trainer._params]
+                states = [each for updater in self._trainer._updaters for each in _arrays(updater.states)]
+                self._combine([*weights, *states], share.average, summed=True)
+
+        return balanced
+
+    def _combine(self, arrays: Sequence[Any], weight: float, *, summed: bool) -> None:
+        """Multiply the arrays by the weight, in place, and add up those of all workers if they are to be summed."""
+        for kind in dict.fromkeys(np.dtype(each.dtype).name for each in arrays):
+            alike = [each for each in arrays if np.dtype(each.dtype).name == kind]
+            flat = mx.nd.concat(*(each.reshape(-1) for each in alike), dim=0)
+            # An array, since a number would be rounded to float32; and 0 times NaN would be NaN.
+            flat = flat * mx.nd.array([weight], dtype=kind) if weight else mx.nd.zeros_like(flat)
+            flat, at = self._workers.sum(flat) if summed else flat, 0
+            for each in alike:
+                each[:] = flat[at : at + each.size].reshape(each.shape)
+                at += each.size
+
+
+def _arrays(states: Any) -> list[Any]:
+    """The floating-point arrays in an optimizer's state, in the same order on every worker."""
+    if isinstance(states, dict):
+        return [array for key in sorted(states) for array in _arrays(states[key])]
+    if isinstance(states, list | tuple):
+        return [array for each in states for array in _arrays(each)]
+    return [states] if isinstance(states, mx.nd.NDArray) else []
+
+
+def _require_trainer(trainer: Any) -> None:
+    if not isinstance(trainer, gluon.Trainer):
+        raise ConfigError(f"the trainer is {shown(trainer)}: prepare takes a gluon.Trainer")
+    if trainer._kv_initialized:
+        raise ConfigError("the trainer has stepped or was prepared already: prepare it once, before its first step")
+    if trainer._kvstore_params["update_on_kvstore"]:
+        raise ConfigError(
+            "with update_on_kvstore=True the store divides every gradient by the first batch's size: leave it out"
+        )
+    if trainer._compression_params:
+        raise ConfigError("compressed gradients cannot be weighted exactly: leave out compression_params")
+    for each in trainer._params:
+        if each._data is None or len(each.list_ctx()) != 1:
+            raise ConfigError(
+                f"the parameter {each.name} has no values yet, or several contexts: initialize the net on one context"
+                " for each worker, and call it once before prepare if it has no in_units"
+            )
+        if np.dtype(each.dtype).name not in _FLOATS or each._stype != "default" or each._grad_stype != "default":
+            raise ConfigError(f"the parameter {each.name} is no dense array of float32 or float64")
+
+
+def _read(loader: Any) -> tuple[bool, int, bool]:
+    """Whether it shuffles, one worker's batch size, and whether the last batch is dropped."""
+    if not isinstance(loader, gluon.data.DataLoader):
+        raise ConfigError(f"the loader is {shown(loader)}: prepare takes a gluon.data.DataLoader")
+    sampler = loader._batch_sampler
+    order = getattr(sampler, "_sampler", None)
+    if not isinstance(sampler, gluon.data.BatchSampler) or not isinstance(
+        order, gluon.data.RandomSampler | gluon.data.SequentialSampler
+    ):
+        raise ConfigError("the loader has a sampler of its own: give shuffle= and batch_size= instead")
+    if sampler._last_batch == "rollover" or loader._num_workers:
+        raise ConfigError('the loader has last_batch="rollover" or num_workers: leave them out')
+    return isinstance(order, gluon.data.RandomSampler), sampler._batch_size, sampler._last_batch == "discard"
