@@ -53,7 +53,10 @@ class Workers:
                 " evenstep run --framework mxnet"
             )
         self._store = mx.kv.create(store) if isinstance(store, str) else store
-        self.rank, self.count = int(self._store.rank), int(self._store.num_workers)
+        self.count = int(self._store.num_workers)
+        # The store numbers workers as they come; a launcher's numbers are those that its messages and --slow name.
+        launched = os.environ.get("WORLD_SIZE") == str(self.count) and "RANK" in os.environ
+        self.rank = int(os.environ["RANK"]) if launched else int(self._store.rank)
         self._peers: dict[int, Connection] = {}
         if self.count > 1:
             self._meet()

@@ -31,6 +31,7 @@ def join(rank, addresses):
     host, port = addresses[0].split(":")
     os.environ |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
     os.environ |= {"DMLC_NUM_WORKER": str(len(addresses)), "DMLC_NUM_SERVER": "1", "DMLC_NODE_HOST": host}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(addresses))}
     if rank == 0:
         for role in ("scheduler", "server"):
             subprocess.Popen(
