@@ -74,9 +74,10 @@ class AsynchronousRounds:
         w <- w + S sum_i (n_i / sum_P n) d_i delta_i,     S = sum_P n_i / n,   d_i = max(1, behind_i)^(-1/2)
 
     with n_i the node's examples and n those of all nodes present; a barrier's update has S = 1, as in FedAvg. Nodes of
-    equal speed move the model in a round's time as far as one round of FedAvg. `raw` is FedBuff's update at a server
-    rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2). The training is as long as so many rounds: that many times all
-    nodes' examples are trained on and replied, whoever does it; work that could not count is not begun.
+    equal speed move the model in a round's time as far as one round of FedAvg. `raw` has FedBuff's factors at a server
+    rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2); its weights are equal, ours follow n_i. The training is as long as
+    so many rounds: that many times all nodes' examples are trained on and replied, whoever does it; work that could not
+    count is not begun.
 
     Nodes under a bounded `sync` do equally many pieces of work, but for the bound, so the objective is FedAvg's. Under
     `asp` a node counts as often as it is fast.
