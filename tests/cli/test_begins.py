@@ -54,6 +54,14 @@ def test_a_restart_begins_with_the_sizes_that_the_run_had(tmp_path):
     assert sizes_of(tmp_path, life=1, worker=1)[0] == BALANCED
 
 
+def test_a_checkpoint_begins_with_the_sizes_that_it_holds(tmp_path):
+    for _ in range(2):
+        assert run(SCRIPT, tmp_path, "stops") == 0
+    sizes = sizes_of(tmp_path)
+    assert len(sizes) == 15 + 5  # The rest of the epoch.
+    assert sizes[14] == sizes[15] == BALANCED
+
+
 def test_a_run_that_is_not_there_is_refused_before_a_worker_starts(tmp_path, capfd):
     assert run("--start-from", tmp_path / "none", SCRIPT, tmp_path) == 2
     assert "there is no folder" in capfd.readouterr().err

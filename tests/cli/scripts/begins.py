@@ -1,4 +1,8 @@
-"""Trains with told speeds and notes its sizes; worker 1 is killed in the first life if the second argument says so."""
+"""Trains with told speeds and notes its sizes.
+
+With a second argument, `dies`: worker 1 is killed in the first life; `stops`: its state is saved in mid-epoch, or
+restored if there is one.
+"""
 
 import json
 import os
@@ -13,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 
-folder, dies = Path(sys.argv[1]), sys.argv[2:] == ["dies"]
+folder, how = Path(sys.argv[1]), sys.argv[2:]
+state = folder / f"state-{os.environ['RANK']}.json"
 life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
@@ -23,13 +28,18 @@ slowdowns = [1, 3, *[1] * (int(os.environ["WORLD_SIZE"]) - 2)]
 model, optimizer, loader = evenstep.prepare(
     model, optimizer, DataLoader(dataset, batch_size=24), scheme=told("lb-bsp", slowdowns), global_batch_size=24
 )
+if state.exists():
+    loader.load_state_dict(json.loads(state.read_text()))
 with (folder / f"life-{life}-worker-{os.environ['RANK']}.jsonl").open("a") as notes:
     for number, (inputs,) in enumerate(loader):
         print(json.dumps(loader.current.sizes.tolist()), file=notes, flush=True)
-        if dies and life == 0 and os.environ["RANK"] == "1" and number == 14:
+        if how == ["dies"] and life == 0 and os.environ["RANK"] == "1" and number == 14:
             os.kill(os.getpid(), signal.SIGKILL)
         loss = model(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if how == ["stops"] and number == 14:
+            state.write_text(json.dumps(loader.state_dict()))
+            break
 loader.close()
