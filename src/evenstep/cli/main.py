@@ -19,6 +19,7 @@ _MAX_NAME = 300
 """Letters of a file's name in a message."""
 
 SUBCOMMANDS: Final = {
+    "advise": "say which scheme is best on these machines, and what it gains",
     "demo": "train on real data with a slow worker, and see what balancing gains",
     "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",

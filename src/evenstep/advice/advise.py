@@ -1,0 +1,248 @@
+"""Which scheme to use on these machines, by simulating the schemes on what was measured of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.advice.machines import Machines
+from evenstep.advice.reasons import reasons
+from evenstep.core.errors import ConfigError
+from evenstep.report.account.comparisons import Interval
+from evenstep.schemes import parse_scheme
+from evenstep.sim import Scenario, SimulatedRun, simulate
+
+PLAIN: Final = "bsp"
+"""Equal sizes behind a barrier, which is what plain DistributedDataParallel does."""
+EXACT: Final = (PLAIN, "lb-bsp", "dbs")
+"""Schemes whose gradients are never stale."""
+STALE: Final = ("ssp", "dssp", "asp", "ssp:load=lb-bsp", "dssp:load=lb-bsp", "asp:load=lb-bsp")
+WORTH: Final = 0.02
+"""A smaller gain is not worth another scheme."""
+STALE_WORTH: Final = 0.1
+"""Nor is a smaller gain over the best exact scheme worth stale gradients."""
+
+_ITERATIONS: Final = 400
+_EPOCH: Final = 100
+_RESAMPLES: Final = 12
+_BLOCKS: Final = 8
+_CLOSE: Final = 0.03
+_CONFIDENCE: Final = (2.5, 97.5)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What one scheme would do: samples/s, and how many times as fast as plain training that is.
+
+    `staleness` is the mean number of versions that a gradient is behind; 0 for exact schemes.
+    """
+
+    scheme: str
+    samples_per_second: float
+    speed_up: Interval
+    staleness: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether it trains as one process with the global batch would."""
+        return self.scheme in EXACT
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to use, and why.
+
+    Attributes:
+        pick: The scheme to use.
+        stale: A scheme with stale gradients that processes clearly more samples per second; None if there is none.
+        figures: Every scheme that was simulated, exact ones first.
+        why: What slows these machines, a sentence each.
+        simulated: For a run, the samples/s that its own scheme has in the simulation, to be compared with the measured.
+        measured: The samples/s of the run; None for a cluster file.
+    """
+
+    pick: Figure
+    stale: Figure | None
+    figures: tuple[Figure, ...]
+    why: tuple[str, ...]
+    simulated: float | None
+    measured: float | None
+
+    @property
+    def text(self) -> str:
+        """The advice in a sentence or two."""
+        if self.pick.scheme == PLAIN:
+            head = "Nothing is to be gained over plain DDP" + (" without stale gradients" if self.stale else "")
+        else:
+            head = f"Use {self.pick.scheme}: {_percent(self.pick.speed_up)} over plain DDP"
+        if self.stale is None:
+            return f"{head}."
+        return (
+            f"{head}. {self.stale.scheme} would process {_percent(self.stale.speed_up)}, with gradients that are"
+            f" {self.stale.staleness:.1f} versions old on average: compare the accuracy before you rely on it."
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The advice as plain values that JSON can hold."""
+        return {
+            "pick": self.pick.scheme,
+            "stale": None if self.stale is None else self.stale.scheme,
+            "text": self.text,
+            "why": list(self.why),
+            "measured_samples_per_second": self.measured,
+            "simulated_samples_per_second": self.simulated,
+            "schemes": [
+                {
+                    "scheme": each.scheme,
+                    "samples_per_second": each.samples_per_second,
+                    "speed_up": each.speed_up.estimate,
+                    "interval": [each.speed_up.low, each.speed_up.high],
+                    "staleness": each.staleness,
+                }
+                for each in self.figures
+            ],
+        }
+
+
+def advise(
+    machines: Machines,
+    *,
+    schemes: Sequence[str] = (*EXACT, *STALE),
+    message_bytes: int | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Advice:
+    """Simulate the schemes on these machines and choose one.
+
+    The gain of a scheme is its samples/s over those of plain training, both simulated on the same iterations. Its
+    interval is a block bootstrap: the iterations are drawn anew in blocks of an eighth of them, for all workers
+    alike, so that episodes stay whole. If the fixed part of the time is unknown, the interval reaches down to the
+    gain with the largest that it may be.
+
+    The pick is the exact scheme that gains most, if that is 2 % or more and the whole interval is above 0. A stale
+    scheme is named beside it if it processes 10 % more than the pick: of those within 3 % of the fastest, the one
+    with the least staleness.
+
+    Args:
+        machines: Measured or described.
+        schemes: What to compare with `bsp`, which is always simulated.
+        message_bytes: The size of a worker's gradients on the cluster's links.
+        progress: Called with the part that is done, 0 to 1.
+
+    Raises:
+        ConfigError: The cluster has links, and the size of the gradients is not given.
+    """
+    names = sorted(dict.fromkeys((PLAIN, *schemes)), key=lambda name: name not in EXACT)
+    count = machines.factors.shape[1]
+    runs = {}
+    for done, name in enumerate(names, start=1):
+        runs[name] = _simulated(machines, np.arange(count), name, message_bytes)
+        progress(0.5 * done / len(names))
+    first = {name: _figure(name, run, runs[PLAIN]) for name, run in runs.items()}
+    # Only what may be chosen needs an interval: each draw of one takes as long as a simulation.
+    chosen = [name for name in names if name in EXACT]
+    stale = _least_stale(list(first.values()))
+    chosen += [] if stale is None else [stale.scheme]
+    ratios: dict[str, list[float]] = {name: [] for name in chosen}
+    generator = np.random.default_rng(0)
+    for done in range(1, _RESAMPLES + 1):
+        order = _drawn(generator, count)
+        drawn = {name: _simulated(machines, order, name, message_bytes).samples_per_second for name in chosen}
+        for name in chosen:
+            ratios[name].append(drawn[name] / drawn[PLAIN])
+        progress(0.5 + 0.5 * done / _RESAMPLES)
+    ends = {name: tuple(np.percentile(ratios[name], _CONFIDENCE).tolist()) for name in chosen}
+    if machines.fixed_share:
+        other = machines.with_fixed_part(machines.fixed_share)
+        assumed = {name: _simulated(other, np.arange(count), name, message_bytes).samples_per_second for name in chosen}
+        ends = {name: (*ends[name], assumed[name] / assumed[PLAIN]) for name in chosen}
+    figures = tuple(_within(first[name], ends.get(name, ())) for name in names)
+    pick, worth = _chosen(figures)
+    measured = machines.measured
+    own = None if measured is None else _own(machines, measured[0], message_bytes)
+    return Advice(
+        pick=pick,
+        stale=worth,
+        figures=figures,
+        why=tuple(reasons(machines)),
+        simulated=own,
+        measured=None if measured is None else measured[1],
+    )
+
+
+def _chosen(figures: Sequence[Figure]) -> tuple[Figure, Figure | None]:
+    """The exact scheme to use, and the stale one that is worth a thought."""
+    plain = next(each for each in figures if each.scheme == PLAIN)
+    exact = [each for each in figures if each.exact and each.speed_up.estimate >= 1 + WORTH and each.speed_up.low > 1]
+    pick = max(exact, key=lambda each: each.speed_up.estimate, default=plain)
+    stale = _least_stale(figures)
+    if stale is None or stale.samples_per_second < (1 + STALE_WORTH) * pick.samples_per_second:
+        return pick, None
+    return pick, stale
+
+
+def _least_stale(figures: Sequence[Figure]) -> Figure | None:
+    """Of the stale schemes about as fast as the fastest, the one with the least staleness; None without any."""
+    stale = [each for each in figures if not each.exact]
+    best = max((each.samples_per_second for each in stale), default=0.0)
+    close = [each for each in stale if each.samples_per_second >= (1 - _CLOSE) * best]
+    return min(close, key=lambda each: each.staleness, default=None)
+
+
+def _figure(name: str, run: SimulatedRun, plain: SimulatedRun) -> Figure:
+    ratio = run.samples_per_second / plain.samples_per_second
+    return Figure(
+        scheme=name,
+        samples_per_second=run.samples_per_second,
+        speed_up=Interval(low=ratio, estimate=ratio, high=ratio),
+        staleness=run.mean_staleness,
+    )
+
+
+def _within(figure: Figure, ends: Sequence[float]) -> Figure:
+    """The figure, with an interval that reaches to all of these."""
+    ratio = figure.speed_up.estimate
+    return replace(
+        figure,
+        speed_up=Interval(low=min(ratio, *ends), estimate=ratio, high=max(ratio, *ends)) if ends else figure.speed_up,
+    )
+
+
+def _drawn(generator: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+    """As many iterations, in blocks that begin anywhere and go on from the start at the end."""
+    length = -(-count // _BLOCKS)
+    starts = generator.integers(count, size=_BLOCKS)
+    return np.asarray(np.concatenate([np.arange(start, start + length) % count for start in starts])[:count])
+
+
+def _simulated(machines: Machines, order: npt.NDArray[np.int64], name: str, message_bytes: int | None) -> SimulatedRun:
+    scenario = Scenario(
+        cluster=machines.disturbed(order),
+        scheme=parse_scheme(name),
+        global_batch_size=machines.global_batch_size,
+        iterations=max(_ITERATIONS, len(order)),
+        epoch_samples=_EPOCH * machines.global_batch_size,
+        message_bytes=message_bytes,
+        exchange_seconds=machines.exchange_seconds,
+    )
+    return simulate(scenario)
+
+
+def _own(machines: Machines, scheme: str, message_bytes: int | None) -> float | None:
+    """The samples/s of the run's own scheme; None if that cannot be simulated."""
+    try:
+        order = np.arange(machines.factors.shape[1])
+        return _simulated(machines, order, scheme, message_bytes).samples_per_second
+    except ConfigError:
+        return None
+
+
+def _percent(speed_up: Interval) -> str:
+    """A gain with its interval: `+38 % (31 to 44 %)`."""
+    low, middle, high = (round(100 * (each - 1)) for each in (speed_up.low, speed_up.estimate, speed_up.high))
+    interval = "" if low == high else f" ({low} to {high} %)"
+    return f"{middle:+d} %{interval}"

@@ -1,0 +1,239 @@
+"""How fast each worker is, iteration by iteration: measured in a run, or described by a cluster file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.cluster import Cluster, ClusterWorker
+from evenstep.cluster.slowness import AffineCurve, Constant, Device, Disturbance, Episodic, From, Trace
+from evenstep.core.errors import ConfigError
+from evenstep.report.iterations import FloatArray, Iterations
+from evenstep.report.recorded import RecordedRun
+
+MIN_ITERATIONS: Final = 20
+"""A shorter run says too little: `lb-bsp` has only just settled, and slowness has not shown its pattern."""
+
+_WARM_UP: Final = 2
+_NEIGHBOURS: Final = 3
+_LEAST_SPREAD: Final = 1.2
+_LARGEST_FIXED: Final = 0.95
+_UNKNOWN_SHARE: Final = 0.3
+_LEAST_SECONDS: Final = 1e-6
+_DESCRIBED: Final = 400
+_MOST_DESCRIBED: Final = 20_000
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Workers, and how the time of each varied.
+
+    Attributes:
+        cluster: The workers for the simulator, without what makes their times vary from iteration to iteration.
+        factors: How many times as long as usual each iteration took, shape [workers, iterations].
+        exchange_seconds: What an iteration takes beside compute, on all workers alike: communication, and the script.
+        global_batch_size: In samples.
+        measured: The samples/s of the run, and the scheme under which it was made; None for a cluster file.
+        fixed_share: The largest part of an iteration that may not depend on the batch size though the times at hand
+            cannot tell, 0 to 1; 0 if sizes varied enough, or were described.
+        others: Seconds per iteration that each worker takes for input and script beyond the others, shape [workers].
+    """
+
+    cluster: Cluster
+    factors: FloatArray
+    exchange_seconds: float
+    global_batch_size: int
+    measured: tuple[str, float] | None = None
+    fixed_share: float = 0.0
+    others: FloatArray
+
+    def disturbed(self, order: npt.NDArray[np.int64]) -> Cluster:
+        """The cluster, whose workers take as long as in these iterations, in this order and from its start again."""
+        factors = self.factors[:, order]
+        workers = tuple(
+            replace(each, disturbances=(*each.disturbances, *self._of(rank, factors[rank])))
+            for rank, each in enumerate(self.cluster.workers)
+        )
+        return replace(self.cluster, workers=workers)
+
+    def with_fixed_part(self, share: float) -> "Machines":
+        """The same measurements, if that share of an average iteration did not depend on the batch size."""
+        equal = self.global_batch_size / len(self.cluster)
+        workers = []
+        for each in self.cluster.workers:
+            assert each.device is not None
+            seconds = each.device.curve.seconds(equal)
+            curve = AffineCurve(fixed_seconds=share * seconds, seconds_per_sample=(1 - share) * seconds / equal)
+            workers.append(replace(each, device=replace(each.device, curve=curve)))
+        return replace(self, cluster=replace(self.cluster, workers=tuple(workers)), fixed_share=0.0)
+
+    def seconds(self) -> FloatArray:
+        """Each worker's compute seconds at equal sizes, shape [workers, iterations]."""
+        equal = self.global_batch_size / len(self.cluster)
+        usual = [0.0 if each.device is None else each.device.curve.seconds(equal) for each in self.cluster.workers]
+        return np.asarray(np.array(usual)[:, np.newaxis] * self.factors)
+
+    def _of(self, rank: int, factors: FloatArray) -> list[Disturbance]:
+        parts: list[Disturbance] = [Trace(factors=tuple(factors.tolist()))]
+        if self.others[rank] > 0:
+            parts.append(Constant(factor=1.0, extra_seconds=float(self.others[rank])))
+        return parts
+
+
+def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Machines:
+    """The machines of a recorded run; hosts, links and memory as a cluster file describes them, if there is one.
+
+    A worker's time is a fixed part and a part in proportion to its samples. The fixed part is measured where a
+    comparison with equal sizes begins or ends, or else taken from the workers' own fits. If none has one, time is taken
+    for proportional, and `fixed_share` says how wrong that may be. What an iteration took beyond its usual time is its
+    factor.
+
+    Raises:
+        ConfigError: The run is too short, has one worker, or is of another number of workers than the cluster file.
+    """
+    done = {worker: each[_WARM_UP:] for worker, each in run.counted.items()}
+    length = min(len(each) for each in done.values())
+    if len(done) < 2:
+        raise ConfigError("the run has one worker, which waits for no other: there is no scheme to choose")
+    if length < MIN_ITERATIONS:
+        raise ConfigError(
+            f"the run has {length + _WARM_UP} iterations, and advice needs {MIN_ITERATIONS + _WARM_UP}: train a little"
+            " longer (50 are enough)"
+        )
+    if described is not None and len(described) != len(done):
+        raise ConfigError(
+            f"the run has {len(done)} workers and the cluster file {len(described)}: give the file of the run's cluster"
+        )
+    equal = run.global_batch_size / len(done)
+    whole = _whole(list(done.values()), run)
+    found = [_fixed_share(each, equal) for each in done.values()]
+    shares = [share for share in found if share is not None]
+    # One model on all workers: what some of them show of its fixed part is the best guess for the others.
+    share = float(np.median(shares)) if shares else 0.0
+    kept = [_columns(each, counts) for each, counts in zip(done.values(), whole, strict=True)]
+    length = min(len(samples) for samples, _ in kept)
+    if length < MIN_ITERATIONS:
+        raise ConfigError("too few iterations had a whole global batch: give a run with longer epochs")
+    curves = [_curve(*each, share if own is None else own, equal) for own, each in zip(found, kept, strict=True)]
+    factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
+    described_workers = (None,) * len(done) if described is None else described.workers
+    workers = tuple(_worker(curve, each) for curve, each in zip(curves, described_workers, strict=True))
+    others = np.array([float(np.mean(each.own_parts[1:].sum(axis=0))) for each in done.values()])
+    exchange = min(float(np.mean(each.comm_seconds)) for each in done.values()) + float(others.min())
+    linked = described is not None and bool(described.links)
+    cluster = Cluster(workers=workers) if described is None else replace(described, workers=workers)
+    seconds = max(float(each.iteration_seconds.sum()) for each in done.values())
+    return Machines(
+        cluster=cluster,
+        factors=factors,
+        exchange_seconds=float(others.min()) if linked else exchange,
+        global_batch_size=run.global_batch_size,
+        measured=(run.scheme, sum(float(each.samples.sum()) for each in done.values()) / max(seconds, _LEAST_SECONDS)),
+        fixed_share=0.0 if shares else _UNKNOWN_SHARE,
+        others=others - others.min(),
+    )
+
+
+def described_machines(cluster: Cluster, global_batch_size: int) -> Machines:
+    """The machines of a cluster file, with the disturbances that it describes.
+
+    They are looked at over 400 iterations, or over the longest time in which a disturbance repeats if that is longer;
+    over 20,000 iterations of all workers together at most.
+
+    Raises:
+        ConfigError: It has one worker, or one without a device.
+    """
+    if len(cluster) < 2:
+        raise ConfigError("the cluster has one worker, which waits for no other: there is no scheme to choose")
+    equal = global_batch_size / len(cluster)
+    count = _horizon(cluster)
+    factors, workers = [], []
+    for rank, each in enumerate(cluster.workers):
+        if each.device is None:
+            raise ConfigError(
+                f"worker {rank} has no device, so its speed is unknown: add one to the cluster file, or give the run"
+                " directory of a run on these machines"
+            )
+        usual, disturbed = each.device.curve.seconds(equal), each.disturbance()
+        seconds = [
+            disturbed.seconds(worker=rank, iteration=at, batch_size=equal, natural_seconds=usual, now=0.0)
+            for at in range(count)
+        ]
+        factors.append(np.array(seconds) / usual)
+        workers.append(replace(each, disturbances=()))
+    return Machines(
+        cluster=replace(cluster, workers=tuple(workers)),
+        factors=np.array(factors),
+        exchange_seconds=0.0,
+        global_batch_size=global_batch_size,
+        others=np.zeros(len(cluster)),
+    )
+
+
+def _horizon(cluster: Cluster) -> int:
+    lengths = [_DESCRIBED]
+    for part in {part for worker in cluster.workers for part in worker.disturbances}:
+        if isinstance(part, Episodic):
+            lengths.append(part.period)
+        elif isinstance(part, From):
+            lengths.append(2 * part.first if part.until is None else part.until + part.first)
+        elif isinstance(part, Trace):
+            lengths.append(len(part.factors))
+    return min(max(lengths), max(_DESCRIBED, _MOST_DESCRIBED // len(cluster)))
+
+
+def _worker(curve: AffineCurve, described: ClusterWorker | None) -> ClusterWorker:
+    if described is None:
+        return ClusterWorker(device=Device(curve=curve))
+    device = Device(curve=curve) if described.device is None else replace(described.device, curve=curve)
+    return replace(described, device=device, disturbances=())
+
+
+def _fixed_share(done: Iterations, equal: float) -> float | None:
+    """The part of the time at `equal` samples that does not depend on the size; None if that is not known.
+
+    Sizes follow the load, so times at small and at large sizes are of different loads. Only where a comparison with
+    equal sizes begins or ends does the size change for no reason of the load's: there neighbours are compared.
+    """
+    shares = []
+    for at in np.flatnonzero(np.diff(done.basis)) + 1:
+        before, after = slice(max(at - _NEIGHBOURS, 0), at), slice(at, at + _NEIGHBOURS)
+        x1, x2 = float(np.median(done.samples[before])), float(np.median(done.samples[after]))
+        t1, t2 = float(np.median(done.compute_seconds[before])), float(np.median(done.compute_seconds[after]))
+        if min(x1, x2, t1, t2) > 0 and max(x1, x2) >= _LEAST_SPREAD * min(x1, x2):
+            slope = (t2 - t1) / (x2 - x1)
+            fixed = t1 - slope * x1
+            shares.append(fixed / (fixed + slope * equal))
+    if not shares:  # Without comparisons, as on servers, the worker's own fit says most.
+        fixed, slope = float(done.fixed[-1]), float(done.pace[-1])
+        shares = [fixed / (fixed + slope * equal)] if fixed > 0 and slope > 0 else []
+    return float(np.clip(np.median(shares), 0.0, _LARGEST_FIXED)) if shares else None
+
+
+def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.bool_]]:
+    """Which iterations of each worker count: not those on the short last slice of an epoch, or without samples."""
+    if run.servers is not None:
+        return [each.samples >= max(0.5 * float(np.median(each.samples)), 1.0) for each in done]
+    samples = np.array([each.samples for each in done])
+    whole = samples.sum(axis=0) >= run.global_batch_size
+    return [whole & (own > 0) if not (own[whole] > 0).all() else whole for own in samples]
+
+
+def _columns(done: Iterations, counts: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    return done.samples[counts], done.compute_seconds[counts]
+
+
+def _curve(samples: FloatArray, seconds: FloatArray, share: float, equal: float) -> AffineCurve:
+    """The usual time, of which that share at `equal` samples is fixed."""
+    relative = share + (1 - share) * samples / equal
+    usual = max(float(np.median(seconds / relative)), _LEAST_SECONDS)
+    return AffineCurve(fixed_seconds=share * usual, seconds_per_sample=(1 - share) * usual / equal)
+
+
+def _factors(samples: FloatArray, seconds: FloatArray, curve: AffineCurve) -> FloatArray:
+    """How many times as long as usual each iteration took."""
+    usual = curve.fixed_seconds + curve.seconds_per_sample * samples
+    return np.asarray(np.maximum(seconds, _LEAST_SECONDS) / np.maximum(usual, _LEAST_SECONDS))

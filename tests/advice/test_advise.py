@@ -1,0 +1,191 @@
+"""Advice on simulated runs, whose best scheme and gains are known."""
+
+import json
+
+import pytest
+
+from evenstep.advice import advise, described_machines, measured_machines
+from evenstep.cli.main import main
+from evenstep.cluster import parse_cluster
+from evenstep.core.errors import ConfigError
+from evenstep.report.recorded import read_run
+from evenstep.schemes import parse_scheme
+from evenstep.sim import Scenario, simulate
+
+SLOW = """
+[devices.new]
+fixed = "20 ms"
+per_sample = "2 ms"
+[devices.old]
+fixed = "40 ms"
+per_sample = "4 ms"
+[disturbances.noise]
+kind = "jitter"
+spread = "3 %"
+[[workers]]
+device = "new"
+disturb = ["noise"]
+count = 3
+[[workers]]
+device = "old"
+disturb = ["noise"]
+"""
+EQUAL = """
+[devices.new]
+per_sample = "2 ms"
+[[workers]]
+device = "new"
+count = 4
+"""
+JITTER = """
+[devices.new]
+per_sample = "2 ms"
+[disturbances.noise]
+kind = "jitter"
+spread = "60 %"
+[[workers]]
+device = "new"
+disturb = ["noise"]
+count = 8
+"""
+EPISODES = """
+[devices.new]
+per_sample = "2 ms"
+[disturbances.neighbour]
+kind = "episodic"
+factor = 3
+period = 200
+shortest = 60
+longest = 100
+[[workers]]
+device = "new"
+disturb = ["neighbour"]
+count = 4
+"""
+
+
+def simulated(cluster, scheme, **about):
+    about = {"global_batch_size": 128, "iterations": 400, **about}
+    return simulate(Scenario(cluster=parse_cluster(cluster), scheme=parse_scheme(scheme), **about))
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """Simulate a run and return its run directory."""
+
+    def run(cluster, scheme, *options):
+        file = tmp_path / "cluster.toml"
+        file.write_text(cluster)
+        into = ["--schemes", scheme, "--run-dir", str(tmp_path / "runs"), "--json"]
+        assert main(["simulate", str(file), *into, *options]) == 0
+        (found,) = (tmp_path / "runs").iterdir()
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("scheme", ["lb-bsp", "ssp", "asp:load=lb-bsp"])
+def test_a_run_under_any_scheme_gives_the_gain_of_the_best_exact_one(run_of, scheme):
+    run = run_of(SLOW, scheme, "--iterations", "100", "--exchange", "5 ms")
+    advice = advise(measured_machines(read_run(run)))
+    truth = [simulated(SLOW, each, exchange_seconds=0.005).samples_per_second for each in ("bsp", "lb-bsp")]
+    assert advice.pick.scheme == "lb-bsp"
+    assert advice.pick.speed_up.estimate == pytest.approx(truth[1] / truth[0], rel=0.05)
+    assert advice.why[0] == "Worker 3 is a steady 2x slower than the fastest."
+
+
+def test_a_run_with_equal_sizes_does_not_show_the_fixed_part_and_the_interval_says_so(run_of):
+    advice = advise(measured_machines(read_run(run_of(SLOW, "bsp", "--iterations", "60"))))
+    truth = simulated(SLOW, "lb-bsp").samples_per_second / simulated(SLOW, "bsp").samples_per_second
+    interval = advice.pick.speed_up
+    assert interval.low < truth * 1.01
+    assert interval.high - interval.low > 0.01
+    assert interval.estimate == pytest.approx(truth, rel=0.1)
+
+
+def test_the_simulation_of_the_runs_own_scheme_is_compared_with_the_run(run_of):
+    advice = advise(measured_machines(read_run(run_of(SLOW, "lb-bsp", "--iterations", "100"))))
+    assert advice.simulated == pytest.approx(advice.measured, rel=0.05)
+
+
+def test_equal_workers_have_nothing_to_gain():
+    advice = advise(described_machines(parse_cluster(EQUAL), 128))
+    assert (advice.pick.scheme, advice.stale) == ("bsp", None)
+    assert advice.text == "Nothing is to be gained over plain DDP."
+    assert advice.why == ("All workers are equally fast, and stay so.",)
+
+
+def test_jitter_is_left_to_stale_schemes_which_are_not_the_pick():
+    advice = advise(described_machines(parse_cluster(JITTER), 256))
+    assert advice.pick.exact
+    assert advice.stale is not None
+    assert advice.stale.staleness > 0
+    assert "compare the accuracy" in advice.text
+    assert any("no sizes can follow" in each for each in advice.why)
+
+
+def test_episodes_are_told_from_lasting_slowness():
+    why = advise(described_machines(parse_cluster(EPISODES), 128)).why
+    assert len(why) == 1
+    assert why[0].startswith("Workers 0 1 2 3 are 3x slower for a while now and then")
+
+
+def test_the_figures_of_a_cluster_file_are_those_of_the_simulator():
+    advice = advise(described_machines(parse_cluster(SLOW), 128), schemes=["lb-bsp"])
+    assert [each.scheme for each in advice.figures] == ["bsp", "lb-bsp"]
+    for each in advice.figures:
+        expected = simulated(SLOW, each.scheme, epoch_samples=100 * 128).samples_per_second
+        assert each.samples_per_second == pytest.approx(expected, rel=1e-6)
+
+
+def test_links_come_from_the_file_and_speeds_from_the_run(run_of):
+    run = read_run(run_of(SLOW, "lb-bsp", "--iterations", "100"))
+    linked = SLOW.replace('device = "old"\ndisturb', 'device = "old"\nlink = "slow"\ndisturb')
+    linked += '[links.slow]\nbandwidth = "100 Mbit/s"\n'
+    machines = measured_machines(run, parse_cluster(linked))
+    with pytest.raises(ConfigError, match="the size of the gradients on them is unknown"):
+        advise(machines)
+    free, costly = (advise(machines, schemes=["lb-bsp"], message_bytes=each) for each in (0, 10_000_000))
+    assert costly.pick.samples_per_second < 0.5 * free.pick.samples_per_second
+
+
+def test_the_command_prints_the_advice_and_its_reason(run_of, capsys):
+    run = run_of(SLOW, "lb-bsp", "--iterations", "100")
+    capsys.readouterr()
+    assert main(["advise", str(run), "--schemes", "lb-bsp,dbs"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Use lb-bsp: +")
+    assert "Worker 3 is a steady 2x slower" in printed
+    assert "The run trained" in printed
+    assert main(["advise", str(run), "--schemes", "lb-bsp", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["pick"] == "lb-bsp"
+    low, high = told["schemes"][1]["interval"]
+    assert low <= told["schemes"][1]["speed_up"] <= high
+
+
+@pytest.mark.parametrize(
+    ("cluster", "iterations", "told"),
+    [(SLOW, "12", "train a little longer"), (EQUAL.replace("count = 4", "count = 1"), "60", "waits for no other")],
+)
+def test_a_run_that_says_too_little_is_refused(run_of, cluster, iterations, told, capsys):
+    run = run_of(cluster, "bsp", "--iterations", iterations)
+    assert main(["advise", str(run)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_arguments_that_do_not_go_together_are_refused(run_of, tmp_path, capsys):
+    run = str(run_of(SLOW, "bsp", "--iterations", "60"))
+    cluster = str(tmp_path / "cluster.toml")
+    three = tmp_path / "three.toml"
+    three.write_text(SLOW.replace("count = 3", "count = 2"))
+    for arguments, told in [
+        ([run, run], "one run directory, one cluster file, or one of each"),
+        ([run, "--global-batch-size", "64"], "a run has its own"),
+        ([cluster, "--global-batch-size", "3"], "at least 4"),
+        ([run, str(three)], "4 workers and the cluster file 3"),
+        ([str(tmp_path / "none")], "there is no folder"),
+        ([run, "--schemes", "nosuch"], "nosuch"),
+    ]:
+        assert main(["advise", *arguments]) == 2
+        assert told in capsys.readouterr().err
