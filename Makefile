@@ -6,7 +6,7 @@
 #   make test-all  the same with the frameworks of evenstep.integrations and the trackers installed; make test skips their
 #                  tests, with the reason, where they are absent. Then tests/frameworks for each of FRAMEWORKS, in an
 #                  environment of its own (.venv-jax by constraints-jax.txt, for one), with the parameter servers of
-#                  .venv, since they need torch. .ci/run calls this one
+#                  .venv, since they need torch; MXNet needs Python 3.11. .ci/run calls this one
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts
