@@ -136,6 +136,25 @@ def test_a_gain_below_the_least_moves_nothing():
     assert decided(policy, 100, [1000, 1150]) == [53, 47]
 
 
+@pytest.mark.parametrize(
+    ("load", "sizes"),
+    [
+        (Predicted(), [50, 50]),
+        (Predicted(times="proportional"), [50, 50]),
+        (Predicted(min_gain=0.0), [55, 45]),
+        (Predicted(predictor="ema", times="proportional"), [55, 45]),
+    ],
+)
+def test_a_gain_that_no_iteration_shows_moves_nothing_by_default(load, sizes):
+    policy = load.policy(2)
+    for estimated in ([1000, 1000], [1000, 1200]):
+        for _ in range(20):
+            measured = reports(estimated, error_ppm=25_000)._replace(compute_microseconds=ints([100, 100]))
+            policy.observe(measured)
+        decision = policy.allocate(problem(100, 2)).sizes.tolist()
+    assert decision == sizes
+
+
 def test_sizes_that_break_a_new_limit_always_move():
     policy = Predicted().policy(2)
     assert decided(policy, 100, [1000, 1000], error_ppm=500_000) == [50, 50]

@@ -53,8 +53,8 @@ class ComparedPolicy(LoadPolicy):
     comparison waits until the cost so far and its expected cost together are at most 0.5 % of the run's compute time.
     The first may cost 2 % of the time so far, because sizes settle only after the start.
 
-    The other policy sees every report, and the workers' estimators learn nothing from a comparison, so the decided
-    sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that
+    The other policy sees every report, those of comparisons without their times, and the workers' estimators learn
+    nothing from a comparison, so the decided sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that
     all workers decide alike.
     """
 
@@ -69,7 +69,8 @@ class ComparedPolicy(LoadPolicy):
     _spent: int = field(init=False, default=0)  # Microseconds that comparisons have cost.
 
     def observe(self, reports: Reports) -> None:
-        self._policy.observe(reports)
+        # The policy is to decide as without comparisons.
+        self._policy.observe(_unmeasured(reports) if self._left else reports)
         longest = int(reports.compute_microseconds.max())
         self._elapsed += longest
         if self._count < START_ITERATIONS:
@@ -114,6 +115,11 @@ class ComparedPolicy(LoadPolicy):
         self._left -= 1
         if not self._left:
             self._usual = _Times()
+
+
+def _unmeasured(reports: Reports) -> Reports:
+    """The same without measured times."""
+    return reports._replace(compute_microseconds=np.zeros_like(reports.compute_microseconds))
 
 
 def uneven(sizes: IntArray | npt.NDArray[np.float64], equal: IntArray | float) -> bool:

@@ -1,6 +1,6 @@
 """Batch sizes in step with predicted speed, so that all workers finish together: LB-BSP."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, final
 
 import numpy as np
@@ -9,6 +9,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.estimate import Estimator
+from evenstep.core.load.evidence import Evidence
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.shape import Shape
 from evenstep.core.load.shares import Bounds, share_out
@@ -19,6 +20,7 @@ _ERRORS_TO_MOVE: Final = 3
 _SPEED_UNIT: Final = 2**62
 _PPM: Final = 1_000_000
 _REMEMBERED: Final = 2
+_APART: Final = 20
 
 
 @final
@@ -35,13 +37,19 @@ class PredictedPolicy(LoadPolicy):
     that noise does not move them. Sizes of the last two global batch sizes are remembered, so that an epoch's short
     last slice does not disturb the others.
 
+    If `proven`, the latest iterations must also show the gain (`Evidence`), and of sizes that take equally long the
+    most equal are taken: at a move, and later too if the latest iterations do not speak against it.
+
     Everything is decided from the reported integers, in integers, so that all workers decide alike.
     """
 
     min_gain: float = 0.015
+    proven: bool = False
     # By worker: nanoseconds per sample, fixed nanoseconds, flat start, relative error in millionths.
     _rates: IntArray | None = field(init=False, default=None)
     _sizes: list[IntArray] = field(init=False, default_factory=list)
+    _evidence: Evidence = field(init=False, default_factory=Evidence)
+    _judged: list[int] = field(init=False, default_factory=list)  # The global batch sizes decided on since a report.
 
     def observe(self, reports: Reports) -> None:
         """Take in one iteration; only each worker's newest estimate counts.
@@ -53,11 +61,15 @@ class PredictedPolicy(LoadPolicy):
         )
         if self._rates is not None and self._rates.shape == rates.shape:
             rates = np.where(rates[0] > 0, rates, self._rates)
-        self._rates = rates
+        self._rates, self._judged = rates, []
+        if self.proven:
+            self._evidence.observe(reports)
 
     def allocate(self, problem: Problem) -> Allocation:
         present = next((sizes for sizes in self._sizes if _satisfies(sizes, problem)), None)
-        sizes = self._decide(problem, present)
+        judged = present is not None and problem.global_batch_size in self._judged
+        sizes = present if present is not None and judged else self._decide(problem, present)
+        self._judged = [*self._judged, problem.global_batch_size][-_REMEMBERED:]
         sizes.flags.writeable = False  # They are given out as they are, again and again.
         others = [past for past in self._sizes if past is not present and past.sum() != sizes.sum()]
         self._sizes = [sizes, *others][:_REMEMBERED]
@@ -74,11 +86,17 @@ class PredictedPolicy(LoadPolicy):
         makespan = int(times.nanoseconds(present).max())
         gain_ppm = max(round(self.min_gain * _PPM), _ERRORS_TO_MOVE * int(error_ppm.max()))
         goal = makespan * max(_PPM - gain_ppm, 0) // _PPM
-        if not reachable(times, bounds, goal):
+        if reachable(times, bounds, goal):
+            sizes = _plan(times, bounds)
+            # Rounded to whole samples, proportional sizes may miss the gain that the solver could reach.
+            shorter = int(times.nanoseconds(sizes).max())
+            if shorter < makespan and (not self.proven or self._evidence.proves(times, present, sizes)):
+                return _simplest(times, bounds, shorter, sizes) if self.proven else sizes
+        if not self.proven or np.ptp(present) <= problem.multiple:
             return present
-        sizes = _plan(times, bounds)
-        # Rounded to whole samples, proportional sizes may miss the gain that the solver could reach.
-        return sizes if int(times.nanoseconds(sizes).max()) < makespan else present
+        simpler = _simplest(times, bounds, makespan, present)
+        apart = np.abs(simpler - present).max() * _APART > problem.global_batch_size // problem.workers
+        return simpler if apart and self._evidence.allows(times, present, simpler) else present
 
 
 @final
@@ -90,7 +108,8 @@ class Predicted(Load):
         predictor: A name of `PREDICTORS`.
         times: Whether a worker's time is `proportional` to its size, or `affine`: with a fixed part and a flat start.
         warmup: How many iterations of a worker are not counted at first.
-        min_gain: Sizes move only for a larger predicted gain than this (0.015: 1.5 %).
+        min_gain: Sizes move only for a larger predicted gain than this (0.015: 1.5 %). With the predictor `change`, the
+            latest iterations must also show the gain, unless this is 0.
     """
 
     predictor: str = "change"
@@ -110,7 +129,7 @@ class Predicted(Load):
             raise ConfigError(f"sizes cannot wait for a gain of {self.min_gain}: use 0 <= min_gain < 1")
 
     def policy(self, workers: int) -> LoadPolicy:
-        return PredictedPolicy(min_gain=self.min_gain)
+        return PredictedPolicy(min_gain=self.min_gain, proven=self.predictor == "change" and self.min_gain > 0.0)
 
     def estimator(self) -> Estimator:
         shape = Shape() if self.times == "affine" else None
@@ -120,6 +139,17 @@ class Predicted(Load):
 def _plan(times: Lines, bounds: Bounds) -> IntArray:
     """The paper's sizes, without regard to the present ones."""
     return share_out(bounds, _SPEED_UNIT // times.per_sample) if times.proportional else solve(times, bounds)
+
+
+def _simplest(times: Lines, bounds: Bounds, nanoseconds: int, sizes: IntArray) -> IntArray:
+    """The most equal sizes that take no longer than these, which take so many nanoseconds; these if they hardly differ.
+
+    A worker that is not the slowest at these sizes has a size by its estimate without need. Errors of the estimates
+    would keep such workers apart that are equally fast.
+    """
+    within = np.clip(times.largest(nanoseconds) // bounds.multiple, bounds.lower, bounds.upper)
+    level = share_out(replace(bounds, upper=within), np.ones_like(within))
+    return level if np.abs(level - sizes).max() > bounds.multiple else sizes
 
 
 def _satisfies(sizes: IntArray, problem: Problem) -> bool:

@@ -1,0 +1,59 @@
+"""That sizes settle and stay, in virtual time: noise in bursts, a disturbance that ends, times without a slope."""
+
+import numpy as np
+import pytest
+
+from evenstep.core.load import Predicted
+
+ITERATIONS = 200
+
+
+def bursts(seed, workers, level):
+    """Noise, and now and then up to four iterations in which one worker is slower, by up to 40 %."""
+    generator = np.random.default_rng(seed)
+    factors = np.exp(generator.normal(0.0, level, (ITERATIONS, workers)))
+    for worker in range(workers):
+        for begin in np.flatnonzero(generator.random(ITERATIONS) < 0.02):
+            factors[begin : begin + int(generator.integers(1, 5)), worker] *= generator.uniform(1.1, 1.4)
+    return factors
+
+
+def changes(sizes):
+    return int((np.diff(sizes, axis=0) != 0).any(axis=1).sum())
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_bursts_leave_equal_workers_equal(run, workers):
+    for seed in range(5):
+        factors = bursts(seed, workers, 0.08)
+        sizes, _ = run(workers, 32 * workers, ITERATIONS, lambda i, k, size, f=factors: 1e-3 * (16 + size) * f[k, i])
+        assert changes(sizes) == 0
+
+
+@pytest.mark.parametrize("fixed", [0, 32])
+@pytest.mark.parametrize("level", [0.05, 0.15])
+def test_equal_sizes_return_soon_after_a_disturbance(run, noise, level, fixed):
+    for seed in range(4):
+        factors = noise(level, seed, (ITERATIONS, 2))
+        factors[60:120, 1] *= 3.0
+        sizes, _ = run(2, 64, ITERATIONS, lambda i, k, size, f=factors: 1e-3 * (fixed + size) * f[k, i])
+        assert sizes[110, 1] < 20
+        assert np.abs(sizes[140:] - 32).max() <= 1
+
+
+def test_a_worker_that_cannot_keep_up_does_not_drive_the_others_apart(run, noise):
+    # The time of a tiny model hardly depends on the size: worker 3 is the last with its smallest batch too.
+    for seed in range(5):
+        factors = noise(0.1, seed, (ITERATIONS, 4))
+        factors[:, 3] *= 4.0
+        sizes, _ = run(4, 128, ITERATIONS, lambda i, k, size, f=factors: 1e-5 * (200 + size) * f[k, i])
+        assert np.ptp(sizes[100:, :3], axis=1).max() <= 2
+
+
+def test_a_large_change_is_followed_in_noise(run, noise):
+    for seed in range(6):
+        factors = noise(0.1, seed, (ITERATIONS, 4))
+        factors[60:, 3] *= 3.0
+        sizes, _ = run(4, 128, ITERATIONS, lambda i, k, size, f=factors: 1e-3 * size * f[k, i])
+        assert (sizes[:60] == 32).all()
+        assert sizes[63, 3] <= 18
