@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from evenstep.core.load import Predicted
-
 ITERATIONS = 200
 
 

@@ -54,8 +54,8 @@ class ComparedPolicy(LoadPolicy):
     The first may cost 2 % of the time so far, because sizes settle only after the start.
 
     The other policy sees every report, those of comparisons without their times, and the workers' estimators learn
-    nothing from a comparison, so the decided sizes are those of a run without comparisons. Everything is decided from the reported integers, in integers, so that
-    all workers decide alike.
+    nothing from a comparison, so the decided sizes are those of a run without comparisons. Everything is decided from
+    the reported integers, in integers, so that all workers decide alike.
     """
 
     _policy: LoadPolicy
