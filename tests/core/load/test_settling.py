@@ -7,12 +7,12 @@ ITERATIONS = 200
 
 
 def bursts(seed, workers, level):
-    """Noise, and now and then up to four iterations in which one worker is slower, by up to 40 %."""
+    """Noise, and now and then up to four iterations in which one worker is slower, by up to 25 %."""
     generator = np.random.default_rng(seed)
     factors = np.exp(generator.normal(0.0, level, (ITERATIONS, workers)))
     for worker in range(workers):
         for begin in np.flatnonzero(generator.random(ITERATIONS) < 0.02):
-            factors[begin : begin + int(generator.integers(1, 5)), worker] *= generator.uniform(1.1, 1.4)
+            factors[begin : begin + int(generator.integers(1, 5)), worker] *= generator.uniform(1.1, 1.25)
     return factors
 
 

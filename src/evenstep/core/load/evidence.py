@@ -19,7 +19,7 @@ _SURE: Final = 3
 _LIKELY: Final = 2
 _TOLERANCE: Final = 5_000
 _MARGIN: Final = 10
-_LARGEST_MARGIN: Final = 450_000
+_LARGEST_MARGIN: Final = 300_000
 _BLOCKS: Final = (1, 2, 4, 8)
 _FEWEST: Final = 4
 _QUARTER: Final = 4
@@ -61,7 +61,7 @@ class Evidence(Stateful):
         """Whether the proposed sizes would have been better; True if too few iterations are known to judge.
 
         The mean gain of the last n >= 2 iterations must be three times what it varies by. The sum must also be ten
-        times what one gain varies by (but no more than 0.45), times the root of n: of slow changes of load, the
+        times what one gain varies by (but no more than 0.3), times the root of n: of slow changes of load, the
         variation within the window shows too little.
         """
         gains, variation = self._gains(times, present, proposed)
