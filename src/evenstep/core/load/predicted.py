@@ -67,8 +67,9 @@ class PredictedPolicy(LoadPolicy):
 
     def allocate(self, problem: Problem) -> Allocation:
         present = next((sizes for sizes in self._sizes if _satisfies(sizes, problem)), None)
-        judged = present is not None and problem.global_batch_size in self._judged
-        sizes = present if present is not None and judged else self._decide(problem, present)
+        if present is not None and problem.global_batch_size in self._judged:
+            return Allocation(sizes=present)
+        sizes = self._decide(problem, present)
         self._judged = [*self._judged, problem.global_batch_size][-_REMEMBERED:]
         sizes.flags.writeable = False  # They are given out as they are, again and again.
         others = [past for past in self._sizes if past is not present and past.sum() != sizes.sum()]
