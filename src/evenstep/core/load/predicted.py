@@ -95,8 +95,12 @@ class PredictedPolicy(LoadPolicy):
                 return _simplest(times, bounds, shorter, sizes) if self.proven else sizes
         if not self.proven or np.ptp(present) <= problem.multiple:
             return present
+        share = problem.global_batch_size // problem.workers
+        room = np.minimum(times.largest(makespan), present.max()) - present
+        if not (room * _APART > share).any():  # Much cheaper than to look for simpler sizes.
+            return present
         simpler = _simplest(times, bounds, makespan, present)
-        apart = np.abs(simpler - present).max() * _APART > problem.global_batch_size // problem.workers
+        apart = np.abs(simpler - present).max() * _APART > share
         return simpler if apart and self._evidence.allows(times, present, simpler) else present
 
 
