@@ -200,3 +200,17 @@ def test_two_sweeps_are_their_product():
     ]
     with pytest.raises(ConfigError, match="stands twice"):
         parse_scheme(swept(["ssp:bound=3"], "bound=1:2")[0])
+
+
+def test_the_file_may_say_how_large_the_gradients_are_and_the_option_goes_before(tmp_path, capsys):
+    path = tmp_path / "linked.toml"
+    linked = CLUSTER + 'link = "lan"\n[links.lan]\nbandwidth = "100 Mbit/s"\n'
+    path.write_text('gradients = "10 MB"\n' + linked)
+    options = (str(path), "--schemes", "bsp", "--iterations", "10")
+    (of_file,) = values(capsys, *options)["runs"]
+    (same,) = values(capsys, *options, "--gradients", "10 MB")["runs"]
+    (less,) = values(capsys, *options, "--gradients", "1 MB")["runs"]
+    assert of_file["seconds"] == same["seconds"] > less["seconds"]
+    path.write_text('gradients = "much"\n' + linked)
+    assert main(["simulate", str(path)]) == 2
+    assert "gradients must be a memory size" in capsys.readouterr().err

@@ -22,6 +22,12 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_a_cluster_needs_no_further_options(path, capsys):
+    assert main(["simulate", str(path), "--iterations", "2", "--json"]) == 0
+    assert '"simulated": true' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_the_command_in_its_comment_works(path, capsys, monkeypatch):
     monkeypatch.chdir(path.parents[2])
     command = command_of(path)

@@ -34,14 +34,14 @@ def main(arguments: list[str]) -> int:
     run_dir, cluster = _inputs(options.inputs)
     machines = _machines(run_dir, cluster, options.global_batch_size)
     schemes = [each for text in options.schemes or [] for each in split_schemes(text)]
-    gradients = options.gradients
+    gradients = options.gradients and int(CAPACITY.read("--gradients", options.gradients))
     console = Console(stderr=True, highlight=False)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as shown:
         task = shown.add_task("simulating", total=1.0)
         advice = advise(
             machines,
             schemes=schemes or (*EXACT, *STALE),
-            message_bytes=None if gradients is None else int(CAPACITY.read("--gradients", gradients)),
+            message_bytes=gradients or (None if cluster is None else cluster.gradient_bytes),
             progress=lambda part: shown.update(task, completed=part),
         )
     if options.json:
@@ -57,7 +57,7 @@ def _parser() -> Parser:
     add("inputs", nargs="+", type=as_path, metavar="RUN_DIR|CLUSTER.toml", help="a run, a cluster file, or both")
     add("--schemes", nargs="+", metavar="SCHEME", help=f"what to compare with bsp ({' '.join((*EXACT[1:], *STALE))})")
     add("--global-batch-size", type=int, metavar="X", help="(32 samples per worker, or the run's)")
-    add("--gradients", metavar='"100 MB"', help="what a worker's gradients take on the links of the cluster file")
+    add("--gradients", metavar='"100 MB"', help="on the links (what the cluster file says)")
     add("--json", action="store_true", help="print the advice as JSON")
     return parser
 

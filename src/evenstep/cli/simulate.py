@@ -108,7 +108,7 @@ def _parser() -> Parser:
     add("--batch-size", type=int, default=32, metavar="B", help="samples per worker on average (32)")
     add("--global-batch-size", type=int, metavar="X", help="of all workers, instead of --batch-size")
     add("--samples-per-epoch", type=int, metavar="N", help=f"(default: {_EPOCH_ITERATIONS} global batches)")
-    add("--gradients", metavar='"100 MB"', help="what a worker's gradients take on the network")
+    add("--gradients", metavar='"100 MB"', help="on the network (what the cluster file says)")
     add("--exchange", metavar='"2 ms"', help="what each exchange takes beside the network (0 s)")
     add("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
     add("--all-reduce", default="ring", metavar="KIND", help="ring or tree (ring)")
@@ -149,7 +149,7 @@ def _scenario(scheme: Scheme, cluster: Cluster, options: argparse.Namespace) -> 
         iterations=options.iterations,
         epoch_samples=_EPOCH_ITERATIONS * whole if options.samples_per_epoch is None else options.samples_per_epoch,
         smallest_batch=options.smallest_batch,
-        message_bytes=None if message_bytes is None else int(message_bytes),
+        message_bytes=cluster.gradient_bytes if message_bytes is None else int(message_bytes),
         exchange_seconds=_quantity("--exchange", options.exchange, DURATION) or 0.0,
         exchange_spread=_quantity("--exchange-spread", options.exchange_spread, SHARE) or 0.0,
         all_reduce=options.all_reduce,

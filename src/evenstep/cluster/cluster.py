@@ -70,7 +70,8 @@ class Cluster:
     """The workers, in the order of their ids, and all hosts and links that the file defines.
 
     `servers` are the hosts of the parameter servers: server i runs on host i modulo their number. Empty: each server is
-    on a host of its own, whose network costs nothing.
+    on a host of its own, whose network costs nothing. `gradient_bytes` is the size of the gradients of the model that
+    trains on it; None: not known.
     """
 
     workers: tuple[ClusterWorker, ...]
@@ -78,6 +79,7 @@ class Cluster:
     links: tuple[Link, ...] = ()
     servers: tuple[Host, ...] = ()
     seed: int = 0
+    gradient_bytes: int | None = None
 
     def __len__(self) -> int:
         """The number of workers."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, final
 
 from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link
 from evenstep.cluster.record import (
+    CAPACITY,
     DURATION,
     FROM_ONE,
     SEED,
@@ -31,7 +32,7 @@ from evenstep.core.shown import shown
 T = TypeVar("T")
 
 _MAX_WORKERS: Final = 1_000_000
-_SECTIONS: Final = ("seed", "devices", "links", "hosts", "disturbances", "spots", "workers", "servers")
+_SECTIONS: Final = ("seed", "gradients", "devices", "links", "hosts", "disturbances", "spots", "workers", "servers")
 _KINDS: Final[Mapping[str, Callable[..., Disturbance]]] = MappingProxyType(
     {"constant": Constant, "episodic": Episodic, "from": From, "jitter": Jitter, "trace": Trace}
 )
@@ -42,6 +43,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
     """The cluster that a TOML text describes.
 
     * `seed` (0): draws every random disturbance; each draws by its name, so another one does not change the others.
+    * `gradients`: the size of the model's gradients, such as "45 MB", for the simulator where there are links.
     * `[devices.NAME]`: either `per_sample`, with `fixed` ("0 s") and `flat` (0: samples up to which the time does not
       grow), or `measured`, a built-in curve ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750"), or `points`, a list such
       as `[[2, "30.5 ms"], [4, "46.8 ms"]]`. Beyond the largest measured batch the time follows the line through the
@@ -136,6 +138,7 @@ def parse_slow(text: str, source: str = "--slow") -> Constant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     seed: Annotated[int, SEED] = 0
+    gradient_bytes: Annotated[int | None, "gradients", CAPACITY] = None
 
 
 @final
@@ -164,7 +167,8 @@ class _Kind:
 
 
 def _cluster(table: Mapping[str, object]) -> Cluster:
-    seed = decode(_File, table, other_keys=_SECTIONS).seed
+    file = decode(_File, table, other_keys=_SECTIONS)
+    seed = file.seed
     links = _each(table, "links", lambda name, entry: decode(Link, entry, name=name))
     hosts = _each(table, "hosts", lambda name, entry: decode(Host, entry, {"links": links}, name=name))
     defined: Defined = {
@@ -185,6 +189,7 @@ def _cluster(table: Mapping[str, object]) -> Cluster:
         links=tuple(links.values()),
         servers=tuple(server.host for server in _repeated(table, "servers", _Server, defined)),
         seed=seed,
+        gradient_bytes=file.gradient_bytes,
     )
 
 

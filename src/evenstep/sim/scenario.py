@@ -116,7 +116,7 @@ class Scenario:
         if any(each is not None and each.link is not None for each in ends) and self.message_bytes is None:
             raise ConfigError(
                 "the cluster has links, and the size of the gradients on them is unknown: say how large the gradients"
-                ' are (--gradients "100 MB")'
+                ' are (gradients = "100 MB" in the file, or --gradients)'
             )
 
     @property
