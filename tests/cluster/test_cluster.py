@@ -167,7 +167,7 @@ BAD_FILES = [
     ("[workers]", "workers must be a list in square brackets, not {}"),
     ("workers = [1]", "[[workers]] number 1: this must be a table, not 1"),
     (WORKER + "[device.fast]", "there is no key 'device' here; did you mean 'devices'?"),
-    (WORKER + "[zebra]", "there is no key 'zebra' here; choose one of 'seed', 'devices', 'links', 'hosts', "),
+    (WORKER + "[zebra]", "there is no key 'zebra' here; choose one of 'seed', 'gradients', 'devices', 'links', "),
     ("seed = 0.5\n" + WORKER, "seed must be a whole number of at least 0, not 0.5"),
     ("seed = -1\n" + WORKER, "seed must be a whole number of at least 0, not -1"),
     ("seed = 99999999999999999999\n" + WORKER, "seed must be a whole number of at most 18446744073709551615"),
