@@ -123,6 +123,47 @@ def test_a_damaged_file_is_said_once_and_sizes_begin_equal(text, kept, caplog):
     assert "sizes do not begin as the run in" in said.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("policy", "elapsed"), {}),
+        (("policy", "policy", "rates", 0, 0), -(2**63)),
+        (("policy", "policy", "sizes", 0), [100, -36, 0, 0]),
+        (("policy", "policy", "evidence", "window", 0), 7),
+        (("policy", "spent"), float("nan")),
+        (("setting", "parameters"), 9),
+    ],
+)
+def test_what_was_edited_is_not_used_because_it_could_fail_later(place, value, kept, caplog):
+    inner = whole = json.loads((kept / FILE).read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (kept / FILE).write_text(json.dumps(whole))
+    with caplog.at_level(logging.INFO, logger="evenstep"):
+        assert all(allocation.sizes.tolist() == [16] * 4 for allocation in first(earlier=found(kept)))
+    (said,) = caplog.records
+    assert said.getMessage().endswith(f"{FILE} is damaged, or was edited")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: path.write_text("[" * 200_000), "is damaged: it is no JSON"),
+        (lambda path: path.write_bytes(b"\xff\x00"), "is damaged: it is no JSON"),
+        (lambda path: path.unlink() or path.mkdir(), "cannot be read: it is not a regular file"),
+        (lambda path: path.unlink() or path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
+    ],
+)
+def test_what_cannot_be_read_is_said(spoil, why, kept, caplog):
+    spoil(kept / FILE)
+    with caplog.at_level(logging.INFO, logger="evenstep"):
+        found_there = earlier_start(LaunchSettings(start_from=str(kept)), None, 0)
+        assert all(allocation.sizes.tolist() == [16] * 4 for allocation in first(earlier=found_there))
+    (said,) = caplog.records
+    assert said.getMessage() == f"sizes do not begin as the run in {kept} left them: {FILE} {why}"
+
+
 def test_the_first_worker_alone_looks_and_keeps(kept, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     assert found(kept, rank=1) is None

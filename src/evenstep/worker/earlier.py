@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -40,7 +41,8 @@ class LastSizes:
     def keep(self, policy: LoadPolicy) -> None:
         """Replace what was kept; a disk that is full, or a policy whose memory is no JSON, is not worth an error."""
         with suppress(OSError, TypeError, ValueError):
-            text = json.dumps({"setting": self._setting, "policy": policy.state_dict()})
+            kept = {"setting": self._setting, "policy": policy.state_dict()}
+            text = json.dumps({**kept, "digest": _digest(kept)})
             for folder in self._folders:
                 path = folder / f"{FILE}.new"
                 path.write_text(text, encoding="utf-8")
@@ -66,11 +68,11 @@ def earlier_start(launched: LaunchSettings, run_dir: Path | None, rank: int) -> 
         (None if place is None else Path(place) / FILE, given)
         for place, given in ((launched.marks, False), (launched.start_from, True), (run_dir, False))
     ]
-    there = [(path, given) for path, given in places if path is not None and (given or path.exists())]
+    there = [(path, given) for path, given in places if path is not None and (given or os.path.exists(path))]
     if not there:
         return None
     path, given = there[0]
-    return {"folder": str(path.parent), "given": given, "kept": _read(path) if path.exists() else None}
+    return {"folder": str(path.parent), "given": given, "kept": _read(path)}
 
 
 def last_sizes(
@@ -128,22 +130,36 @@ def _unlike(kept: object, scheme: Scheme, records: Sequence[Mapping[str, Any]]) 
     """Why what was kept does not hold for these workers."""
     if kept is None:
         return f"there is no {FILE} of a run in which sizes followed speeds"
+    if not isinstance(kept, dict):
+        return f"{FILE} {kept}" if isinstance(kept, str) else f"{FILE} is damaged"
     try:
-        then = msgspec.convert(kept, _Kept).setting
+        then = msgspec.convert(kept, _Kept)
     except msgspec.ValidationError as error:
         return f"{FILE} is damaged ({error})"
-    return difference(then, _setting(scheme, records))
+    # Values that no policy has would be found only iterations later, if at all.
+    if then.digest != _digest({"setting": kept["setting"], "policy": kept["policy"]}):
+        return f"{FILE} is damaged, or was edited"
+    return difference(then.setting, _setting(scheme, records))
 
 
 class _Kept(msgspec.Struct):
     setting: Setting
     policy: dict[str, Any]
+    digest: str
+
+
+def _digest(kept: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _read(path: Path) -> object:
-    """What a file holds, as JSON; a text if it is damaged."""
+    """What a file holds, as JSON; a text that says why if it cannot be read, and None if it is not there."""
     try:
         with open_regular(path) as file:
             return json.loads(file.read(_MAX_BYTES))
-    except (OSError, ValueError) as error:
-        return type(error).__name__
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror or type(error).__name__}"
+    except (ValueError, RecursionError):
+        return "is damaged: it is no JSON"
