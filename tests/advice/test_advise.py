@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from evenstep.advice import advise, described_machines, measured_machines
+from evenstep.advice.advise import _simulated
 from evenstep.cli.main import main
 from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
@@ -189,3 +191,40 @@ def test_arguments_that_do_not_go_together_are_refused(run_of, tmp_path, capsys)
     ]:
         assert main(["advise", *arguments]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_a_variant_without_stale_gradients_is_exact_and_may_be_picked():
+    machines = described_machines(parse_cluster(SLOW), 128)
+    advice = advise(machines, schemes=["lb-bsp:compare=false", "bsp:engine=server"])
+    assert all(each.exact for each in advice.figures)
+    assert advice.pick.scheme == "lb-bsp:compare=false"
+    assert "versions old" not in advice.text
+
+
+def test_nothing_is_said_of_exact_schemes_that_were_not_compared():
+    advice = advise(described_machines(parse_cluster(SLOW), 128), schemes=["ssp", "local-sgd"])
+    assert [each.scheme for each in advice.figures if each.exact] == ["bsp"]
+    assert advice.text == "No other exact scheme was compared with plain DDP."
+
+
+@pytest.mark.parametrize("scheme", ["lb-bsp", "ssp"])
+def test_a_run_without_the_files_of_all_workers_is_refused(scheme, run_of):
+    folder = run_of(SLOW, scheme)
+    (folder / "worker-2.jsonl").unlink()
+    with pytest.raises(ConfigError, match="iterations of 3 of the run's 4 workers are recorded"):
+        measured_machines(read_run(folder))
+
+
+def test_spot_workers_are_refused_with_what_to_do_instead():
+    spot = '[spots.s]\nstays = "5 s"\naway = "2 s"\n' + EQUAL + 'spot = "s"\n'
+    with pytest.raises(ConfigError, match="evenstep simulate instead"):
+        advise(described_machines(parse_cluster(spot), 64))
+
+
+def test_hundreds_of_workers_are_looked_at_over_fewer_iterations():
+    machines = described_machines(parse_cluster(EQUAL.replace("count = 4", "count = 500")), 16_000)
+    assert machines.factors.shape == (500, 100)
+    # Of these too there are several epochs, after which `dbs` changes sizes.
+    fewer = described_machines(parse_cluster(SLOW.replace("count = 3", "count = 199")), 6400)
+    assert fewer.factors.shape == (200, 100)
+    assert _simulated(fewer, np.arange(100), "dbs", None).samples_per_second > 6400 / 0.168

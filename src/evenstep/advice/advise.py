@@ -7,9 +7,10 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.advice.machines import Machines
+from evenstep.advice.machines import Machines, longest
 from evenstep.advice.reasons import reasons
 from evenstep.core.errors import ConfigError
+from evenstep.core.sync.barrier import Barrier
 from evenstep.report.account.comparisons import Interval
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, SimulatedRun, simulate
@@ -17,7 +18,7 @@ from evenstep.sim import Scenario, SimulatedRun, simulate
 PLAIN: Final = "bsp"
 """Equal sizes behind a barrier, which is what plain DistributedDataParallel does."""
 EXACT: Final = (PLAIN, "lb-bsp", "dbs")
-"""Schemes whose gradients are never stale."""
+"""What is compared of the schemes whose gradients are never stale."""
 STALE: Final = ("ssp", "dssp", "asp", "ssp:load=lb-bsp", "dssp:load=lb-bsp", "asp:load=lb-bsp")
 WORTH: Final = 0.02
 """A smaller gain is not worth another scheme."""
@@ -48,7 +49,7 @@ class Figure:
     @property
     def exact(self) -> bool:
         """Whether it trains as one process with the global batch would."""
-        return self.scheme in EXACT
+        return _exact(self.scheme)
 
 
 @final
@@ -76,14 +77,19 @@ class Advice:
     def text(self) -> str:
         """The advice in a sentence or two."""
         if self.pick.scheme == PLAIN:
+            compared = any(each.exact for each in self.figures if each is not self.pick)
             head = "Nothing is to be gained over plain DDP" + (" without stale gradients" if self.stale else "")
+            head = head if compared else "No other exact scheme was compared with plain DDP"
         else:
             head = f"Use {self.pick.scheme}: {_percent(self.pick.speed_up)} over plain DDP"
         if self.stale is None:
             return f"{head}."
+        inexact = f"gradients that are {self.stale.staleness:.1f} versions old on average"
+        if not self.stale.staleness:
+            inexact = "models that differ between workers until they are averaged"
         return (
-            f"{head}. {self.stale.scheme} would process {_percent(self.stale.speed_up)}, with gradients that are"
-            f" {self.stale.staleness:.1f} versions old on average: compare the accuracy before you rely on it."
+            f"{head}. {self.stale.scheme} would process {_percent(self.stale.speed_up)}, with {inexact}: compare the"
+            " accuracy before you rely on it."
         )
 
     @property
@@ -134,9 +140,15 @@ def advise(
         progress: Called with the part that is done, 0 to 1.
 
     Raises:
-        ConfigError: The cluster has links, and the size of the gradients is not given.
+        ConfigError: The cluster has links, and the size of the gradients is not given; or it has spot workers, with
+            which plain training would end.
     """
-    names = sorted(dict.fromkeys((PLAIN, *schemes)), key=lambda name: name not in EXACT)
+    if any(each.spot is not None for each in machines.cluster.workers):
+        raise ConfigError(
+            "plain DDP, with which advice compares, ends with the first spot worker that leaves: compare schemes on"
+            " servers by evenstep simulate instead"
+        )
+    names = sorted(dict.fromkeys((PLAIN, *schemes)), key=lambda name: not _exact(name))
     count = machines.factors.shape[1]
     runs = {}
     for done, name in enumerate(names, start=1):
@@ -144,7 +156,7 @@ def advise(
         progress(0.5 * done / len(names))
     first = {name: _figure(name, run, runs[PLAIN]) for name, run in runs.items()}
     # Only what may be chosen needs an interval: each draw of one takes as long as a simulation.
-    chosen = [name for name in names if name in EXACT]
+    chosen = [name for name in names if _exact(name)]
     stale = _least_stale(list(first.values()))
     chosen += [] if stale is None else [stale.scheme]
     ratios: dict[str, list[float]] = {name: [] for name in chosen}
@@ -172,6 +184,12 @@ def advise(
         simulated=own,
         measured=None if measured is None else measured[1],
     )
+
+
+def _exact(name: str) -> bool:
+    """Whether a scheme trains as one process with the global batch would."""
+    scheme = parse_scheme(name)
+    return isinstance(scheme.sync, Barrier) and scheme.period is None
 
 
 def _chosen(figures: Sequence[Figure]) -> tuple[Figure, Figure | None]:
@@ -220,12 +238,13 @@ def _drawn(generator: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
 
 
 def _simulated(machines: Machines, order: npt.NDArray[np.int64], name: str, message_bytes: int | None) -> SimulatedRun:
+    iterations = max(min(_ITERATIONS, longest(len(machines.cluster))), len(order))
     scenario = Scenario(
         cluster=machines.disturbed(order),
         scheme=parse_scheme(name),
         global_batch_size=machines.global_batch_size,
-        iterations=max(_ITERATIONS, len(order)),
-        epoch_samples=_EPOCH * machines.global_batch_size,
+        iterations=iterations,
+        epoch_samples=min(_EPOCH, iterations // 4) * machines.global_batch_size,
         message_bytes=message_bytes,
         exchange_seconds=machines.exchange_seconds,
     )

@@ -23,7 +23,8 @@ _LARGEST_FIXED: Final = 0.95
 _UNKNOWN_SHARE: Final = 0.3
 _LEAST_SECONDS: Final = 1e-6
 _DESCRIBED: Final = 400
-_MOST_DESCRIBED: Final = 20_000
+_FEWEST: Final = 100
+_MOST: Final = 20_000
 
 
 @final
@@ -83,8 +84,15 @@ class Machines:
         return parts
 
 
+def longest(workers: int) -> int:
+    """How many iterations of so many workers are simulated at most: 20,000 of all together, or 100 of each."""
+    return max(_FEWEST, _MOST // workers)
+
+
 def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Machines:
     """The machines of a recorded run; hosts, links and memory as a cluster file describes them, if there is one.
+
+    Of a long run the latest iterations count, as many as `longest` says.
 
     A worker's time is a fixed part and a part in proportion to its samples. The fixed part is measured where a
     comparison with equal sizes begins or ends, or else taken from the workers' own fits. If none has one, time is taken
@@ -92,8 +100,15 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     factor.
 
     Raises:
-        ConfigError: The run is too short, has one worker, or is of another number of workers than the cluster file.
+        ConfigError: The run is too short, has one worker, lacks the records of some, or is of another number of workers
+            than the cluster file.
     """
+    started = max(about.workers for about in run.about.values())
+    if started > len(run.iterations):
+        raise ConfigError(
+            f"iterations of {len(run.iterations)} of the run's {started} workers are recorded: copy the"
+            " worker-*.jsonl of all hosts into one folder"
+        )
     done = {worker: each[_WARM_UP:] for worker, each in run.counted.items()}
     length = min(len(each) for each in done.values())
     if len(done) < 2:
@@ -107,6 +122,9 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
         raise ConfigError(
             f"the run has {len(done)} workers and the cluster file {len(described)}: give the file of the run's cluster"
         )
+    seconds = max(float(each.iteration_seconds.sum()) for each in done.values())
+    speed = sum(float(each.samples.sum()) for each in done.values()) / max(seconds, _LEAST_SECONDS)
+    done = {worker: each[-longest(len(done)) :] for worker, each in done.items()}
     equal = run.global_batch_size / len(done)
     whole = _whole(list(done.values()), run)
     found = [_fixed_share(each, equal) for each in done.values()]
@@ -125,13 +143,12 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     exchange = min(float(np.mean(each.comm_seconds)) for each in done.values()) + float(others.min())
     linked = described is not None and bool(described.links)
     cluster = Cluster(workers=workers) if described is None else replace(described, workers=workers)
-    seconds = max(float(each.iteration_seconds.sum()) for each in done.values())
     return Machines(
         cluster=cluster,
         factors=factors,
         exchange_seconds=float(others.min()) if linked else exchange,
         global_batch_size=run.global_batch_size,
-        measured=(run.scheme, sum(float(each.samples.sum()) for each in done.values()) / max(seconds, _LEAST_SECONDS)),
+        measured=(run.scheme, speed),
         fixed_share=0.0 if shares else _UNKNOWN_SHARE,
         others=others - others.min(),
     )
@@ -141,7 +158,7 @@ def described_machines(cluster: Cluster, global_batch_size: int) -> Machines:
     """The machines of a cluster file, with the disturbances that it describes.
 
     They are looked at over 400 iterations, or over the longest time in which a disturbance repeats if that is longer;
-    over 20,000 iterations of all workers together at most.
+    over `longest` iterations at most.
 
     Raises:
         ConfigError: It has one worker, or one without a device.
@@ -182,7 +199,7 @@ def _horizon(cluster: Cluster) -> int:
             lengths.append(2 * part.first if part.until is None else part.until + part.first)
         elif isinstance(part, Trace):
             lengths.append(len(part.factors))
-    return min(max(lengths), max(_DESCRIBED, _MOST_DESCRIBED // len(cluster)))
+    return min(max(lengths), longest(len(cluster)))
 
 
 def _worker(curve: AffineCurve, described: ClusterWorker | None) -> ClusterWorker:

@@ -26,6 +26,7 @@ Give the run directory of a run on them (--run-dir of evenstep run; 50 iteration
 tells most), a cluster file, or both: then speeds are those of the run, and links and memory those of the file. The
 schemes are simulated on the times that were measured, iteration by iteration."""
 _FAR: Final = 0.1
+_MANY: Final = 64
 
 
 def main(arguments: list[str]) -> int:
@@ -35,12 +36,14 @@ def main(arguments: list[str]) -> int:
     machines = _machines(run_dir, cluster, options.global_batch_size)
     schemes = [each for text in options.schemes or [] for each in split_schemes(text)]
     gradients = options.gradients and int(CAPACITY.read("--gradients", options.gradients))
+    # On servers each iteration of each worker is an event: with hundreds of workers, minutes for each scheme.
+    usual = EXACT if len(machines.cluster) > _MANY else (*EXACT, *STALE)
     console = Console(stderr=True, highlight=False)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as shown:
         task = shown.add_task("simulating", total=1.0)
         advice = advise(
             machines,
-            schemes=schemes or (*EXACT, *STALE),
+            schemes=schemes or usual,
             message_bytes=gradients or (None if cluster is None else cluster.gradient_bytes),
             progress=lambda part: shown.update(task, completed=part),
         )
