@@ -234,3 +234,16 @@ def test_a_wrong_value_anywhere_is_one_sentence_or_a_report(places, events, tmp_
     with suppress(ConfigError):
         assert main(["export", str(folder), "--trace", str(folder / "trace.json")]) == 0
         json.loads((folder / "trace.json").read_text())
+
+
+def test_a_folder_without_some_workers_files_says_whose_figures_these_are(tmp_path, capsys):
+    write_log(tmp_path, PARTS)
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    assert "has no iterations" not in capsys.readouterr().err
+    (tmp_path / "worker-1.jsonl").unlink()
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "has no iterations of 1 of its workers: all figures are those of the others" in printed.err.replace(
+        "\n", " "
+    )
+    assert json.loads(printed.out)[0]["unrecorded_workers"] == 1

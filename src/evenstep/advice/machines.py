@@ -103,11 +103,10 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
         ConfigError: The run is too short, has one worker, lacks the records of some, or is of another number of workers
             than the cluster file.
     """
-    started = max(about.workers for about in run.about.values())
-    if started > len(run.iterations):
+    if run.unrecorded:
         raise ConfigError(
-            f"iterations of {len(run.iterations)} of the run's {started} workers are recorded: copy the"
-            " worker-*.jsonl of all hosts into one folder"
+            f"{run.unrecorded} of the run's workers have no iterations in this folder: copy the worker-*.jsonl of all"
+            " hosts into one"
         )
     done = {worker: each[_WARM_UP:] for worker, each in run.counted.items()}
     length = min(len(each) for each in done.values())

@@ -41,6 +41,12 @@ def main(arguments: list[str]) -> int:
         console.print(compared(overviews), markup=False, soft_wrap=True)
     for each in overviews:
         console.print(f"[bold]{escape(each.name)}[/bold]  {escape(each.verdict.text)}", soft_wrap=True)
+        if each.run.unrecorded:
+            console.print(
+                f"{escape(each.name)} has no iterations of {each.run.unrecorded} of its workers: all figures are those"
+                " of the others. If another folder has them, copy all worker-*.jsonl into one.",
+                soft_wrap=True,
+            )
     if options.json:
         print(json.dumps([values_of(each) for each in overviews]))
     if output is not None:

@@ -165,6 +165,7 @@ def values_of(overview: RunOverview) -> dict[str, Any]:
         "emulated": overview.run.emulated,
         "global_batch_size": overview.run.global_batch_size,
         "iterations": overview.summary.iterations,
+        "unrecorded_workers": overview.run.unrecorded,
         "training_seconds": overview.summary.training_seconds,
         "samples_per_second": gain.measured,
         "waiting_share": overview.waiting_share,

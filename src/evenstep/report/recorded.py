@@ -107,6 +107,11 @@ class RecordedRun:
         return sorted(self.iterations)
 
     @property
+    def unrecorded(self) -> int:
+        """The number of workers without an iteration here, as where each host has a run directory of its own."""
+        return max(max((each.workers for each in self.about.values()), default=0) - len(self.iterations), 0)
+
+    @property
     def length(self) -> int:
         """The iterations that every worker has finished."""
         return min(len(done) for done in self.iterations.values())
