@@ -341,7 +341,7 @@ def _write_traces(raw, scenarios, options):
     for scenario in scenarios:
         for name in scenario.variants:
             for repetition, segment in enumerate(raw[scenario.name][name]):
-                if any(len(each.cpu_availability) != segment["iterations"] for each in segment["workers"]):
+                if any(len(each["cpu_availability"]) != segment["iterations"] for each in segment["workers"]):
                     continue
                 turns = scenario.turns(options.seed + repetition)
                 description = f"{scenario.says} of worker {VICTIM}; {name}; turned at {turns}"
