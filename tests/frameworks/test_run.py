@@ -59,3 +59,44 @@ def test_workers_meet_and_train(framework, tmp_path):
     assert ended.returncode == 0, ended.stderr
     first, second = map(int, re.search(r"batch sizes \[(\d+), (\d+)\]", ended.stdout).groups())
     assert first + second == 100
+
+
+ENDS_AT_ONCE = """
+import os
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+import evenstep.mxnet
+
+net = gluon.nn.Dense(2, in_units=20)
+net.initialize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
+loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.ones((64, 20))), 4)
+trainer, loader = evenstep.mxnet.prepare(trainer, loader)
+for x in loader:
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    if os.environ["RANK"] == "3":  # What MXNet computes first, so that the sum has not begun when the script ends.
+        square = mx.nd.ones((1500, 1500))
+        squares = [mx.nd.dot(square, square) for _ in range(8)]
+    trainer.step(len(x))
+"""
+
+
+def test_a_script_of_mxnet_may_end_with_its_last_step(tmp_path):
+    """A process of MXNet that ends leaves out what it has not begun, such as its part of the last sum."""
+    require("mxnet")
+    (tmp_path / "train.py").write_text(ENDS_AT_ONCE)
+    options = ["--workers", "4", "--framework", "mxnet", "--no-python", sys.executable, "train.py"]
+    ended = subprocess.run(
+        [torch_python(), "-m", "evenstep", "run", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=GUARD_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -73,6 +73,8 @@ class Workers:
         total = mx.nd.empty(vector.shape, dtype=vector.dtype)
         self._store.push(key, vector)
         self._store.pull(key, out=total)
+        # A process that ends leaves out what it has not begun, and the others would wait for its part for ever.
+        total.wait_to_read()
         return total
 
     def all_gather(self, row: bytes) -> list[bytes]:
