@@ -125,8 +125,8 @@ def advise(
     """Simulate the schemes on these machines and choose one.
 
     The gain of a scheme is its samples/s over those of plain training, both simulated on the same iterations. Its
-    interval is a block bootstrap: the iterations are drawn anew in blocks of an eighth of them, for all workers
-    alike, so that episodes stay whole. If the fixed part of the time is unknown, the interval reaches down to the
+    interval is a block bootstrap: iterations are resampled in blocks of an eighth of the run, the same blocks for
+    all workers, so that episodes stay whole. If the fixed part of the time is unknown, the interval reaches down to the
     gain with the largest that it may be.
 
     The pick is the exact scheme that gains most, if that is 2 % or more and the whole interval is above 0. A stale
@@ -224,10 +224,8 @@ def _figure(name: str, run: SimulatedRun, plain: SimulatedRun) -> Figure:
 def _within(figure: Figure, ends: Sequence[float]) -> Figure:
     """The figure, with an interval that reaches to all of these."""
     ratio = figure.speed_up.estimate
-    return replace(
-        figure,
-        speed_up=Interval(low=min(ratio, *ends), estimate=ratio, high=max(ratio, *ends)) if ends else figure.speed_up,
-    )
+    reached = (ratio, *ends)
+    return replace(figure, speed_up=Interval(low=min(reached), estimate=ratio, high=max(reached)))
 
 
 def _drawn(generator: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
@@ -254,6 +252,7 @@ def _simulated(machines: Machines, order: npt.NDArray[np.int64], name: str, mess
 def _own(machines: Machines, scheme: str, message_bytes: int | None) -> float | None:
     """The samples/s of the run's own scheme; None if that cannot be simulated."""
     try:
+        parse_scheme(scheme, imports=False)  # The name comes from a log, which must not choose a module to import.
         order = np.arange(machines.factors.shape[1])
         return _simulated(machines, order, scheme, message_bytes).samples_per_second
     except ConfigError:

@@ -85,7 +85,7 @@ class Machines:
 
 
 def longest(workers: int) -> int:
-    """How many iterations of so many workers are simulated at most: 20,000 of all together, or 100 of each."""
+    """The most iterations to simulate for this number of workers: 20,000 of all together, but at least 100 of each."""
     return max(_FEWEST, _MOST // workers)
 
 
@@ -234,8 +234,8 @@ def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.
     if run.servers is not None:
         return [each.samples >= max(0.5 * float(np.median(each.samples)), 1.0) for each in done]
     samples = np.array([each.samples for each in done])
-    whole = samples.sum(axis=0) >= run.global_batch_size
-    return [whole & (own > 0) if not (own[whole] > 0).all() else whole for own in samples]
+    whole = (samples.sum(axis=0) >= run.global_batch_size) & (samples > 0).all(axis=0)
+    return [whole] * len(done)
 
 
 def _columns(done: Iterations, counts: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:

@@ -129,7 +129,7 @@ class Pulse:
             number += 1
             try:
                 self._beat(number)
-            except Exception:  # The run is over, or worker 0 is gone, which holds the store.
+            except RuntimeError:  # JAX's: the run is over, or worker 0 is gone, which holds the store.
                 return
 
     def silent(self) -> list[int]:
@@ -141,7 +141,7 @@ class Pulse:
             while waiting and time.monotonic() < deadline:
                 time.sleep(PULSE_SECONDS)
                 waiting = {rank for rank in waiting if self._read(rank) == first[rank]}
-        except Exception:
+        except RuntimeError:  # JAX's: the store does not answer.
             return [0]
         return sorted(waiting)
 

@@ -1,7 +1,9 @@
 """Starts the workers of one framework, each a process of its own, and collects what became of each job."""
 
 import pickle
+import os
 import random
+import select
 import socket
 import subprocess
 import sys
@@ -18,18 +20,26 @@ def run(name, jobs, folder):
     said = [(folder / f"said.{rank}").open("wb+") for rank in range(WORKERS)]
     command = [sys.executable, "-m", "support.frameworks.worker", name, str(folder)]
     addresses = ",".join(f"127.0.0.1:{free_port()}" for _ in range(WORKERS))
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), addresses], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+    processes, waiting = [], set()
+    for rank, output in enumerate(said):
+        done, doing = os.pipe()  # The worker closes its end when it has written its results, or by its end.
+        processes.append(
+            subprocess.Popen(
+                [*command, str(rank), addresses, str(doing)],
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, pass_fds=[doing],
+            )  # fmt: skip
         )
-        for rank, output in enumerate(said)
-    ]
+        os.close(doing)
+        waiting.add(done)
+    ends = list(waiting)
     results = [folder / f"result.{rank}" for rank in range(WORKERS)]
     deadline = time.monotonic() + GUARD_SECONDS
     try:
-        while not all(map(is_done, processes, results)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            waiting -= set(select.select(waiting, [], [], left)[0])
     finally:
+        for done in ends:
+            os.close(done)
         for process in processes:
             process.kill()
             process.communicate()
@@ -38,10 +48,6 @@ def run(name, jobs, folder):
         print(f"worker {rank} ended with {processes[rank].returncode} and said:", output.read().decode()[-4000:])
         output.close()
     return [pickle.loads(each.read_bytes()) if each.exists() else None for each in results]
-
-
-def is_done(process, result):
-    return result.exists() or process.poll() is not None
 
 
 def free_port():
@@ -53,9 +59,10 @@ def free_port():
             return port
 
 
-def leave(path, results):
+def leave(path, results, doing):
     """Write the results, and wait to be killed: other workers may still ask this one who is gone."""
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(pickle.dumps(results))
     part.rename(path)
+    os.close(doing)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""One worker of a framework: python -m support.frameworks.worker NAME FOLDER RANK ADDRESSES"""
+"""One worker of a framework: python -m support.frameworks.worker NAME FOLDER RANK ADDRESSES DOING"""
 
 import os
 import pickle
@@ -13,7 +13,7 @@ from support.frameworks.start import leave
 from support.frameworks.task import EPOCHS, GLOBAL, LENGTH, MOMENTUM, RATE, WORKERS, data, first_weights
 
 
-def main(name, folder, rank, addresses):
+def main(name, folder, rank, addresses, doing):
     """Do the jobs of the folder one after the other, and leave what they came to there."""
     jobs = pickle.loads((Path(folder) / "jobs").read_bytes())
     results = {}
@@ -27,7 +27,7 @@ def main(name, folder, rank, addresses):
     except Exception as error:
         traceback.print_exc()
         results["error"] = f"{type(error).__name__}: {error}"
-    leave(Path(folder) / f"result.{rank}", results)
+    leave(Path(folder) / f"result.{rank}", results, doing)
 
 
 def done(adapter, job, rank):
@@ -73,4 +73,4 @@ def killed_in_time(iterations, job, rank):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4].split(","))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4].split(","), int(sys.argv[5]))

@@ -386,12 +386,8 @@ def test_pythons_generator_is_put_back(known):
         assert draw() == drawn
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["by its words", "by get_state"])
-def test_torchs_generator_is_put_back(known):
+def test_torchs_generator_is_put_back():
     generator = TorchRandom()
-    if not known:
-        generator._memory = None
-    assert (generator._memory is not None) == known
     wide = {"dtype": torch.float64}
     # The second of two normal numbers is in store, of each width; the 625th word follows from all others.
     draws = [torch.rand, torch.randn, torch.randn, torch.randperm, lambda n: torch.randint(9, (n,)), torch.rand]

@@ -14,9 +14,6 @@ import torch
 _STATE_BYTES: Final = 4 * (624 + 1)
 """The words of a Mersenne Twister of 32 bits, and its place in them."""
 
-_BEFORE_WORDS, _GENERATOR_BYTES = 12, 2624
-"""What torch has before the words and moves, and the size of its object."""
-
 _MARK_BYTES: Final = 64
 """So many bytes tell its states apart: the place moves with each number, and then all words do."""
 
@@ -124,24 +121,16 @@ def _end_of_words(generator: np.random.MT19937) -> "ctypes.Array[ctypes.c_uint32
 
 @final
 class TorchRandom:
-    """That of torch on the CPU.
-
-    The mark is read where torch keeps the words and the numbers that `randn` has in store, behind the object's pointer.
-    Where a generator is not found to be like that, it is the whole state.
-    """
+    """That of torch on the CPU, whose whole state is quickly copied."""
 
     def __init__(self) -> None:
         self._last: GeneratorState | None = None
-        self._memory = _words_of(torch.default_generator)
 
     def state(self) -> GeneratorState:
-        if self._memory is None:
-            whole = torch.default_generator.get_state()
-            mark = whole.numpy().tobytes()
-        else:
-            whole, mark = None, bytes(self._memory)
+        whole = torch.default_generator.get_state()
+        mark = whole.numpy().tobytes()
         if self._last is None or self._last.mark != mark:
-            self._last = GeneratorState(mark, torch.default_generator.get_state() if whole is None else whole)
+            self._last = GeneratorState(mark, whole)
         return self._last
 
     def restore(self, state: GeneratorState, /) -> None:
@@ -150,26 +139,6 @@ class TorchRandom:
 
     def seed(self, seed: int, /) -> None:
         torch.default_generator.manual_seed(seed)
-
-
-def _words_of(generator: torch.Generator) -> "ctypes.Array[ctypes.c_char] | None":
-    """The memory that changes with each number that is drawn; None if it is not as it is known to be."""
-    probe, marks = torch.Generator(), set()
-    words = probe.get_state().numpy()[24 : 24 + 8 * 16].view(np.uint64).astype(np.uint32)
-    start = bytes(_object_of(probe)).find(words.tobytes()) - _BEFORE_WORDS
-    if start < 0:
-        return None
-    for _ in range(3):  # The second of two normal numbers is in store.
-        marks.add(bytes(_object_of(probe))[start:])
-        torch.randn(1, generator=probe, dtype=torch.float64)
-    found = (ctypes.c_char * (_GENERATOR_BYTES - start)).from_address(ctypes.addressof(_object_of(generator)) + start)
-    return found if len(marks) == 3 else None
-
-
-def _object_of(generator: torch.Generator) -> "ctypes.Array[ctypes.c_char]":
-    """Torch's object, to which Python's has a pointer behind its header."""
-    address = ctypes.c_void_p.from_address(id(generator) + object.__basicsize__).value
-    return (ctypes.c_char * (_GENERATOR_BYTES if address else 0)).from_address(address or id(generator))
 
 
 @final

@@ -2,6 +2,7 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ _MAX_SECONDS: Final = 1e6
 """Of one share, so that times of many samples and workers can be added up as integers."""
 
 
-class Loop:
+class Loop(ABC):
     """One worker's epochs."""
 
     def __init__(self, asked: Asked, agreed: Agreed, worker: Worker, activity: Activity) -> None:
@@ -112,21 +113,21 @@ class Loop:
         piece = MicroBatch(positions=part.positions, samples=part.samples, portion=1.0, first=True, last=True)
         self._tracker.begin(part, piece, self._at.epoch)
 
+    @abstractmethod
     def _finish(self) -> None:
         """The script is done with its share; ConfigError if it did not do what it has to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _enter(self) -> None:
         """The script asks for the next share."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _shares(self, ledger: Ledger) -> Shares:
         """This worker's shares of the present epoch, which starts at the ledger's position."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _weight_of(self, part: Part) -> float:
         """`Share.weight` of this part."""
-        raise NotImplementedError
 
     def _average_of(self, part: Part) -> float | None:
         """`Share.average` of this part."""
