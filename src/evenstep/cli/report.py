@@ -23,7 +23,7 @@ Show what happened in a run, or in several side by side: who waited for whom, wh
 
 A run directory is what --run-dir of evenstep run, simulate or demo names, or run_dir of prepare; a folder of such
 directories stands for all of them. The page is one file that needs no network. A run that still goes on, or was
-killed, is shown as far as it got."""
+killed, is shown up to its end."""
 
 
 def main(arguments: list[str]) -> int:

@@ -30,7 +30,7 @@ class Spot(Protocol):
 class DrawnSpot:
     """Stays and absences of exponential length: an interruption is equally likely at any moment.
 
-    A worker is there from the beginning. Each worker has times of its own.
+    A worker is there from the beginning. Each worker has its own times.
 
     Attributes:
         stays_seconds: The mean stay, > 0.

@@ -111,7 +111,7 @@ def _bar(worker: WorkerSummary, seconds_per_character: float) -> Text:
 def profile_table(points: Sequence[ProfilePoint], *, knee: int, memory: DeviceMemory | None) -> Table:
     """One row for each size, its throughput as a bar; the knee and the memory limit below."""
     best = max(point.samples_per_second for point in points)
-    limit = "memory does not grow with the batch, as far as was seen"
+    limit = "memory did not grow with the batch"
     if memory is not None:
         limit = (
             f"memory: {memory.bytes_per_sample / 1e6:,.2f} MB a sample and {memory.fixed_bytes / 1e6:,.0f} MB beside;"

@@ -43,7 +43,7 @@ class Attendance:
         self._left_loop[worker] = number
 
     def left(self, worker: int, why: Why, coordinator: Coordinator, seconds: float, doing: str) -> bool:
-        """The worker has left: it was silent or hung for so many seconds, or `seconds` is 0.
+        """The worker has left: it was silent or hung for this many seconds, or `seconds` is 0.
 
         Returns:
             Whether it left in the middle of a pass.

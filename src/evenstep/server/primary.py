@@ -153,7 +153,7 @@ class Primary:
         self._presence.pulse(worker, seen, self._clock())
 
     def lose(self, worker: int, incarnation: int, why: Why, seconds: float = 0.0) -> None:
-        """The worker has left, or was silent or hung for so many seconds; others stop waiting for it."""
+        """The worker has left, or was silent or hung for this many seconds; others stop waiting for it."""
         slot = self.shard_state.slots.get(worker)
         if slot is None or slot.incarnation != incarnation:
             return

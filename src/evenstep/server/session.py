@@ -73,7 +73,7 @@ class Session:
         return serve_one(self._connection, self._take, self._refuse, self._lost)
 
     def give_up(self, seconds: float) -> None:
-        """The group server gave the worker up, since it kept the others of its group waiting for so many seconds."""
+        """The group server gave the worker up, since it kept the others of its group waiting for this many seconds."""
         with self._lock, suppress(ProtocolError):
             slot = self._requests.place()
             self._requests.slot = None

@@ -167,7 +167,7 @@ class Episodic:
     constant time: the episode of a period depends on no other period.
 
     Attributes:
-        worker: The worker that is slowed; None: every worker, each at times of its own.
+        worker: The worker that is slowed; None: every worker, each at its own times.
         factor: Slowdown inside an episode, >= 1.
         period: Iterations that hold one episode, >= 1.
         shortest: The fewest iterations of an episode, >= 0; 0: some periods have none.

@@ -196,7 +196,7 @@ class Sizes:
         return _Part(members, policy, self._problem)
 
     def _share_out(self) -> None:
-        """Divide the global batch among the parts, as far as their workers may hold it."""
+        """Divide the global batch among the parts, up to what their workers may hold."""
         whole, given = self._problem.global_batch_size, self._load.given_sizes
         rooms = [self._limits.room(part.members) for part in self._parts]
         if given is not None:

@@ -42,7 +42,7 @@ class Worker:
             raise ProtocolError(f"worker {self.rank} is done with the claim {claim}, but holds {self.claims}") from None
 
     def finish(self, claims: Claims, count: int) -> None:
-        """It is done with so many of its oldest claims."""
+        """It is done with this many of its oldest claims."""
         for number in self.claims[:count]:
             claims.finish(self.rank, number)
         del self.claims[:count]

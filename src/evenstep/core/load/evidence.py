@@ -114,7 +114,7 @@ def _sums(gains: list[int]) -> list[tuple[int, int]]:
 
 
 def _variation(loads: list[int]) -> dict[int, int]:
-    """The standard deviation of a mean of so many loads, by this number; empty if too few are known.
+    """The standard deviation of a mean of loads, by their number; empty if too few are known.
 
     From the differences of neighbouring means. A change of speed is no noise: each counts as at most eight times their
     lower quartile.

@@ -34,7 +34,7 @@ def smallest_batch(
 class SizeLimits:
     """The largest size of each worker of a run, by rank, in samples.
 
-    The latest report of a worker counts, because a limit is a size that is safe as far as the worker knows: it grows
+    The latest report of a worker counts, because a limit is a size that the worker knows to be safe: it grows
     with the batches that have run. Joins and leaves of other workers change nothing. After a worker has left, the
     smallest size that it ever reported counts until it reports again: its next process is usually on the same device,
     knows nothing of that device yet, and may be there because the last limit was too large.

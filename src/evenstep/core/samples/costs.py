@@ -67,7 +67,7 @@ class Costs:
 
     @property
     def checksum(self) -> str:
-        """The same for the same costs only, as far as a hash can tell."""
+        """A hash: the same for the same costs only."""
         return hashlib.blake2b(self.units.tobytes(), digest_size=6, salt=bytes([self.padded])).hexdigest()
 
 

@@ -114,7 +114,7 @@ class _Trial:
         self._kept = torch.rand(self._count, generator=self._random) < 0.5
 
     def doubt(self, scales: Sequence[float], *, every: int = 1) -> str | None:
-        """Why servers cannot run it; None if they can. `every` so many steps are checked."""
+        """Why servers cannot run it; None if they can. One of `every` steps is checked."""
         depends = keeps = differs = False
         for number, gradient in enumerate(self._gradients(scales)):
             checked = number % every == 0

@@ -51,7 +51,7 @@ class _ByValuePickler(ForkingPickler):
 
 
 def is_small(tensor: torch.Tensor, count: int = 1) -> bool:
-    """Whether so many of it are sent by value."""
+    """Whether this many of it are sent by value."""
     return tensor.layout is torch.strided and not tensor.is_nested and count * tensor.nbytes <= _MAX_BY_VALUE
 
 

@@ -30,7 +30,7 @@ class GeneratorState:
 class GlobalGenerator(Protocol):
     """One generator that a whole process shares.
 
-    To copy a state takes as long as fetching several samples, so it is copied anew only if its mark has changed.
+    To copy a state takes as long as fetching several samples, so it is copied only if its mark has changed.
     """
 
     def state(self) -> GeneratorState:
@@ -40,7 +40,7 @@ class GlobalGenerator(Protocol):
         """Put it back."""
 
     def seed(self, seed: int, /) -> None:
-        """Begin anew from 63 bits."""
+        """Seed it with 63 bits."""
 
 
 @final

@@ -35,7 +35,7 @@ def require_common(
     exchange: Callable[[Mapping[str, Any]], list[dict[str, Any]]],
     rank: int,
 ) -> None:
-    """Check that all workers have the same dataset, as far as their sketches tell; all workers must call it together.
+    """Check that all workers have the same dataset, by their sketches; all workers must call it together.
 
     If they do not, each worker sketches its dataset again. Samples that differ from one fetch to the next say nothing.
 
@@ -182,7 +182,7 @@ def _of_tensor(value: torch.Tensor) -> Iterator[Leaf]:
 
 
 def _thinned(flat: Any) -> Any:
-    """At most so many of the elements, evenly spaced."""
+    """At most this many of the elements, evenly spaced."""
     return flat[:: max(1, -(-len(flat) // _MAX_ELEMENTS))]
 
 

@@ -32,5 +32,5 @@ def _end_in_child() -> None:
     _end()
 
 
-# Once for the process, whoever forks it.
+# Once for the process, however it forks.
 os.register_at_fork(before=_begin, after_in_parent=_end, after_in_child=_end_in_child)

@@ -134,7 +134,7 @@ class Balancer(Loop):
         self._computed()
 
     def report(self, seconds: float) -> None:
-        """Instead of `compute`: this worker's own compute of the share took so many seconds. Errors as for `compute`.
+        """Instead of `compute`: this worker's own compute of the share took this many seconds. Errors as for `compute`.
 
         For compute that a host's clock cannot measure, such as a device's, or that communicates meanwhile.
         """

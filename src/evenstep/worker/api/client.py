@@ -188,7 +188,7 @@ class Client(Loop):
             self._stopwatch.pause()
 
     def report(self, seconds: float) -> None:
-        """Instead of the time from the share to its push: this worker's own compute took so many seconds."""
+        """Instead of the time from the share to its push: this worker's own compute took this many seconds."""
         seconds = seconds_of(seconds)
         self._require_batch()
         self._stopwatch.restart()
