@@ -1,7 +1,7 @@
 """Starts the workers of one framework, each a process of its own, and collects what became of each job."""
 
-import pickle
 import os
+import pickle
 import random
 import select
 import socket
@@ -26,7 +26,10 @@ def run(name, jobs, folder):
         processes.append(
             subprocess.Popen(
                 [*command, str(rank), addresses, str(doing)],
-                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, pass_fds=[doing],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[doing],
             )  # fmt: skip
         )
         os.close(doing)
