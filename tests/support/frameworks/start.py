@@ -30,7 +30,7 @@ def run(name, jobs, folder):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[doing],
-            )  # fmt: skip
+            )
         )
         os.close(doing)
         waiting.add(done)

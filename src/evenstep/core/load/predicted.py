@@ -147,7 +147,7 @@ def _plan(times: Lines, bounds: Bounds) -> IntArray:
 
 
 def _simplest(times: Lines, bounds: Bounds, nanoseconds: int, sizes: IntArray) -> IntArray:
-    """The most equal sizes that take no longer than these, which take this many nanoseconds; these if they hardly differ.
+    """The most equal sizes that take no longer than these, which take `nanoseconds`; these if they hardly differ.
 
     A worker that is not the slowest at these sizes has a size by its estimate without need. Errors of the estimates
     would keep such workers apart that are equally fast.
