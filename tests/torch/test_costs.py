@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support import habits, training
+from support import habits, session_loops, training
 from support.processes import results, run_workers
 from support.training import Run
 from torch.utils.data import DataLoader, TensorDataset
@@ -47,6 +47,7 @@ def everything():
         "habits": habits.together(HABITS, RUN, SCHEMES),
         "fetched": training.visit(run),
         "loads": loads("bsp"),
+        "shares": shares(RUN),
         "unlike": habits.attempt(unlike, RUN, {}),
         "alone wrong": habits.attempt(one_is_wrong, RUN, {}),
     }
@@ -72,6 +73,19 @@ def loads(scheme):
         found.append((float(own.sum()), loader.current.cost * costs.mean()))
     loader.close()
     return found
+
+
+def shares(run):
+    """The positions of this worker and what they cost, in each slice, and the weights at the end."""
+    with evenstep.Session("bsp", seed=run.seed) as session:
+        model, optimizer = session_loops.prepared(run, session)
+        own = session.shares(run.samples, session_loops.GLOBAL_BATCH, cost=COSTS)
+        taken = []
+        for _ in range(run.epochs):
+            for share in own:
+                training.step(model, optimizer, *session_loops.chosen(run, share))
+                taken.append((share.positions[: share.samples].tolist(), share.cost))
+        return taken, session_loops.weights(model)
 
 
 def unlike(run, prepare):
@@ -135,6 +149,21 @@ def test_workers_get_equal_costs_and_are_told_them(found):
         np.testing.assert_allclose([told for _, told in of_workers], costs, rtol=1e-6)
 
 
+def test_shares_are_of_equal_cost_and_the_mathematics_of_one_process(found):
+    expected = session_loops.alone(session_loops.make_batches, RUN)
+    for value in found:
+        np.testing.assert_allclose(value["shares"][1], expected, rtol=0, atol=1e-10)
+    slices = list(zip(*(value["shares"][0] for value in found), strict=True))
+    for number, of_workers in enumerate(slices):
+        first = number % 6 * 15
+        assert sorted(each for own, _ in of_workers for each in own) == list(range(first, min(first + 15, 77)))
+    # One sample may cost more than a third of all, and each worker gets two at least: the other is a small one.
+    for of_workers in slices[:5]:
+        costs = [cost for _, cost in of_workers]
+        longest = max(COSTS[own].max() for own, _ in of_workers) / COSTS.mean()
+        assert max(costs) <= max(1.1 * np.mean(costs), 1.01 * longest)
+
+
 def test_costs_that_differ_between_workers_are_refused_on_all(found):
     for value in found:
         assert value["unlike"].startswith("DisagreementError: worker 1 has costs of samples with the checksum ")
@@ -144,11 +173,12 @@ def test_costs_that_differ_between_workers_are_refused_on_all(found):
 # Bad input, on one worker.
 
 
-def refusal(cost, **options):
+def refusal(cost, *, collate_fn=habits.stacked, **options):
     model, dataset = torch.nn.Linear(2, 1), TensorDataset(torch.zeros(20, 2), torch.zeros(20, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(dataset, batch_size=4, collate_fn=collate_fn)
     with pytest.raises(ConfigError) as caught:
-        evenstep.prepare(model, optimizer, DataLoader(dataset, batch_size=4), cost=cost, **options)
+        evenstep.prepare(model, optimizer, loader, cost=cost, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -165,7 +195,7 @@ def fails_late(index):
         (torch.full((20,), float("nan")), "the cost of sample 0 is nan"),
         (np.ones(19), "cost has 19 for a dataset of 20 samples"),
         (np.ones((20, 2)), "cost has 20x2 for a dataset of 20 samples"),
-        ("tokens", "cost must be an array with one number for each sample"),
+        ("tokens", "cost failed for sample 0 (TypeError: "),
         ([object()] * 20, "cost must be an array with one number for each sample"),
         (3, "cost has one number for a dataset of 20 samples"),
         (fails_late, "cost failed for sample 3 (KeyError: 3)"),
@@ -177,6 +207,48 @@ def fails_late(index):
 )
 def test_a_wrong_cost_is_refused_in_one_sentence(cost, said):
     assert said in refusal(cost)
+
+
+def test_padded_lengths_without_a_collate_function_that_pads_are_refused_in_one_sentence():
+    assert "give the loader a collate_fn that pads" in refusal(evenstep.Padded(np.ones(20)), collate_fn=None)
+
+
+def test_shares_without_a_length_have_no_costs():
+    model = torch.nn.Linear(2, 1)
+    with evenstep.Session() as session:
+        session.model(model)
+        session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        shares = iter(session.shares(None, 4, cost=np.ones(20)))
+        with pytest.raises(ConfigError, match="give shares a length"):
+            next(shares)
+
+
+class Columns(torch.utils.data.Dataset):
+    """As those of Hugging Face: fields of all samples by name."""
+
+    column_names = ("length",)
+
+    def __getitem__(self, key):
+        return [3, 1, 2] if key == "length" else {"length": 1 + key % 3}
+
+    def __len__(self):
+        return 3
+
+
+class Fields(Columns):
+    column_names = ()
+
+    def __getitem__(self, key):
+        return {"length": [3, 1, 2][key]}
+
+
+@pytest.mark.parametrize("dataset", [Columns(), Fields()])
+def test_costs_are_a_field_of_the_samples(dataset):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(dataset, batch_size=1)
+    with evenstep.prepare(model, optimizer, loader, cost="length")[2] as prepared:
+        assert [prepared.current.cost for _ in prepared] == [1.5, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(

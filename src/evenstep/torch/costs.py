@@ -7,16 +7,18 @@ from typing import Any, TypeAlias, cast, final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import default_collate
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Costs
 from evenstep.core.shown import shown
 from evenstep.schemes import Scheme
 from evenstep.torch.data.order import EpochOrder
+from evenstep.torch.data.sampling import Positions
 from evenstep.torch.request import Request
 
-Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float]
-"""A number for each sample of a dataset, by index, or a function of an index."""
+Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float] | str
+"""A number for each sample of a dataset, by index, or a function of an index, or the name of a field of the samples."""
 
 
 @final
@@ -25,7 +27,7 @@ class Padded:
     """The lengths of samples whose batches are padded to the longest: n samples cost n * longest ** power.
 
     Args:
-        lengths: One number above 0 per index of the dataset, or a function of an index.
+        lengths: One number above 0 per index of the dataset, a function of an index, or the name of a field.
         power: 1, or 2 if the time grows with the square, as that of attention over long texts does.
     """
 
@@ -46,11 +48,22 @@ def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | Non
     if request.cost is None:
         return None
     _require_costs_work(request, scheme)
+    if order.endless:
+        raise ConfigError("shares without a length never end, and cost has one number for each: give shares a length")
     length, padded = order.dataset_length, isinstance(request.cost, Padded)
     asked = request.cost if isinstance(request.cost, Padded) else Padded(cast("Numbers", request.cost))
     if asked.power not in (1, 2):
         raise ConfigError(f"the power of padded lengths is 1 or 2, not {shown(asked.power)}")
-    given = _called(asked.lengths, length) if callable(asked.lengths) else _array(asked.lengths)
+    own = request.loader
+    if padded and own.collate_fn is default_collate and not isinstance(own.dataset, Positions):
+        raise ConfigError(
+            "Padded is for batches that are padded to their longest sample, which the loader's default collate function"
+            " does not do: give the loader a collate_fn that pads, or give the numbers themselves as cost"
+        )
+    numbers = asked.lengths
+    if isinstance(numbers, str):
+        numbers = _field(own.dataset, numbers)
+    given = _called(numbers, length) if callable(numbers) else _array(numbers)
     return Costs.of(given, length, padded=padded, power=asked.power)
 
 
@@ -71,6 +84,16 @@ def _require_costs_work(request: Request, scheme: Scheme) -> None:
         raise ConfigError("batch_sizes fixes how many samples a worker gets, and cost would: leave out one of them")
 
 
+def _field(dataset: Any, name: str) -> Any:
+    """The column of that name, if the dataset has columns, as those of Hugging Face have; else a function of an index.
+
+    The function gets each sample whole, which may take long.
+    """
+    if name in (getattr(dataset, "column_names", None) or ()):
+        return np.asarray(dataset[name])
+    return lambda index: dataset[index][name]
+
+
 def _called(cost: Callable[[int], object], length: int) -> npt.NDArray[np.float64]:
     costs = np.empty(length)
     for index in range(length):
@@ -79,7 +102,7 @@ def _called(cost: Callable[[int], object], length: int) -> npt.NDArray[np.float6
         except Exception as error:
             raise ConfigError(
                 f"cost failed for sample {index} ({type(error).__name__}: {error}): give a function that returns a"
-                " number for each index of the dataset"
+                " number for each index of the dataset, or the name of a field of its samples that holds a number"
             ) from error
     return costs
 

@@ -78,9 +78,10 @@ def prepare(
             alike, for a loss that the script has normalised over all workers itself, as it must be under
             DistributedDataParallel. Or a function from a `Share` to this worker's weight; they should sum to 1.
         cost: What each sample costs, in any unit (tokens, pixels, seconds), if samples differ: an array with one number
-            above 0 per dataset index, or a function of an index, called once for each at the start. Or
-            `evenstep.Padded(lengths)`, if batches are padded to their longest sample. Workers then get samples of as
-            much cost as their speed allows, instead of as many samples, and gradients count by samples as before.
+            above 0 per dataset index, a function of an index, called once for each at the start, or the name of a field
+            of the samples. Or `evenstep.Padded(lengths)`, if batches are padded to their longest sample. Workers then
+            get samples of as much cost as their speed allows, instead of as many samples, and gradients count by
+            samples as before.
 
     Returns:
         The model as a `PreparedModel`, which has yours in `.module` (for a tuple, a tuple of them), or a

@@ -165,7 +165,7 @@ class Session:
         self._given.append(weakref.ref(prepared))
         return prepared
 
-    def shares(self, length: int | None, global_batch_size: int) -> PreparedShares:
+    def shares(self, length: int | None, global_batch_size: int, *, cost: Cost | None = None) -> PreparedShares:
         """This worker's share of each iteration, for a loop that makes its own batches.
 
             for share in session.shares(length, 480):
@@ -177,11 +177,12 @@ class Session:
         Args:
             length: The positions of an epoch, 0 to length - 1; None for a loop that never ends.
             global_batch_size: Positions in one iteration, over all workers.
+            cost: What each position costs, as in `prepare`; shares then hold as much cost as the workers' speeds allow.
 
         Raises:
             ConfigError: A number is not whole, or out of range.
         """
-        shares = PreparedShares(length, global_batch_size, self, len(self._given))
+        shares = PreparedShares(length, global_batch_size, self, len(self._given), cost)
         self._given.append(weakref.ref(shares))
         return shares
 

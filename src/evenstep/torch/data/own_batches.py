@@ -32,17 +32,20 @@ class PreparedShares(Batches):
         global_batch_size: Positions in one iteration, over all workers.
         session: The session.
         number: Which of its loaders this is.
+        cost: As in `Session.shares`.
 
     Raises:
         ConfigError: A number is not whole, or out of range.
     """
 
-    def __init__(self, length: int | None, global_batch_size: int, session: "Session", number: int) -> None:
+    def __init__(
+        self, length: int | None, global_batch_size: int, session: "Session", number: int, cost: object = None
+    ) -> None:
         if length is not None:
             length = _whole("length", length, MAX_LENGTH)
         size = _whole("global_batch_size", global_batch_size, UNLIMITED)
         self._endless = length is None
-        super().__init__(DataLoader(Positions(length), batch_size=size), session, number)
+        super().__init__(DataLoader(Positions(length), batch_size=size), session, number, cost)
 
     def __iter__(self) -> Iterator[Share]:
         return cast("Iterator[Share]", super().__iter__())
