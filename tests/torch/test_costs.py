@@ -48,6 +48,7 @@ def everything():
         "fetched": training.visit(run),
         "loads": loads("bsp"),
         "shares": shares(RUN),
+        "per sample": per_sample(0.3),
         "unlike": habits.attempt(unlike, RUN, {}),
         "alone wrong": habits.attempt(one_is_wrong, RUN, {}),
     }
@@ -86,6 +87,34 @@ def shares(run):
                 training.step(model, optimizer, *session_loops.chosen(run, share))
                 taken.append((share.positions[: share.samples].tolist(), share.cost))
         return taken, session_loops.weights(model)
+
+
+def per_sample(part):
+    """What is found in a run in which this part of an average sample's time does not depend on its cost.
+
+    Also the latest worker's time over the mean in the last iterations.
+    """
+    costs = np.random.default_rng(2).lognormal(0, 1, 2304)
+    model = training.model_of(RUN)
+    dataset = TensorDataset(torch.zeros(2304, training.FEATURES, dtype=torch.float64))
+    model, optimizer, loader = evenstep.prepare(
+        model,
+        training.optimizer_of(RUN, model),
+        DataLoader(dataset, batch_size=16, shuffle=True),
+        scheme="lb-bsp",
+        cost=costs,
+    )
+    late = []
+    for (inputs,) in loader:
+        share = loader.current
+        # So long that the real compute makes no difference.
+        loader.engine.balancer.stopwatch.add(1000 * ((1 - part) * share.cost + part * share.samples))
+        model(inputs).sum().backward()
+        optimizer.step()
+        loads = (1 - part) * share.loads.costs / 1000 + part * share.sizes
+        late.append(loads.max() / loads.mean())
+    loader.close()
+    return share.loads.per_sample.thousandths / 1000, float(np.mean(late[-8:]))
 
 
 def unlike(run, prepare):
@@ -162,6 +191,13 @@ def test_shares_are_of_equal_cost_and_the_mathematics_of_one_process(found):
         costs = [cost for _, cost in of_workers]
         longest = max(COSTS[own].max() for own, _ in of_workers) / COSTS.mean()
         assert max(costs) <= max(1.1 * np.mean(costs), 1.01 * longest)
+
+
+def test_what_samples_take_beside_their_cost_is_found_alike_on_all_workers(found):
+    assert len({value["per sample"] for value in found}) == 1
+    part, late = found[0]["per sample"]
+    assert part == pytest.approx(0.3, abs=0.03)
+    assert late < 1.03
 
 
 def test_costs_that_differ_between_workers_are_refused_on_all(found):

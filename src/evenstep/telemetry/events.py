@@ -209,7 +209,10 @@ class ProfileDone(WorkerEvent, frozen=True, kw_only=True, tag="profile"):
 
 @final
 class RanOutOfMemory(WorkerEvent, frozen=True, kw_only=True, tag="out_of_memory"):
-    """A device could not hold a batch; `largest_run` is the largest that it has run."""
+    """A device could not hold a batch; `largest_run` is the largest that it has run.
+
+    In average samples, if samples differ in cost.
+    """
 
     iteration: _Iteration
     device: str

@@ -1,5 +1,6 @@
 """What happens before an exception ends this process: it is recorded, named, and told to the other workers."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -127,19 +128,20 @@ class RunEnd:
         memory = isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError)
         if now is None or now.paused is not None or not memory:
             return error
-        size = len(now.piece.positions)
+        size, load = len(now.piece.positions), math.ceil(now.amounts[-1])
         self.recorder.record(
             RanOutOfMemory(
                 worker=balancer.workers.rank,
                 iteration=now.number,
                 at=time.perf_counter(),
                 device=self.device,
-                samples=size,
+                samples=load,
                 largest_run=balancer.largest_run,
             )
         )
+        cost = "" if now.costs is None else f" that cost as much as {load} average ones"
         named = OutOfMemoryError(
-            f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples: {self.advice}"
+            f"worker {balancer.workers.rank} ran out of memory with a batch of {size} samples{cost}: {self.advice}"
         )
         return _caused(named, error)
 

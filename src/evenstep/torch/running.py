@@ -261,6 +261,8 @@ class Running:
             ),
             recorder=self._recorder,
             last_sizes=last_sizes(scheme, workers, request.launched, request.events_dir, rank),
+            # An event of a GPU's stream is read when the next iteration has been launched.
+            lags=None if scheme.micro_batch is not None else [int(bool(each["gpu"])) for each in workers],
             tells_plans=tells_plans(scheme, workers, rank),
             uses_estimates=scheme.load.uses_estimates,
             clock=clock,

@@ -28,6 +28,7 @@ class Iteration:
         piece: The current micro-batch of `share`.
         batch_sizes: The size of each batch, copies of samples included; `samples` counts the real ones of all.
         costs: What each batch costs, in average samples; None if samples do not differ in cost.
+        per_sample: The part of an average sample's time that does not depend on its cost, as known now.
         passes: The number of shares; more than 1 if gradients accumulate.
         entered: When the script asked for the first batch. Times are seconds of the balancer's clock.
         script_seconds: The script's own work between the synchronisation before and the first batch.
@@ -49,6 +50,7 @@ class Iteration:
     batch_sizes: list[int]
     samples: int
     costs: list[float] | None = None
+    per_sample: float = 0.0
     passes: int
     entered: float
     input_seconds: float
@@ -64,7 +66,7 @@ class Iteration:
 
     def continue_from(self, before: "Iteration") -> None:
         """Add what was computed in `before`, which did not synchronise."""
-        self.costs = None if self.costs is None and before.costs is None else [*before.loads, *self.loads]
+        self.costs = None if self.costs is None and before.costs is None else [*before.amounts, *self.amounts]
         self.batch_sizes = before.batch_sizes + self.batch_sizes
         self.samples += before.samples
         self.passes += before.passes
@@ -73,9 +75,17 @@ class Iteration:
         self.script_seconds = before.script_seconds
 
     @property
-    def loads(self) -> Sequence[float]:
-        """What its speed is measured by: the cost of each batch, or else its size."""
+    def amounts(self) -> Sequence[float]:
+        """What its memory is measured by: the cost of each batch, or else its size."""
         return self.batch_sizes if self.costs is None else self.costs
+
+    @property
+    def loads(self) -> Sequence[float]:
+        """What its speed is measured by: the amount of each batch, with the time of its samples."""
+        if self.costs is None or not self.per_sample:
+            return self.amounts
+        part = self.per_sample
+        return [(1.0 - part) * cost + part * size for cost, size in zip(self.costs, self.batch_sizes, strict=True)]
 
     @property
     def outside(self) -> list[int]:

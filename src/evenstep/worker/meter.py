@@ -1,5 +1,6 @@
 """What one worker knows about its own compute: measures it, learns from it, and makes the row for the other workers."""
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, final
@@ -61,7 +62,7 @@ class Meter:
             self._factors.append(_UNKNOWN if self.sampler is None else self.sampler.sample())
             self._bases.append(now.basis)
             if self.memory is not None:
-                self.memory.observe(max(now.batch_sizes))
+                self.memory.observe(math.ceil(max(now.amounts)))
         self._observe(now, load, microseconds)
         largest_size = UNLIMITED if self.memory is None else self.memory.largest_size()
         estimate = self.estimator.estimate(self._factors[-1]) if self.predicts else _NOTHING

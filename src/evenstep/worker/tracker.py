@@ -5,18 +5,29 @@ It does not communicate. An engine sends this worker's row to the others and bri
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast, final
+from typing import Final, cast, final
 
 import numpy as np
 
 from evenstep.core.activity import Doing
 from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import CostSharing, EpochCosts, Ledger, MicroBatch, PrivateShares, Share
+from evenstep.core.samples import (
+    THOUSAND,
+    Costs,
+    CostSharing,
+    EpochCosts,
+    Ledger,
+    MicroBatch,
+    PerSample,
+    PrivateShares,
+    Share,
+)
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
 from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
@@ -28,6 +39,9 @@ from evenstep.worker.meter import Meter
 from evenstep.worker.planned import PlannedShares
 from evenstep.worker.summary import Summary
 from evenstep.worker.worker import Worker
+
+_LATEST: Final = 2
+"""Iterations to remember: a device's times come one iteration late."""
 
 
 @final
@@ -41,6 +55,7 @@ class Tracker:
         hold: Emulates slowness; None for a real device.
         activity: What the main thread does, for this worker's pulse.
         last_sizes: Keeps what sizes are decided from, for the next start; None if another worker does, or nothing.
+        lags: By how many iterations the measurements of each worker come late; None if shares are not computed whole.
         tells_plans: Whether this worker is the one that records everybody's sizes.
         uses_estimates: Whether sizes depend on the estimates in the reports.
         summary: Sums up the run on worker 0; None on other workers.
@@ -59,6 +74,7 @@ class Tracker:
     hold: Hold | None = None
     activity: Activity = field(default_factory=Activity)
     last_sizes: LastSizes | None = None
+    lags: Sequence[int] | None = None
     tells_plans: bool = True
     uses_estimates: bool = True
     summary: Summary | None = None
@@ -73,6 +89,9 @@ class Tracker:
     _latest: Reports | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
+    _per_sample: dict[Costs, PerSample] = field(init=False, default_factory=dict)
+    """What is learned of the samples of each loader that has costs."""
+    _reported: deque[Share | None] = field(init=False, default_factory=lambda: deque(maxlen=_LATEST))
 
     def __post_init__(self) -> None:
         self.stopwatch = self.meter.stopwatch
@@ -99,7 +118,9 @@ class Tracker:
             costs=costs,
             minimum=self.smallest_batch,
             maximum=lambda: self.problem.maximum,
+            most=self.limits.most,
             rates=self._rates,
+            per_sample=self._per_sample.setdefault(costs.costs, PerSample()),
         )
 
     def _rates(self) -> IntArray | None:
@@ -196,6 +217,7 @@ class Tracker:
             piece=piece,
             batch_sizes=[len(piece.positions)],
             costs=None if share.cost is None else [share.cost],
+            per_sample=0.0 if share.loads is None else share.loads.per_sample.thousandths / THOUSAND,
             samples=piece.samples,
             passes=int(piece.first),
             entered=entered,
@@ -217,7 +239,7 @@ class Tracker:
                         extra_seconds=slowness.extra_seconds,
                     )
                 )
-            self.hold.require_memory(len(piece.positions))
+            self.hold.require_memory(math.ceil(self.iteration.amounts[-1]))
         self.stopwatch.run()
         return self.iteration
 
@@ -236,7 +258,7 @@ class Tracker:
         if self.hold is not None:
             elapsed = self.stopwatch.read()
             self.stopwatch.run()
-            self.hold.until_due(iteration=now.number, batch_sizes=now.loads, elapsed_seconds=elapsed)
+            self.hold.until_due(iteration=now.number, batch_sizes=now.amounts, elapsed_seconds=elapsed)
             self.stopwatch.pause()
         self.activity.mark(Doing.WAITING, now.number)
         now.paused = self.clock()
@@ -283,6 +305,8 @@ class Tracker:
         self.policy.observe(reports)
         self._planned_for = None
         self._latest = reports
+        if self._per_sample and self.iteration is not None and self.lags is not None:
+            self._learn_of_samples(self.iteration, self.lags, reports)
         if self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
@@ -292,6 +316,18 @@ class Tracker:
                 self.recorder.record(self.iteration.event(reports, self.workers.rank, ended))
             if self.summary is not None:
                 self.summary.take(self.iteration, reports, outside, ended)
+
+    def _learn_of_samples(self, now: Iteration, lags: Sequence[int], reports: Reports) -> None:
+        """Learn what samples take beside their cost, from what all workers know of all."""
+        self._reported.appendleft(now.share if now.passes == 1 else None)
+        if (loads := now.share.loads) is None:
+            return
+        known = np.zeros((2, self.workers.count), dtype=np.int64)
+        for lag, share in enumerate(self._reported):
+            if share is not None and share.loads is not None and share.loads.per_sample is loads.per_sample:
+                of_lag = np.equal(lags, lag)
+                known[:, of_lag] = share.sizes[of_lag], share.loads.costs[of_lag]
+        loads.per_sample.observe(known[0], known[1], reports.compute_microseconds - reports.fixed_nanoseconds // 1000)
 
     def _warn_of_too_little_room(self) -> None:
         """Warn once: without servers, the workers compute the global batch whatever their memory is known to hold."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, balanced, balanced_padded
+from evenstep.core.samples.balanced import fitted
 from evenstep.core.values import UNLIMITED
 
 
@@ -127,14 +128,15 @@ def test_costs_of_any_unit_are_whole_numbers_in_proportion(given_costs):
 # Slices of an epoch.
 
 
-def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, rates=None, depth=2, padded=False):
+def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, rates=None, depth=2, padded=False, most=UNLIMITED):
     indices = np.random.default_rng(5).permutation(len(costs))
     workers = len(sizes)
     sharing = CostSharing(
         costs=EpochCosts(Costs.of(costs, len(costs), padded=padded), indices),
         minimum=2,
-        maximum=lambda: np.full(workers, maximum),
+        maximum=lambda: np.broadcast_to(maximum, workers),
         rates=lambda: rates,
+        most=most,
     )
     return Lookahead(ledger, worker=worker, sizes=sizes, depth=depth, minimum=2, sharing=sharing), indices
 
@@ -179,9 +181,47 @@ def test_no_worker_has_more_samples_than_it_holds():
     costs = np.concatenate((np.full(8, 100.0), np.full(56, 1.0)))
     sizes = np.array([32, 32])
     free = lookahead(Ledger(length=64, global_batch_size=64), 0, costs, sizes)[0].share()
-    held = lookahead(Ledger(length=64, global_batch_size=64), 0, costs, sizes, maximum=33)[0].share()
+    held = lookahead(Ledger(length=64, global_batch_size=64), 0, costs, sizes, most=33)[0].share()
     assert sum(free.sizes) == sum(held.sizes) == 64
     assert held.sizes.max() <= 33
+
+
+def test_no_worker_has_more_cost_than_it_holds_if_that_can_be():
+    costs, generator = np.ones(64), np.random.default_rng(3)
+    costs[:60] = generator.uniform(0.5, 1.5, 60)
+    sizes, limits = np.array([32, 20, 12]), np.array([33, 18, 40])
+    for padded in (False, True):
+        window = lookahead(Ledger(length=64, global_batch_size=64), 0, costs, sizes, maximum=limits, padded=padded)[0]
+        found = window.share().loads.costs / 1000
+        assert found[1] <= 20  # What was planned, although only 18 are known to fit.
+        assert (found <= np.maximum(sizes, limits) * (1.2 if padded else 1.0)).all()
+        assert padded or found[0] <= 33
+
+
+def test_a_longest_sample_counts_for_all_of_a_padded_batch_in_memory():
+    costs = np.sort(np.random.default_rng(4).integers(1, 100, 40)).astype(np.int64)
+    speeds, none = np.array([10, 1]), np.zeros(2, dtype=np.int64)
+    room = np.array([400, 10**6])
+    kept = {"lower": none + 1, "upper": none + 40, "fixed": none}
+    owners = balanced_padded(costs, speeds, **kept, room=room)
+    held = [(owners == each).sum() * costs[owners == each].max() for each in (0, 1)]
+    assert held[0] <= 400
+    # What fits nowhere is shared out all the same.
+    assert len(set(balanced_padded(costs, speeds, **kept, room=none + 1).tolist())) == 2
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_what_is_too_much_for_one_worker_moves_to_another_with_room(seed):
+    generator = np.random.default_rng(seed)
+    memory, owners = generator.integers(1, 50, 60), generator.integers(0, 3, 60)
+    lower, upper = np.zeros(3, dtype=np.int64), np.full(3, 60)
+    # A sixth of room to spare: single samples of at most 3 % of all always find a place.
+    room = np.full(3, int(memory.sum()) * 7 // 18)
+    found = fitted(owners, memory, room, lower=lower, upper=upper)
+    assert (np.bincount(found, weights=memory, minlength=3) <= room).all()
+    fits = np.bincount(owners, weights=memory, minlength=3) <= room
+    if fits.all():
+        assert np.array_equal(found, owners)
 
 
 @pytest.mark.parametrize(

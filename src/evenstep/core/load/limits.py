@@ -46,9 +46,13 @@ class SizeLimits:
         load: The scheme's answer to *how much*.
         problem: As for all workers of the run; its maxima count until a worker reports.
         known: What sizes never exceed, int64 of shape [workers]; None for the problem's maxima.
+
+    Attributes:
+        most: The largest batch of any worker that the scheme allows.
     """
 
     def __init__(self, load: Load, problem: Problem, known: IntArray | None = None) -> None:
+        self.most: Final = UNLIMITED if load.maximum is None else load.maximum
         self._fixed: Final = load.given_sizes is not None
         self._problem: Final = problem
         least = _rounded(np.maximum(problem.minimum, 1) + problem.multiple - 1, problem.multiple)

@@ -11,9 +11,11 @@ from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead
 from evenstep.core.samples.padded import balanced_padded
+from evenstep.core.samples.per_sample import THOUSAND, PerSample
 from evenstep.core.samples.private import PrivateShares, private_sizes
 from evenstep.core.samples.share import (
     WEIGHTINGS,
+    Loads,
     MicroBatch,
     Request,
     Share,
@@ -24,6 +26,7 @@ from evenstep.core.samples.share import (
 )
 
 __all__ = [
+    "THOUSAND",
     "WEIGHTINGS",
     "CostSharing",
     "Costs",
@@ -31,8 +34,10 @@ __all__ = [
     "EpochCosts",
     "Indices",
     "Ledger",
+    "Loads",
     "Lookahead",
     "MicroBatch",
+    "PerSample",
     "PrivateShares",
     "Request",
     "Share",

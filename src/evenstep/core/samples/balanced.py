@@ -195,6 +195,40 @@ def _exchange(
         loads[early] += difference
 
 
+def fitted(owners: IntArray, memory: IntArray, room: IntArray, *, lower: IntArray, upper: IntArray) -> IntArray:
+    """An assignment in which no worker has more than it holds, where moving single samples can bring that about.
+
+    A worker that has too much gives its smallest sample that is enough, or else its largest, to the worker that has
+    most room left.
+
+    Args:
+        owners: The worker of each sample, int64 of shape [slice].
+        memory: What each sample takes, int64 of shape [slice].
+        room: The memory of each worker, int64 of shape [workers].
+        lower: As of `balanced`.
+        upper: As of `balanced`.
+    """
+    owners = owners.copy()
+    counts, loads = _totals(memory, owners, len(room))
+    for _ in range(len(owners)):
+        excess = np.where(counts > lower, loads - room, 0)
+        late = int(np.argmax(excess))
+        if excess[late] <= 0:
+            break
+        own = np.flatnonzero(owners == late)
+        own = own[np.argsort(memory[own], kind="stable")]
+        moved = own[min(int(np.searchsorted(memory[own], excess[late])), len(own) - 1)]
+        left = np.where((counts < upper) & (np.arange(len(room)) != late), room - loads, -1)
+        other = int(np.argmax(left))
+        if left[other] < memory[moved]:
+            break
+        owners[moved] = other
+        for worker, sign in ((late, -1), (other, 1)):
+            counts[worker] += sign
+            loads[worker] += sign * memory[moved]
+    return owners
+
+
 def _best_exchange(
     late: IntArray, early: IntArray, costs: IntArray, *, fitting: float, most: float, moves: bool
 ) -> tuple[int, int | None] | None:

@@ -3,21 +3,22 @@
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self, final
 
 import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples.balanced import balanced
+from evenstep.core.samples.balanced import balanced, fitted
 from evenstep.core.samples.drawn import Indices
 from evenstep.core.samples.ledger import Slice
 from evenstep.core.samples.padded import balanced_padded
-from evenstep.core.values import IntArray
+from evenstep.core.samples.per_sample import THOUSAND, PerSample
+from evenstep.core.samples.share import Loads
+from evenstep.core.values import UNLIMITED, IntArray
 
 _BITS: Final = 30
-_THOUSANDTHS: Final = 1000
 _SPEED: Final = 2**50
 
 
@@ -87,6 +88,18 @@ class EpochCosts:
         """How many average samples cost as much as those at these positions."""
         return self.costs.together(self.of(np.array(positions))) * len(self.costs.units) / self.costs.whole
 
+    def of_workers(self, cut: Slice, owners: IntArray, workers: int) -> IntArray:
+        """What each worker's part of a slice costs, in thousandths of an average sample, int64 of shape [workers]."""
+        units, loads = self.of(np.arange(cut.start, cut.stop)), np.zeros(workers, dtype=np.int64)
+        if self.costs.padded:
+            np.maximum.at(loads, owners, units)
+            loads *= np.bincount(owners, minlength=workers)
+        else:
+            np.add.at(loads, owners, units)
+        # Products of float64 are rounded alike on every processor.
+        average = THOUSAND * len(self.costs.units) / self.costs.whole
+        return np.rint(loads.astype(np.float64) * average).astype(np.int64)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +109,9 @@ class CostSharing:
     Attributes:
         costs: The costs of the epoch's samples.
         minimum: The fewest samples that a worker can compute on.
-        maximum: Returns the most samples of each worker as known now, int64 of shape [workers].
+        maximum: Returns how many average samples each worker can hold, as known now, int64 of shape [workers].
+        most: The most samples that a worker may have, whatever they cost.
+        per_sample: The time that each sample takes beside its cost, which is shared out like cost.
         rates: Returns each worker's estimated nanoseconds per average sample and fixed nanoseconds, int64 of shape
             [2, workers]; None if there are none, or sizes do not depend on them.
     """
@@ -105,6 +120,8 @@ class CostSharing:
     minimum: int
     maximum: Callable[[], IntArray]
     rates: Callable[[], IntArray | None]
+    most: int = UNLIMITED
+    per_sample: PerSample = field(default_factory=PerSample)
 
     def owners(self, cut: Slice, sizes: IntArray, owners: IntArray | None = None) -> IntArray:
         """The worker of each position of a slice.
@@ -115,14 +132,25 @@ class CostSharing:
                 length of the slice. A worker with 0 gets none.
             owners: The present assignment, of which as much as fits is kept, if costs add up.
         """
-        mean = self.costs.costs.mean
-        costs = self.costs.of(np.arange(cut.start, cut.stop))
-        loads, fixed = (work * mean // _THOUSANDTHS for work in _loads(sizes, self.rates()))
+        mean, part = self.costs.costs.mean, self.per_sample.thousandths
+        memory = self.costs.of(np.arange(cut.start, cut.stop))
+        costs = memory if not part else (memory * (THOUSAND - part) + mean * part) // THOUSAND + 1
+        loads, fixed = (work * mean // THOUSAND for work in _loads(sizes, self.rates()))
         lower = np.minimum(sizes, self.minimum)
-        upper = np.where(sizes > 0, np.maximum(self.maximum(), sizes), 0)
+        upper = np.where(sizes > 0, np.maximum(self.most, sizes), 0)
+        holds = np.maximum(self.maximum(), sizes)
+        room = None if holds.min() >= UNLIMITED else holds * mean
         if self.costs.costs.padded:
-            return balanced_padded(costs, loads + fixed, lower=lower, upper=upper, fixed=fixed)
-        return balanced(costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, owners=owners)
+            return balanced_padded(
+                costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, memory=memory, room=room
+            )
+        owners = balanced(costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, owners=owners)
+        return owners if room is None else fitted(owners, memory, room, lower=lower, upper=upper)
+
+    def loads(self, cut: Slice, owners: IntArray, sizes: IntArray) -> Loads:
+        """What the parts of all workers cost; 0 where samples are repeated, or copies."""
+        costs = self.costs.of_workers(cut, owners, len(sizes))
+        return Loads(costs=np.where(sizes >= self.minimum, costs, 0), per_sample=self.per_sample)
 
 
 def _loads(sizes: IntArray, rates: IntArray | None) -> tuple[IntArray, IntArray]:
@@ -131,15 +159,15 @@ def _loads(sizes: IntArray, rates: IntArray | None) -> tuple[IntArray, IntArray]
     Sizes are whole numbers, and cost can be shared out more finely. Where all are what the rates give, or equal, up to
     one sample, these exact shares are used.
     """
-    has, whole = sizes > 0, _THOUSANDTHS * int(sizes.sum())
+    has, whole = sizes > 0, THOUSAND * int(sizes.sum())
     nothing = np.zeros_like(sizes)
     candidates = [(has.astype(np.int64), nothing)]
     if rates is not None and rates[0].all():
-        fixed = np.where(has, _THOUSANDTHS * rates[1] // rates[0], 0)
+        fixed = np.where(has, THOUSAND * rates[1] // rates[0], 0)
         candidates.insert(0, (np.where(has, _SPEED // rates[0], 0), fixed))
     for speeds, fixed in candidates:
         work, speed = whole + int(fixed.sum()), int(speeds.sum())
         loads = np.array([own * work // speed for own in speeds.tolist()]) - fixed
-        if (loads[has] > 0).all() and int(np.abs(loads - _THOUSANDTHS * sizes).max()) <= _THOUSANDTHS:
+        if (loads[has] > 0).all() and int(np.abs(loads - THOUSAND * sizes).max()) <= THOUSAND:
             return loads, fixed
-    return _THOUSANDTHS * sizes, candidates[0][1]
+    return THOUSAND * sizes, candidates[0][1]

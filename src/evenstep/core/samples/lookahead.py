@@ -95,6 +95,7 @@ class Lookahead:
         self._window: deque[_Planned] = deque()
         self.misses = 0
         self._unsettled = 0
+        self._part = 0
         """Slices to hand out before sizes count as settled."""
         self._use(sizes)
         self._extend()
@@ -124,9 +125,11 @@ class Lookahead:
         return slice_sizes(self._sizes, cut.length, self._minimum, even=self._ledger.even)
 
     def resize(self, sizes: IntArray) -> None:
-        """Plan the present slice and all later ones with these sizes."""
-        if sizes is self._sizes or np.array_equal(sizes, self._sizes):
+        """Plan the present slice and all later ones with these sizes, and what samples are known to take."""
+        part = 0 if self._sharing is None else self._sharing.per_sample.thousandths
+        if part == self._part and (sizes is self._sizes or np.array_equal(sizes, self._sizes)):
             return
+        self._part = part
         self._use(sizes)
         self._unsettled = 2 * (self._depth + 1)
         for planned in self._window:
@@ -152,13 +155,15 @@ class Lookahead:
             return None
         planned = self._window[0]
         positions = planned.needed * max(-(-self._minimum // len(planned.needed)), 1)
+        sharing, owners = self._sharing, planned.owners
         return Share(
             iteration=planned.cut.iteration,
             positions=positions,
             samples=int(planned.sizes[self._worker]),
             sizes=planned.sizes,
             ends_epoch=planned.cut.iteration == self._ledger.iterations - 1,
-            cost=None if self._sharing is None else self._sharing.costs.samples(positions),
+            cost=None if sharing is None else sharing.costs.samples(positions),
+            loads=None if sharing is None or owners is None else sharing.loads(planned.cut, owners, planned.sizes),
         )
 
     def advance(self) -> None:

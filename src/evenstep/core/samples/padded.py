@@ -10,12 +10,20 @@ import numpy as np
 
 from evenstep.core.values import IntArray
 
+_NO_LIMIT: Final = 2**62
 _CLOSE_ENOUGH: Final = 1000
 """Times are searched up to this part (one in 1000)."""
 
 
 def balanced_padded(
-    costs: IntArray, speeds: IntArray, *, lower: IntArray, upper: IntArray, fixed: IntArray
+    costs: IntArray,
+    speeds: IntArray,
+    *,
+    lower: IntArray,
+    upper: IntArray,
+    fixed: IntArray,
+    memory: IntArray | None = None,
+    room: IntArray | None = None,
 ) -> IntArray:
     """Share samples out so that the latest predicted time is short, with samples of like length on each worker.
 
@@ -29,6 +37,10 @@ def balanced_padded(
         lower: The fewest samples of each worker, int64 of shape [workers].
         upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
         fixed: What each worker has to do whatever its samples, as cost, int64 of shape [workers].
+        memory: What each sample takes when it is the longest, in the order of `costs`, int64 of shape [slice]; None:
+            its cost.
+        room: The memory of each worker, int64 of shape [workers]; None if it is not limited. It is exceeded only if the
+            slice does not fit otherwise in this order.
 
     Returns:
         The worker of each sample, int64 of shape [slice].
@@ -40,15 +52,19 @@ def balanced_padded(
     fastest_first = np.argsort(-speeds, kind="stable")
     longest_first = np.argsort(-costs, kind="stable")
     sorted_costs = costs[longest_first].tolist()
-    workers = list(zip(*(each[fastest_first].tolist() for each in (speeds, fixed, lower, upper)), strict=True))
+    taken = (costs if memory is None else memory)[longest_first].tolist()
+    room = np.full_like(speeds, _NO_LIMIT) if room is None else room
+    workers = list(zip(*(each[fastest_first].tolist() for each in (speeds, fixed, lower, upper, room)), strict=True))
+    if _counts(sorted_costs, taken, workers, _NO_LIMIT, 1) is None:
+        workers = [(*each[:4], _NO_LIMIT) for each in workers]
     # A whole number of `_CLOSE_ENOUGH`-ths of the time that all would need without padding.
     work, speed = sum(sorted_costs) + int(fixed.sum()), max(int(speeds.sum()), 1) * _CLOSE_ENOUGH
     low, high = 0, _CLOSE_ENOUGH
-    while (counts := _counts(sorted_costs, workers, high * work, speed)) is None:
+    while (counts := _counts(sorted_costs, taken, workers, high * work, speed)) is None:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        fewer = _counts(sorted_costs, workers, middle * work, speed)
+        fewer = _counts(sorted_costs, taken, workers, middle * work, speed)
         if fewer is None:
             low = middle
         else:
@@ -58,19 +74,21 @@ def balanced_padded(
     return owners
 
 
-def _counts(costs: list[int], workers: list[tuple[int, int, int, int]], time: int, unit: int) -> list[int] | None:
+def _counts(
+    costs: list[int], memory: list[int], workers: list[tuple[int, int, int, int, int]], time: int, unit: int
+) -> list[int] | None:
     """How many of the sorted samples each worker takes, to end within time / unit; None if some are left over."""
     counts: list[int] = []
     begin, length = 0, len(costs)
-    needed, room = sum(lower for _, _, lower, _ in workers), sum(upper for _, _, _, upper in workers)
-    for speed, fixed, lower, upper in workers:
-        needed, room = needed - lower, room - upper
-        able = (speed * time // unit - fixed) // costs[begin] if begin < length else 0
+    needed, open_places = sum(each[2] for each in workers), sum(each[3] for each in workers)
+    for speed, fixed, lower, upper, room in workers:
+        needed, open_places = needed - lower, open_places - upper
+        able = min((speed * time // unit - fixed) // costs[begin], room // memory[begin]) if begin < length else 0
         count = min(max(able, 0), upper, length - begin - needed)
         if count < lower:
             return None
         counts.append(count)
         begin += count
-        if length - begin > room:
+        if length - begin > open_places:
             return None
     return counts

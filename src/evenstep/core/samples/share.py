@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol, final
 
+from evenstep.core.samples.per_sample import PerSample
 from evenstep.core.values import IntArray
 
 _FEW: Final = 64
@@ -23,6 +24,7 @@ class Share:
         sizes: every worker's real count, int64 of shape [workers]; they sum to the slice exactly.
         ends_epoch: whether it is the last iteration of the epoch.
         cost: how many average samples of the dataset cost as much as the positions; None if `cost` was not given.
+        loads: what all workers' positions cost, for evenstep's own use; None if `cost` was not given.
     """
 
     iteration: int
@@ -31,6 +33,21 @@ class Share:
     sizes: IntArray
     ends_epoch: bool = False
     cost: float | None = None
+    loads: "Loads | None" = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loads:
+    """What the shares of all workers cost.
+
+    Attributes:
+        costs: in thousandths of an average sample, int64 of shape [workers]; 0 if samples are repeated or copies.
+        per_sample: learns what samples take beside their cost.
+    """
+
+    costs: IntArray
+    per_sample: PerSample
 
 
 @final
