@@ -11,7 +11,10 @@ from support.training import Run
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep import ConfigError
+from evenstep import ConfigError, EvenstepError
+from evenstep.report.overview import overview_of, values_of
+from evenstep.report.page.tables import workers_table
+from evenstep.report.recorded import read_run
 from evenstep.schemes import Scheme
 from evenstep.testing.scripted import Scripted
 
@@ -316,3 +319,41 @@ def test_each_loader_of_a_session_has_its_own_costs():
         later = session.loader(DataLoader(dataset, batch_size=4), cost=np.ones(7))
         with pytest.raises(ConfigError, match="cost has 7 for a dataset of 8 samples"):
             next(iter(later))
+
+
+def test_the_report_shows_what_each_worker_computed_and_what_of_it_was_padding(tmp_path):
+    model, dataset = torch.nn.Linear(2, 1), TensorDataset(torch.zeros(8, 2))
+    lengths = np.array([1.0, 3.0, 2.0, 2.0, 4.0, 4.0, 5.0, 3.0])
+    padded = DataLoader(dataset, batch_size=2, collate_fn=habits.stacked)
+    with evenstep.Session("bsp", run_dir=tmp_path) as session:
+        prepared = session.model(model)
+        optimizer = session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for (inputs,) in session.loader(padded, cost=evenstep.Padded(lengths)):
+            prepared(inputs).sum().backward()
+            optimizer.step()
+    (worker,) = values_of(overview_of("a run", read_run(tmp_path)))["workers"]
+    assert worker["cost"] * lengths.mean() == pytest.approx(6 + 4 + 8 + 10)
+    assert worker["padding"] == pytest.approx(4 / 28)
+    table = workers_table(overview_of("a run", read_run(tmp_path)))
+    shown = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (shown["part of the cost"], shown["padding"]) == ("100.0%", "14.3%")
+
+
+def test_a_device_holds_costs_and_not_samples(tmp_path):
+    cluster = tmp_path / "cluster.toml"
+    # 8 average samples of 100 MB, and 100 MB besides.
+    cluster.write_text(
+        '[devices.small]\nper_sample = "1 ms"\nmemory = "900 MB"\nmemory_fixed = "100 MB"\n'
+        'memory_per_sample = "100 MB"\n\n[[workers]]\ndevice = "small"\n'
+    )
+    model, dataset = torch.nn.Linear(2, 1), TensorDataset(torch.zeros(12, 2))
+    costs = np.array([1.0] * 6 + [3.0] * 6)
+    with evenstep.Session("bsp", emulate=cluster) as session:
+        prepared = session.model(model)
+        session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        batches = iter(session.loader(DataLoader(dataset, batch_size=6), cost=costs))
+        prepared(next(batches)[0]).sum().backward()
+        with pytest.raises(
+            EvenstepError, match="was given 9 samples of average cost but its emulated device holds at most 8"
+        ):
+            next(batches)

@@ -39,6 +39,7 @@ class Iterations:
     """One worker's iterations in order; each column has the shape [iterations], with NaN for unknown values.
 
     `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock, `basis` an index of `BASES`.
+    `cost` is in average samples, `padding` the part of it that is padding, also in average samples.
     `pace` (seconds per sample) and `fixed` (seconds) are the worker's prediction after the iteration. On servers,
     `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
     """
@@ -46,6 +47,8 @@ class Iterations:
     numbers: FloatArray
     began: FloatArray
     samples: FloatArray
+    cost: FloatArray
+    padding: FloatArray
     basis: FloatArray
     iteration_seconds: FloatArray
     input_seconds: FloatArray
@@ -117,6 +120,8 @@ class IterationsBuilder:
             event.iteration,
             _known(event.at),
             event.samples,
+            _known(event.cost),
+            _known(event.padding),
             BASES.index(event.basis),
             event.iteration_seconds,
             event.input_seconds,

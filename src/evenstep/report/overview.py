@@ -16,6 +16,7 @@ from evenstep.report.account import (
     verdict_of,
 )
 from evenstep.report.accounts import account_of, served_workers
+from evenstep.report.iterations import FloatArray
 from evenstep.report.recorded import RecordedRun
 from evenstep.report.summary import RunSummary, summary_of
 from evenstep.report.timeline import Curve, Move, Times, curves_of, moves_of, times_of
@@ -52,7 +53,9 @@ class WorkerOverview:
     """One worker over the whole run; `parts` are shares of its time, by `Part`, that sum to 1.
 
     `speed` is in samples per second of pure compute. `slowdown` is its seconds per sample over the median of the
-    others' at equal sizes, None if not measured. Lead and staleness are None without servers.
+    others' at equal sizes, None if not measured. `cost` is what its samples cost, in average samples, and `padding` the
+    share of that which is padding, 0 to 1; None if samples do not differ, or no batch is padded. Lead and staleness are
+    None without servers.
     """
 
     worker: int
@@ -64,6 +67,8 @@ class WorkerOverview:
     speed: float
     slowdown: float | None
     parts: Mapping[str, float]
+    cost: float | None
+    padding: float | None
     largest_lead: int | None
     mean_staleness: float | None
 
@@ -143,11 +148,19 @@ def _workers(run: RecordedRun, summary: RunSummary, slow: Mapping[int, float]) -
             speed=float(done.samples.sum()) / compute if compute else 0.0,
             slowdown=slow.get(each.worker),
             parts={part: taken / whole for part, taken in seconds.items()},
+            cost=(cost := _sum(done.cost)),
+            padding=None if not cost or (padding := _sum(done.padding)) is None else padding / cost,
             largest_lead=None if pushed is None else pushed.largest_lead,
             mean_staleness=None if pushed is None else pushed.mean_staleness,
         )
         workers.append(worker)
     return tuple(workers)
+
+
+def _sum(column: FloatArray) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    known = column[np.isfinite(column)]
+    return float(known.sum()) if len(known) else None
 
 
 def _number(value: float) -> float | None:

@@ -106,16 +106,17 @@ class Run(WorkerEvent, frozen=True, kw_only=True, tag="run"):
 class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
     """A worker has finished an iteration. `at` is its start; its parts, in seconds, follow in their order.
 
-    `cost`: what its samples cost, in average samples, if they differ. `basis`: why it had its size. `report`: the
-    worker's row of the exchange. `factors`: the machine's state before the iteration. On servers a push is *held* for
-    `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches) and `share`, and *released*
-    at a `lead` under a `bound` (iterations).
+    `cost`: what its samples cost, in average samples, if they differ; `padding`: what of it is padding. `basis`: why it
+    had its size. `report`: the worker's row of the exchange. `factors`: the machine's state before the iteration. On
+    servers a push is *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches)
+    and `share`, and *released* at a `lead` under a `bound` (iterations).
     """
 
     iteration: _Iteration
     epoch: _Count = _added(0)
     samples: _Count
     cost: _Number | None = None
+    padding: _Number | None = None
     basis: Basis = _added("speed")
     iteration_seconds: _Seconds
     input_seconds: _Seconds

@@ -46,12 +46,16 @@ class Hold:
         """A new iteration starts, which has not been held yet."""
         self._held_seconds = 0.0
 
-    def require_memory(self, batch_size: int) -> None:
-        """Raise EmulatedOutOfMemoryError if the emulated device could not hold the batch."""
+    def require_memory(self, batch_size: int, *, by_cost: bool = False) -> None:
+        """Raise EmulatedOutOfMemoryError if the emulated device could not hold the batch.
+
+        `by_cost`: its size is given in average samples.
+        """
         fits = self.largest_batch if self.memory is None else min(self.largest_batch, self.memory.largest_batch)
         if batch_size > fits:
+            samples = "samples of average cost" if by_cost else "samples"
             raise EmulatedOutOfMemoryError(
-                f"worker {self.worker} was given {batch_size} samples but its emulated device holds at most"
+                f"worker {self.worker} was given {batch_size} {samples} but its emulated device holds at most"
                 f" {fits}: lower the batch size or choose a scheme that minds memory, such as lb-bsp"
             )
 

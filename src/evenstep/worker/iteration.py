@@ -28,6 +28,7 @@ class Iteration:
         piece: The current micro-batch of `share`.
         batch_sizes: The size of each batch, copies of samples included; `samples` counts the real ones of all.
         costs: What each batch costs, in average samples; None if samples do not differ in cost.
+        padding: What of the costs is padding, in average samples; None if batches are not padded.
         per_sample: The part of an average sample's time that does not depend on its cost, as known now.
         passes: The number of shares; more than 1 if gradients accumulate.
         entered: When the script asked for the first batch. Times are seconds of the balancer's clock.
@@ -50,6 +51,7 @@ class Iteration:
     batch_sizes: list[int]
     samples: int
     costs: list[float] | None = None
+    padding: float | None = None
     per_sample: float = 0.0
     passes: int
     entered: float
@@ -67,6 +69,8 @@ class Iteration:
     def continue_from(self, before: "Iteration") -> None:
         """Add what was computed in `before`, which did not synchronise."""
         self.costs = None if self.costs is None and before.costs is None else [*before.amounts, *self.amounts]
+        if before.padding is not None:
+            self.padding = before.padding + (self.padding or 0.0)
         self.batch_sizes = before.batch_sizes + self.batch_sizes
         self.samples += before.samples
         self.passes += before.passes
@@ -143,6 +147,7 @@ class Iteration:
             at=self.entered,
             samples=self.samples,
             cost=None if self.costs is None else sum(self.costs),
+            padding=self.padding,
             basis=self.basis,
             iteration_seconds=ended - self.entered,
             input_seconds=self.input_seconds,

@@ -217,6 +217,7 @@ class Tracker:
             piece=piece,
             batch_sizes=[len(piece.positions)],
             costs=None if share.cost is None else [share.cost],
+            padding=share.padding,
             per_sample=0.0 if share.loads is None else share.loads.per_sample.thousandths / THOUSAND,
             samples=piece.samples,
             passes=int(piece.first),
@@ -239,7 +240,8 @@ class Tracker:
                         extra_seconds=slowness.extra_seconds,
                     )
                 )
-            self.hold.require_memory(math.ceil(self.iteration.amounts[-1]))
+            batch_size = math.ceil(self.iteration.amounts[-1])
+            self.hold.require_memory(batch_size, by_cost=self.iteration.costs is not None)
         self.stopwatch.run()
         return self.iteration
 

@@ -88,6 +88,13 @@ class EpochCosts:
         """How many average samples cost as much as those at these positions."""
         return self.costs.together(self.of(np.array(positions))) * len(self.costs.units) / self.costs.whole
 
+    def padding(self, positions: tuple[int, ...]) -> float | None:
+        """How many average samples' cost of a batch at these positions is padding; None if none is padded."""
+        if not self.costs.padded:
+            return None
+        units = self.of(np.array(positions))
+        return (self.costs.together(units) - int(units.sum())) * len(self.costs.units) / self.costs.whole
+
     def of_workers(self, cut: Slice, owners: IntArray, workers: int) -> IntArray:
         """What each worker's part of a slice costs, in thousandths of an average sample, int64 of shape [workers]."""
         units, loads = self.of(np.arange(cut.start, cut.stop)), np.zeros(workers, dtype=np.int64)

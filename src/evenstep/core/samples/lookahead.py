@@ -163,6 +163,7 @@ class Lookahead:
             sizes=planned.sizes,
             ends_epoch=planned.cut.iteration == self._ledger.iterations - 1,
             cost=None if sharing is None else sharing.costs.samples(positions),
+            padding=None if sharing is None else sharing.costs.padding(positions),
             loads=None if sharing is None or owners is None else sharing.loads(planned.cut, owners, planned.sizes),
         )
 

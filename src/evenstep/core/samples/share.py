@@ -24,6 +24,7 @@ class Share:
         sizes: every worker's real count, int64 of shape [workers]; they sum to the slice exactly.
         ends_epoch: whether it is the last iteration of the epoch.
         cost: how many average samples of the dataset cost as much as the positions; None if `cost` was not given.
+        padding: what of the cost is padding, in average samples; None if batches are not padded.
         loads: what all workers' positions cost, for evenstep's own use; None if `cost` was not given.
     """
 
@@ -33,6 +34,7 @@ class Share:
     sizes: IntArray
     ends_epoch: bool = False
     cost: float | None = None
+    padding: float | None = None
     loads: "Loads | None" = None
 
 

@@ -49,6 +49,8 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
 def workers_table(overview: RunOverview) -> Table:
     """A row per worker."""
     served = overview.run.servers is not None
+    all_costs = sum(each.cost or 0.0 for each in overview.workers)
+    padded = any(each.padding is not None for each in overview.workers)
     placed = any(each.place for each in overview.workers)
     rows = []
     for each in overview.workers:
@@ -61,10 +63,15 @@ def workers_table(overview: RunOverview) -> Table:
             f"{each.iterations:,}",
             f"{each.parts['waiting']:.0%}",
         ]
+        if all_costs:
+            row.append(f"{(each.cost or 0.0) / all_costs:.1%}")
+        if padded:
+            row.append(f"{each.padding or 0.0:.1%}")
         if served:
             row += [str(each.largest_lead), f"{each.mean_staleness or 0.0:.1f}"]
         rows.append((*row, *([each.place] if placed else [])))
     headings = ["worker", "samples/s of compute", "time per sample", "batch size", "samples", "iterations", "waiting"]
+    headings += [*(["part of the cost"] if all_costs else []), *(["padding"] if padded else [])]
     if served:
         headings += ["largest lead", "average staleness"]
     if placed:
