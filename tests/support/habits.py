@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.torch.engines import large_gradients
@@ -108,7 +108,7 @@ def attempt(habit, run, options):
 
     def prepare(model, optimizer, loader, **more):
         if isinstance(options.get("cost"), evenstep.Padded):
-            loader.collate_fn = stacked
+            loader.collate_fn = training.stacked
         prepared = evenstep.prepare(model, optimizer, loader, seed=run.seed, timeout=20.0, **options, **more)
         loaders.append(prepared[2])
         return prepared
@@ -122,11 +122,6 @@ def attempt(habit, run, options):
     finally:
         for loader in loaders:
             loader.close()
-
-
-def stacked(samples):
-    """A collate function that pads, for samples that need no padding."""
-    return default_collate(samples)
 
 
 def loader_of(run, **options):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
 import evenstep
 from evenstep.schemes import Scheme
@@ -67,6 +67,11 @@ def optimizer_of(run, model):
     if run.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=0.01)
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def stacked(samples):
+    """A collate function that pads, for samples that need no padding."""
+    return default_collate(samples)
 
 
 def weights(model):
@@ -607,7 +612,10 @@ def train_in_micro_batches(run, habit):
     optimizer = optimizer_of(run, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     run.options = {**run.options, "schedulers": scheduler}
-    loader = DataLoader(TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True, num_workers=run.num_workers)
+    pads = {"collate_fn": stacked} if isinstance(run.options.get("cost"), evenstep.Padded) else {}
+    loader = DataLoader(
+        TensorDataset(*data(run)), batch_size=run.batch_size, shuffle=True, num_workers=run.num_workers, **pads
+    )
     model, optimizer, loader = evenstep.prepare(
         model, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed, **run.options
     )

@@ -212,7 +212,7 @@ def test_costs_that_differ_between_workers_are_refused_on_all(found):
 # Bad input, on one worker.
 
 
-def refusal(cost, *, collate_fn=habits.stacked, **options):
+def refusal(cost, *, collate_fn=training.stacked, **options):
     model, dataset = torch.nn.Linear(2, 1), TensorDataset(torch.zeros(20, 2), torch.zeros(20, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(dataset, batch_size=4, collate_fn=collate_fn)
@@ -294,7 +294,6 @@ def test_costs_are_a_field_of_the_samples(dataset):
     ("options", "said"),
     [
         ({"scheme": "local-sgd"}, "leave out cost, or use lb-bsp, dbs or bsp"),
-        ({"scheme": "bsp:micro_batch=2"}, "micro_batch cuts a batch by samples"),
         ({"scheme": "lb-bsp:multiple=2"}, "multiple=2 rules most of them out"),
         ({"batch_sizes": [4]}, "batch_sizes fixes how many samples"),
     ],
@@ -324,7 +323,7 @@ def test_each_loader_of_a_session_has_its_own_costs():
 def test_the_report_shows_what_each_worker_computed_and_what_of_it_was_padding(tmp_path):
     model, dataset = torch.nn.Linear(2, 1), TensorDataset(torch.zeros(8, 2))
     lengths = np.array([1.0, 3.0, 2.0, 2.0, 4.0, 4.0, 5.0, 3.0])
-    padded = DataLoader(dataset, batch_size=2, collate_fn=habits.stacked)
+    padded = DataLoader(dataset, batch_size=2, collate_fn=training.stacked)
     with evenstep.Session("bsp", run_dir=tmp_path) as session:
         prepared = session.model(model)
         optimizer = session.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

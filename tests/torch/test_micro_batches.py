@@ -8,10 +8,12 @@ from support.processes import results, run_workers
 from support.told_speeds import told
 from support.training import Run
 
+import evenstep
 from evenstep import ConfigError
 
 pytestmark = pytest.mark.multiprocess
 
+COSTS = np.random.default_rng(1).lognormal(0, 1, 82)
 HABITS = ["zero first", "zero last", "zero the model", "step where it synchronises", "a closure"]
 
 
@@ -27,6 +29,25 @@ def test_it_is_the_mathematics_of_one_process(habit):
         assert value["rate"] == expected["rate"]
         assert value["largest"] == 3
     assert len({value["batches"] for value in values}) > 1
+
+
+@pytest.mark.parametrize("cost", [COSTS, pytest.param(evenstep.Padded(COSTS), id="padded")], ids=lambda cost: "costs")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_cut_by_cost_it_is_the_mathematics_of_one_process(cost, num_workers):
+    run = Run(
+        scheme="lb-bsp:micro_batch=3",
+        samples=82,
+        batch_size=9,
+        epochs=2,
+        num_workers=num_workers,
+        options={"cost": cost},
+    )
+    expected = training.train_scheduled_alone(run, 27)
+    values = results(run_workers(training.train_in_micro_batches, 3, run, "zero first"))
+    for value in values:
+        np.testing.assert_allclose(value["weights"], expected["weights"], rtol=0, atol=1e-10)
+        assert value["iterations"] == 8
+    assert len({value["largest"] for value in values}) > 1 or values[0]["largest"] > 3
 
 
 def test_worker_processes_change_nothing():

@@ -73,9 +73,7 @@ def _require_costs_work(request: Request, scheme: Scheme) -> None:
             f"cost goes with schemes that sum gradients behind a barrier, and {scheme.name!r} is none: leave out cost,"
             " or use lb-bsp, dbs or bsp"
         )
-    if scheme.micro_batch is not None:
-        raise ConfigError("micro_batch cuts a batch by samples and cost shares it out by cost: leave out one of them")
-    if scheme.load.multiple > 1:
+    if scheme.load.multiple not in (1, scheme.micro_batch):
         raise ConfigError(
             f"cost gives workers any number of samples, and multiple={scheme.load.multiple} rules most of them out:"
             " leave out one of them"

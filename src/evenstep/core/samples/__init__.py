@@ -23,6 +23,7 @@ from evenstep.core.samples.share import (
     by_samples,
     ends_period,
     micro_batches,
+    whole_batch,
 )
 
 __all__ = [
@@ -54,4 +55,5 @@ __all__ = [
     "short_slice_sizes",
     "slice_sizes",
     "split",
+    "whole_batch",
 ]

@@ -15,7 +15,7 @@ from evenstep.core.samples.drawn import Indices
 from evenstep.core.samples.ledger import Slice
 from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.samples.per_sample import THOUSAND, PerSample
-from evenstep.core.samples.share import Loads
+from evenstep.core.samples.share import Loads, MicroBatch, Share, whole_batch
 from evenstep.core.values import UNLIMITED, IntArray
 
 _BITS: Final = 30
@@ -95,6 +95,31 @@ class EpochCosts:
         units = self.of(np.array(positions))
         return (self.costs.together(units) - int(units.sum())) * len(self.costs.units) / self.costs.whole
 
+    def micro_batches(self, share: Share, size: int) -> list[MicroBatch]:
+        """The share in pieces that cost at most as much as `size` average samples, as equal as that allows.
+
+        A sample that costs more stands in a piece that costs little more. No piece has one sample, which many models
+        cannot compute on, if there are two for each. Padded pieces are of samples of like length.
+        """
+        positions = np.array(share.positions)
+        units, most = self.of(positions), size * self.costs.mean
+        if share.samples < len(positions) or self.costs.together(units) <= most:
+            return [whole_batch(share)]
+        cut = _padded_pieces(units, most) if self.costs.padded else _pieces(units, most)
+        chosen = [tuple(positions[each].tolist()) for each in cut]
+        return [
+            MicroBatch(
+                positions=each,
+                samples=len(each),
+                portion=len(each) / len(positions),
+                first=number == 0,
+                last=number == len(chosen) - 1,
+                cost=self.samples(each),
+                padding=self.padding(each),
+            )
+            for number, each in enumerate(chosen)
+        ]
+
     def of_workers(self, cut: Slice, owners: IntArray, workers: int) -> IntArray:
         """What each worker's part of a slice costs, in thousandths of an average sample, int64 of shape [workers]."""
         units, loads = self.of(np.arange(cut.start, cut.stop)), np.zeros(workers, dtype=np.int64)
@@ -106,6 +131,32 @@ class EpochCosts:
         # Products of float64 are rounded alike on every processor.
         average = THOUSAND * len(self.costs.units) / self.costs.whole
         return np.rint(loads.astype(np.float64) * average).astype(np.int64)
+
+
+def _pieces(units: IntArray, most: int) -> list[IntArray]:
+    """Where the samples of each piece stand; in no more pieces than are needed, as far as `balanced` finds them."""
+    count, length = -(-int(units.sum()) // most), len(units)
+    # Beside the costliest sample stands another one.
+    most = max(most, int(units.max()) + int(units.min()))
+    while True:
+        few = np.full(count, min(2, length // count))
+        owners = balanced(units, np.ones_like(few), lower=few, upper=np.full_like(few, length))
+        if count == length or np.bincount(owners, weights=units).max() <= most:
+            return [np.flatnonzero(owners == piece) for piece in range(count)]
+        count += 1
+
+
+def _padded_pieces(units: IntArray, most: int) -> list[IntArray]:
+    """The same of samples that are padded: neighbours in the order of their lengths, the longest first."""
+    longest_first = np.argsort(-units, kind="stable")
+    pieces, begin = [], 0
+    while begin < len(units):
+        left = len(units) - begin
+        count = min(max(most // int(units[longest_first[begin]]), 2), left)
+        count = left if left - count == 1 else count
+        pieces.append(np.sort(longest_first[begin : begin + count]))
+        begin += count
+    return pieces
 
 
 @final

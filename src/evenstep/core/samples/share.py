@@ -98,7 +98,8 @@ class Shares(Protocol):
 class MicroBatch:
     """A piece of a share: `positions`, of which `samples` are this worker's own (else 0).
 
-    `portion` is its part of the worker's share, 0 to 1; `first` and `last` give its place in the iteration.
+    `portion` is its part of the worker's share, 0 to 1; `first` and `last` give its place in the iteration. `cost` and
+    `padding` are as those of a share.
     """
 
     positions: tuple[int, ...]
@@ -106,6 +107,21 @@ class MicroBatch:
     portion: float
     first: bool
     last: bool
+    cost: float | None = None
+    padding: float | None = None
+
+
+def whole_batch(share: Share) -> MicroBatch:
+    """The share in one piece."""
+    return MicroBatch(
+        positions=share.positions,
+        samples=share.samples,
+        portion=1.0,
+        first=True,
+        last=True,
+        cost=share.cost,
+        padding=share.padding,
+    )
 
 
 def micro_batches(share: Share, size: int | None) -> list[MicroBatch]:
@@ -120,7 +136,7 @@ def micro_batches(share: Share, size: int | None) -> list[MicroBatch]:
     """
     whole, step = len(share.positions), size
     if step is None:
-        return [MicroBatch(positions=share.positions, samples=share.samples, portion=1.0, first=True, last=True)]
+        return [whole_batch(share)]
     return [
         MicroBatch(
             positions=share.positions[start : start + step] * (2 if start and start + 1 == whole and step > 1 else 1),

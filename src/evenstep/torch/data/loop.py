@@ -4,6 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, final
 
 import msgspec
@@ -36,6 +37,8 @@ CLOSED: Final = (
 
 Maker: TypeAlias = Callable[[Share, MicroBatch], Any]
 """Makes the batch of this part of a share."""
+Cutter: TypeAlias = Callable[[Share], list[MicroBatch]]
+"""Cuts a share into the batches that are computed one after the other."""
 
 
 @final
@@ -237,12 +240,12 @@ class Loop(ABC):
         self._require_unclosed()
         self._loops += 1
         loop, engine = self._loops, self.engine
-        ledger, shares, make = self._begin_loop()
-        misses, micro_batch = self._misses, self._started.scheme.micro_batch
+        ledger, shares, make, cut = self._begin_loop()
+        misses = self._misses
         self._at.looping = self._left = True
         try:
             while (share := shares.share()) is not None:
-                for piece in micro_batches(share, micro_batch):
+                for piece in cut(share):
                     batch = make(share, piece)
                     if piece.last:
                         shares.advance()
@@ -272,7 +275,7 @@ class Loop(ABC):
         if self._session.closed:
             raise ConfigError(CLOSED)
 
-    def _begin_loop(self) -> tuple[Ledger, Shares, Maker]:
+    def _begin_loop(self) -> tuple[Ledger, Shares, Maker, Cutter]:
         bound, peeked = self._started, self._peeked
         bound.engine.begin_loop(self._origin)
         if peeked or self._left:
@@ -287,9 +290,14 @@ class Loop(ABC):
         bound.engine.enter_loader()
         drawn = self._epochs.draw(bound.engine, resuming=resuming)
         ledger = self._epochs.ledger(self._at.done)
-        costs = {} if bound.terms.costs is None else {"costs": EpochCosts(bound.terms.costs, drawn.indices)}
+        micro_batch, costs = bound.scheme.micro_batch, {}
+        cut: Cutter = partial(micro_batches, size=micro_batch)
+        if bound.terms.costs is not None:
+            of_epoch = EpochCosts(bound.terms.costs, drawn.indices)
+            costs = {"costs": of_epoch}
+            cut = cut if micro_batch is None else partial(of_epoch.micro_batches, size=micro_batch)
         shares = bound.shares(ledger, epoch=self._at.epoch, depth=bound.terms.depth, **costs)
-        return ledger, shares, self._maker(shares, drawn)
+        return ledger, shares, self._maker(shares, drawn), cut
 
     def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:
         self._handed_out += piece.last

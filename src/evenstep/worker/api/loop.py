@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Ledger, MicroBatch, Shares
+from evenstep.core.samples import Ledger, Shares, whole_batch
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
@@ -110,7 +110,7 @@ class Loop(ABC):
 
     def _begin(self, part: Part) -> None:
         """A share is handed out."""
-        piece = MicroBatch(positions=part.positions, samples=part.samples, portion=1.0, first=True, last=True)
+        piece = whole_batch(part)
         self._tracker.begin(part, piece, self._at.epoch)
 
     @abstractmethod
