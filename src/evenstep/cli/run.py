@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from evenstep.cli.arguments import Parser, as_path, require_package, require_run_dir, warn_of_misplaced
+from evenstep.cli.found import show_found
 from evenstep.core.errors import ConfigError
+from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.frameworks import FRAMEWORKS
-from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, LaunchSettings
+from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, FindBatch, LaunchSettings
 
 _DESCRIPTION = """\
 Start a training script on several workers, as torchrun does, under any scheme.
@@ -52,6 +54,9 @@ def main(arguments: list[str]) -> int:
         prepared = any(marks.iterdir())
         for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
             print(f"evenstep: {notice}", file=sys.stderr)
+        if options.find_batch:
+            show_found(FoundBatch.read(marks), options)
+            return 0
         if options.json:
             from evenstep.report.summary import summarise
 
@@ -88,6 +93,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if options.run_dir is not None:
             raise ConfigError("--resume names the run directory already: leave out --run-dir")
         options.run_dir = options.resume
+    if options.largest < 1:
+        raise ConfigError(f"--largest must be at least 1, not {options.largest}")
+    if options.find_batch and options.resume is not None:
+        raise ConfigError("--find-batch trains nothing, so there is nothing to resume: leave out --resume")
     if options.start_from is not None:
         require_run_dir(options.start_from)
     return options
@@ -101,11 +110,14 @@ def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str
     from evenstep.launch.launch import launch
 
     inherited = LaunchSettings.from_environment(os.environ)
+    run_dir = str(Path(options.run_dir).absolute()) if options.run_dir else inherited.run_dir
+    folders = [str(marks), *([run_dir] if run_dir else [])]
     settings = LaunchSettings(
-        scheme=options.scheme or inherited.scheme,
+        scheme=None if options.find_batch else options.scheme or inherited.scheme,
+        find_batch=FindBatch(largest=options.largest, folders=tuple(folders)) if options.find_batch else None,
         slow=tuple(options.slow) or inherited.slow,
         emulate=str(options.emulate.absolute()) if options.emulate else inherited.emulate,
-        run_dir=str(Path(options.run_dir).absolute()) if options.run_dir else inherited.run_dir,
+        run_dir=run_dir,
         timeout=options.timeout or inherited.timeout,
         start_from=str(options.start_from.absolute()) if options.start_from else inherited.start_from,
         resume=options.resume is not None,
@@ -194,4 +206,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=HEARTBEAT_SECONDS,
         help="how long a worker or a parameter server may be silent before it is given up (default: %(default)g)",
     )
+    add(
+        "--find-batch",
+        action="store_true",
+        help="do not train: find the largest batch that each worker holds, and the global batch that uses every device"
+        " fully, and keep them in the run directory for global_batch_size='auto'",
+    )
+    add("--largest", type=int, default=4096, metavar="B", help="the largest batch that --find-batch tries (4096)")
     add("--json", action="store_true", help="print a summary of the run as the last line, as JSON")

@@ -43,6 +43,13 @@ _MAX_TIMEOUT: Final = 1e9
 A_TIMEOUT: Final = f"a positive number of seconds, at most {_MAX_TIMEOUT:g}"
 
 
+class FindBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What `evenstep run --find-batch` asks for: the largest batch to try, and the folders that get what is found."""
+
+    largest: int
+    folders: tuple[str, ...]
+
+
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in the environment; None or empty if there are none.
 
@@ -56,6 +63,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         resume: Whether the run directory holds a run to be continued.
         servers: The addresses of shard 0, of shard 1, ..., if the launcher started servers.
         profile: The largest batch to try, if this device is to be profiled.
+        find_batch: If the run is only to find the largest batches of the workers.
         heartbeat_seconds: How long a worker or a server may be silent.
         marks: A folder in which each worker that calls `prepare` leaves a file.
     """
@@ -69,8 +77,14 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     servers: tuple[tuple[str, ...], ...] = ()
     profile: int | None = None
+    find_batch: FindBatch | None = None
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     marks: str | None = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether the run is no training, but measures devices at sizes that evenstep chooses."""
+        return self.profile is not None or self.find_batch is not None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

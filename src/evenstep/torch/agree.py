@@ -259,14 +259,37 @@ def _check(request: Request, workers: Workers) -> Own:
                 f"micro-batches of {scheme.micro_batch} samples do not fit into this worker's memory: lower micro_batch"
             )
         first = largest = UNLIMITED  # Any number of micro-batches fits.
+    identity = identity_of(device_identity(request.device, workers), hold)
+    found = _found_limit(request, identity, workers, by_cost=costs is not None)
+    first = first if scheme.micro_batch is not None else min(first, found)
     record = {
         **_record(request, workers, scheme, order, costs),
         "largest_batch": largest,
         "largest_first": first,
-        "identity": identity_of(device_identity(request.device, workers), hold),
+        "identity": identity,
         "earlier": earlier_start(request.launched, folder, workers.rank),
     }
     return Own(scheme=scheme, order=order, costs=costs, hold=hold, emulated=emulated, failed=failed, record=record)
+
+
+def _found_limit(request: Request, identity: str, workers: Workers, *, by_cost: bool) -> int:
+    """The largest batch that an earlier run into the same folder has found for this worker; UNLIMITED if none has.
+
+    Raises:
+        ConfigError: It has found the global batch size for other workers.
+    """
+    found = request.found
+    if found is None:
+        return UNLIMITED
+    holds = found.holds_of(identity)
+    if holds is not None and len(found.workers) == workers.count and found.by_cost == by_cost:
+        return holds
+    if request.automatic:
+        raise ConfigError(
+            f"what {request.run_folder} holds was found for other workers, or with other costs: run evenstep run"
+            " --find-batch again with the same run directory"
+        )
+    return UNLIMITED
 
 
 def _record(

@@ -26,7 +26,7 @@ def prepare(
     loader: DataLoader[Any],
     *,
     scheme: Scheme | str | None = None,
-    global_batch_size: int | None = None,
+    global_batch_size: int | Literal["auto"] | None = None,
     batch_sizes: Sequence[int] | Mapping[Any, int] | None = None,
     seed: int = 0,
     timeout: float | None = None,
@@ -53,7 +53,8 @@ def prepare(
             the product with the number of workers. Its sampler's shuffling, seed and `set_epoch` are respected. A
             `batch_sampler` of your own gives the global batches: each of its lists is shared out among all workers.
         scheme: A `Scheme`, or a string such as `lb-bsp:multiple=8`. The default is `lb-bsp`.
-        global_batch_size: Samples in one iteration over all workers, instead of the loader's.
+        global_batch_size: Samples in one iteration over all workers, instead of the loader's. `auto`: what
+            `evenstep run --find-batch` has found with the same `run_dir`.
         batch_sizes: Fixed batch sizes, weighted correctly and never tuned: a list with one per worker, or a mapping
             from keys such as `rank:2`, `host:node7` and `gpu:NVIDIA GeForce RTX 3090`. If several keys match a worker,
             rank wins over host and host over gpu.

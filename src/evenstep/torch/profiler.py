@@ -8,23 +8,27 @@ from torch.utils.data import DataLoader
 
 from evenstep.cluster.profile import ProfilePoint, enough, next_size
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.limits import DEFAULT_MINIMUM
 from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
 from evenstep.telemetry import Recorder
 from evenstep.telemetry.events import Profiled, ProfileDone
 from evenstep.torch.agree import Agreement
 from evenstep.torch.cuda import CudaMemory
 from evenstep.torch.data.sampling import Sampling
+from evenstep.torch.find_batch import Finder
 from evenstep.torch.processes.workers import Workers
 from evenstep.torch.refusals import require_loader
 from evenstep.torch.request import Request
-from evenstep.worker.device_memory import EmulatedMemory, HostMemory, LearntLimit, MemoryProbe
+from evenstep.worker.device_memory import EmulatedMemory, LearntLimit, MemoryProbe, host_memory
+from evenstep.worker.hold import Hold
 from evenstep.worker.tracker import Tracker
 
 
 def to_be_profiled(request: Request) -> Request:
     """The request as a profile needs it: fetching in this process, without a scheme.
 
-    The profile, not the script, decides where events go and what is emulated.
+    The profile, not the script, decides where events go and what is emulated. So does a search for the largest batches,
+    except that the script may emulate.
 
     Raises:
         ConfigError: The loader cannot be prepared.
@@ -33,35 +37,41 @@ def to_be_profiled(request: Request) -> Request:
     sampling = Sampling.of(loader)
     plain = DataLoader(
         loader.dataset,
-        batch_size=sampling.batch_size or 1,
+        # Sizes are the profile's. Those of a script whose batches do not fit must not stop the search at its start.
+        batch_size=(sampling.batch_size or 1) if request.launched.find_batch is None else DEFAULT_MINIMUM,
         sampler=None if sampling.lists else sampling.sampler,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
     )
+    emulate = None if request.launched.find_batch is None else request.emulate
     return replace(
-        request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None, emulate=None
+        request, loader=plain, scheme="bsp", batch_sizes=None, global_batch_size=None, run_dir=None, emulate=emulate
     )
+
+
+def probe_of(request: Request, hold: Hold | None, workers_here: int) -> MemoryProbe:
+    """What measures the memory of this worker; `workers_here` share its host's."""
+    if hold is not None and hold.memory is not None:
+        return EmulatedMemory(hold.memory)
+    return CudaMemory(request.device) if request.device.type == "cuda" else host_memory(workers_here)
 
 
 def profiler_of(
     request: Request, agreement: Agreement, balancer: Tracker, workers: Workers, recorder: Recorder
-) -> "Profiler | None":
-    """The profiler of this run; None if the run is not a profile.
+) -> "Profiler | Finder | None":
+    """The profiler of this run, or what finds its largest batches; None if it is an ordinary run.
 
     Raises:
         ConfigError: There are several workers.
     """
+    if request.launched.find_batch is not None:
+        return Finder(request.launched.find_batch, agreement, balancer, workers)
     largest = request.launched.profile
     if largest is None:
         return None
     if workers.count > 1:
         raise ConfigError("a profile is one worker's: start it without torchrun")
-    hold, device = agreement.own.hold, request.device
-    probe: MemoryProbe
-    if hold is not None and hold.memory is not None:
-        probe = EmulatedMemory(hold.memory)
-    else:
-        probe = CudaMemory(device) if device.type == "cuda" else HostMemory()
+    probe = probe_of(request, agreement.own.hold, 1)
     return Profiler(balancer, largest=largest, memory=probe, recorder=recorder)
 
 

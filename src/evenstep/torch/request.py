@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -17,12 +17,15 @@ from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
+from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.launch_settings import A_TIMEOUT, VARIABLES, LaunchSettings, read_timeout
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.weighting import Weights
 from evenstep.torch.model import device_of
 
+AUTO: Final = "auto"
+"""The global batch size that `evenstep run --find-batch` has found."""
 _DEFAULT_TIMEOUT: Final = 300.0
 
 
@@ -68,7 +71,7 @@ def _scheme(value: object) -> Scheme | str | None:
 
 
 def _batch_size(value: object) -> int | None:
-    return None if value is None else whole_number(value, 1, UNLIMITED)
+    return None if value in (None, AUTO) else whole_number(value, 1, UNLIMITED)
 
 
 def _batch_sizes(value: object) -> list[int] | dict[Any, int] | None:
@@ -156,8 +159,9 @@ class _Argument:
 class Request:
     """What a script asks for.
 
-    `mistake` is a sentence about the first wrong argument, if any. Wrong arguments have their defaults here, so that
-    this worker can join the others and tell them.
+    `found` is what an earlier run into the same folder has found of the workers' largest batches, and if `automatic`,
+    the global batch size is from there. `mistake` is a sentence about the first wrong argument, if any. Wrong arguments
+    have their defaults here, so that this worker can join the others and tell them.
     """
 
     models: Annotated[
@@ -172,7 +176,7 @@ class Request:
         _Argument("a scheme string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp() returns", _scheme),
     ] = None
     global_batch_size: Annotated[
-        int | None, _Argument(f"a whole number of samples from 1 to {UNLIMITED}", _batch_size)
+        int | None, _Argument(f"a whole number of samples from 1 to {UNLIMITED}, or 'auto'", _batch_size)
     ] = None
     batch_sizes: Annotated[
         Sequence[int] | Mapping[Any, int] | None,
@@ -198,6 +202,8 @@ class Request:
     loader: DataLoader[Any]
     cost: object = None
     launched: LaunchSettings
+    found: FoundBatch | None = None
+    automatic: bool = False
     mistake: str | None = None
 
     @classmethod
@@ -222,7 +228,28 @@ class Request:
                 except (TypeError, ValueError, OverflowError) as error:
                     own = str(error) if isinstance(error, ConfigError) else None
                     mistake = mistake or own or f"{name} must be {argument.must_be}, not {shown(given[name])}"
-        return cls(loader=loader, cost=cost, launched=launched, mistake=mistake, **values)
+        request = cls(loader=loader, cost=cost, launched=launched, mistake=mistake, **values)
+        return request._with_found(automatic=isinstance(given["global_batch_size"], str))
+
+    def _with_found(self, *, automatic: bool) -> Self:
+        """With what was found of the workers' largest batches; `automatic`: it also gives the global batch size."""
+        folder = self.run_folder
+        if self.launched.find_batch is not None or (folder is None and not automatic):
+            return self
+        try:
+            found = None if folder is None else FoundBatch.read(folder)
+        except ConfigError as error:
+            return replace(self, mistake=self.mistake or str(error))
+        if not automatic:
+            return replace(self, found=found)
+        if found is None:
+            why = "no run_dir was given" if folder is None else f"{folder} holds nothing that was found"
+            said = (
+                f"global_batch_size='auto' is what evenstep run --find-batch --run-dir DIR has found, and {why}: run it"
+                " first, with the same run directory"
+            )
+            return replace(self, mistake=self.mistake or said)
+        return replace(self, found=found, automatic=True, global_batch_size=found.global_batch_size)
 
     @property
     def device(self) -> torch.device:
@@ -231,7 +258,14 @@ class Request:
 
     @property
     def events_dir(self) -> Path | None:
-        """Where events go: the argument's folder, or else the environment's."""
+        """Where events go: the argument's folder, or else the environment's; None if batches are only searched for."""
+        if self.launched.find_batch is not None:
+            return None
+        return self.run_folder
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The run directory."""
         given = self.run_dir if self.run_dir is not None else self.launched.run_dir
         return None if given is None else Path(given)
 

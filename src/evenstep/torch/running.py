@@ -36,7 +36,7 @@ from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, window
 from evenstep.torch.processes.join_servers import join_group, join_servers
 from evenstep.torch.processes.join_workers import join_workers
 from evenstep.torch.processes.liveness import Liveness, explaining
-from evenstep.torch.profiler import profiler_of, to_be_profiled
+from evenstep.torch.profiler import probe_of, profiler_of, to_be_profiled
 from evenstep.torch.request import Request
 from evenstep.worker.activity import Activity
 from evenstep.worker.agreement import tells_plans
@@ -70,7 +70,7 @@ class Running:
     def __init__(self, request: Request, loaders: Sequence[Loop]) -> None:
         install_hook()
         leave_mark(request.launched, os.environ.get("RANK", "0"))
-        self._request = to_be_profiled(request) if request.launched.profile is not None else request
+        self._request = to_be_profiled(request) if request.launched.measures else request
         self._activity = Activity()
         self._windowed: tuple[WindowedOptimizer, ...] = ()
         self._hooks: list[RemovableHandle] = []
@@ -145,7 +145,7 @@ class Running:
             self._loaders[loader.number] = request.loader, self._agreement.terms
             return
         request = replace(request, loader=loader.source, cost=loader.cost)
-        if request.launched.profile is not None:
+        if request.launched.measures:
             request = to_be_profiled(request)
         terms = agree_on_loader(request, self._workers, self._agreement, self._activity)
         self._loaders[loader.number] = request.loader, terms
@@ -273,7 +273,13 @@ class Running:
 
     def _learned_limit(self) -> LearntLimit | None:
         """What learns this worker's largest batch; None if its memory is unknown, or does not limit batches."""
-        own, device = self._agreement.own, self._request.device
+        own, device, hosts = (
+            self._agreement.own,
+            self._request.device,
+            [each["host"] for each in self._agreement.workers],
+        )
+        if self._request.launched.find_batch is not None:
+            return LearntLimit(probe_of(self._request, own.hold, hosts.count(self._workers.host)))
         if self._agreement.scheme.micro_batch is not None:
             return None
         failed = None if own.failed is None else own.failed.samples
@@ -295,7 +301,7 @@ class Running:
         """What says at the end how the run went: on worker 0, or on servers the first of them."""
         launched, workers, scheme = self._request.launched, self._workers, self._agreement.scheme
         alone = workers.count == 1 and VARIABLE not in os.environ
-        if alone or workers.rank or launched.profile is not None or scheme.served is not None:
+        if alone or workers.rank or launched.measures or scheme.served is not None:
             return None
         return Summary(
             workers=workers.count,

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger
+from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import Scheme
 from evenstep.torch.costs import Cost
@@ -28,7 +30,7 @@ from evenstep.torch.engines.weighting import Weights
 from evenstep.torch.model import PreparedModel, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer
 from evenstep.torch.processes.workers import Workers
-from evenstep.torch.request import Request
+from evenstep.torch.request import AUTO, Request
 from evenstep.torch.running import Running
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Session:
         self,
         scheme: Scheme | str | None = None,
         *,
-        global_batch_size: int | None = None,
+        global_batch_size: int | Literal["auto"] | None = None,
         batch_sizes: Sequence[int] | Mapping[Any, int] | None = None,
         seed: int = 0,
         timeout: float | None = None,
@@ -319,6 +321,10 @@ class Session:
     def expected_batch_size(self, loader: DataLoader[Any]) -> int:
         """The samples of an iteration, as expected before the workers have agreed on them."""
         sizes, given = self._settings["batch_sizes"], self._settings["global_batch_size"]
+        if given == AUTO:
+            folder = self._settings["run_dir"] or self._launched.run_dir
+            found = None if folder is None else FoundBatch.read(Path(folder))
+            given = None if found is None else found.global_batch_size
         if given is None and sizes is not None and not isinstance(sizes, Mapping):
             given = sum(sizes)
         own = self._expected_order(loader).sampling.global_batch_size(self._expected_workers) or 1

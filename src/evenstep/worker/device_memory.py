@@ -1,12 +1,16 @@
 """How much of its device's memory a worker's batches take, and how large they may become."""
 
 import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, final
 
 import psutil
 
 from evenstep.cluster.slowness import DeviceMemory
 from evenstep.core.load.memory import MemoryModel
+from evenstep.worker.factors import group_folders
 
 
 class MemoryProbe(Protocol):
@@ -46,13 +50,19 @@ class EmulatedMemory:
 
 @final
 class HostMemory:
-    """This process's memory as the system counts it. Its peak never falls, so sizes must rise."""
+    """This process's memory as the system counts it. Its peak never falls, so sizes must rise.
+
+    Args:
+        workers: The workers on this host, which share what is free of its memory, or of their control group's.
+        root: The folder that holds `proc` and `sys`.
+    """
 
     rounding_bytes = 2**20
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1, *, root: Path = Path("/")) -> None:
         self.base_bytes = self.peak_bytes(0)
-        self.capacity_bytes = psutil.virtual_memory().available + self.base_bytes
+        free = min([psutil.virtual_memory().available, *_free_in_groups(root)])
+        self.capacity_bytes = max(free, 0) // workers + self.base_bytes
 
     def begin(self) -> None:
         """The peak cannot be reset."""
@@ -62,14 +72,64 @@ class HostMemory:
 
 
 @final
+class AddressSpace:
+    """The addresses that RLIMIT_AS leaves to this process beside those that it has taken, most of them for libraries.
+
+    Their peak never falls, so sizes must rise.
+    """
+
+    base_bytes = 0
+    rounding_bytes = 64 * 2**20  # The C library takes addresses by as much for each thread.
+
+    def __init__(self) -> None:
+        self._taken = _peak_addresses()
+        self.capacity_bytes = max(resource.getrlimit(resource.RLIMIT_AS)[0] - self._taken, 1)
+
+    def begin(self) -> None:
+        """The peak cannot be reset."""
+
+    def peak_bytes(self, batch_size: int) -> int:
+        return _peak_addresses() - self._taken
+
+
+def _peak_addresses() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # Not every system has it.
+        return int(psutil.Process().memory_info().vms)
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmPeak:"))
+
+
+def host_memory(workers: int) -> MemoryProbe:
+    """The memory of a worker on a CPU, of which there are this many on its host."""
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return AddressSpace() if limited else HostMemory(workers)
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """What is free of the memory of this process's control group and of its parents; nothing for those without limit.
+
+    Pages of files that were not used lately count as free.
+    """
+    two, one = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for folder, names in group_folders(root, "memory", two=two, one=one):
+        with suppress(OSError, ValueError):  # `max`, or a removed group.
+            limit, used = (int((folder / name).read_text()) for name in names)
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield limit - used + int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+
+
+@final
 class LearntLimit:
     """Learns the largest batch of this worker from the peaks of its iterations.
 
-    `failed` is a batch size that did not fit in an earlier run. `largest_run` is the largest batch that has run.
+    `failed` is a batch size that did not fit in an earlier run. `largest_run` is the largest batch that has run, and
+    `capacity_bytes` the memory that this process can have.
     """
 
     def __init__(self, probe: MemoryProbe, *, failed: int | None = None) -> None:
         self.largest_run = 0
+        self.capacity_bytes = probe.capacity_bytes
         self.begin = probe.begin
         self._probe = probe
         self._model = MemoryModel(

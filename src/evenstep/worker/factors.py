@@ -96,22 +96,31 @@ def _busy_seconds(cores: frozenset[int]) -> float:
 
 def _quota_files(root: Path) -> list[tuple[Path, ...]]:
     """The CPU quota files of this process's control group and its parents, in version 2 or 1."""
+    one = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    return [
+        tuple(folder / name for name in names)
+        for folder, names in group_folders(root, "cpu", two=("cpu.max",), one=one)
+    ]
+
+
+def group_folders(
+    root: Path, controller: str, *, two: tuple[str, ...], one: tuple[str, ...]
+) -> list[tuple[Path, tuple[str, ...]]]:
+    """The folders of this process's control group and its parents that have these files, in version 2 or 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found: list[tuple[Path, ...]] = []
+    found: list[tuple[Path, tuple[str, ...]]] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        top = root / "sys/fs/cgroup" / (controller if controllers else "")
+        names = one if controllers else two
         inside = Path(path.lstrip("/"))
-        for folder in (top / part for part in (inside, *inside.parents)):
-            files = tuple(folder / name for name in names)
-            if all(file.exists() for file in files):
-                found.append(files)
+        folders = (top / part for part in (inside, *inside.parents))
+        found += [(each, names) for each in folders if all((each / name).exists() for name in names)]
     return found
 
 

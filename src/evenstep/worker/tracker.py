@@ -130,6 +130,11 @@ class Tracker:
             return None
         return np.array((latest.nanoseconds_per_sample, latest.fixed_nanoseconds))
 
+    @property
+    def latest(self) -> Reports | None:
+        """What all workers reported of the last iteration; None before the first."""
+        return self._latest
+
     def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> PrivateShares:
         """This worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
         self.problem = replace(self.problem, epoch=epoch)

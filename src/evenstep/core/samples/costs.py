@@ -88,6 +88,12 @@ class EpochCosts:
         """How many average samples cost as much as those at these positions."""
         return self.costs.together(self.of(np.array(positions))) * len(self.costs.units) / self.costs.whole
 
+    def fitting(self, positions: IntArray, size: int) -> int:
+        """How many of these positions, from the first on, cost together at most as much as `size` average samples."""
+        units = self.of(positions)
+        costs = np.maximum.accumulate(units) * np.arange(1, len(units) + 1) if self.costs.padded else np.cumsum(units)
+        return int(np.searchsorted(costs, size * self.costs.mean, side="right"))
+
     def padding(self, positions: tuple[int, ...]) -> float | None:
         """How many average samples' cost of a batch at these positions is padding; None if none is padded."""
         if not self.costs.padded:
