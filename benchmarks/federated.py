@@ -1,15 +1,19 @@
 """Federated training: accuracy over time with rounds, with balanced rounds, and without rounds.
 
 Time is simulated, exact and the same on any machine: clients of speeds 1 to 8, or equal ones that are slow for one to
-three of every ten pieces of work. Training is real: at each moment at which the simulator gives a client the model, the
-client trains on its own data, and its change of the model counts when the simulator says. All runs have the same number
-of local steps on the same mean batch. FedAvg is `bsp`; that this is Flower's FedAvg is a test (tests/frameworks).
+three of every ten pieces of work. Training is real: when the simulator gives a client the model, the client trains on
+its own data, and its change of the model counts when the simulator says. All runs have the same number of local steps
+on the same mean batch. FedAvg is `bsp` in the simulator. Beside it, Flower's own FedAvg aggregates what the same
+clients train, in a process that has Flower.
 """
 
 import json
+import pickle
+import subprocess
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +23,7 @@ import torch
 from harness import record
 
 from evenstep.cluster.slowness import Episodic, Undisturbed
+from evenstep.core.rounds import Work
 from evenstep.sim import Client, FederatedScenario, simulate_rounds
 
 SPEEDS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8)
@@ -28,10 +33,14 @@ MESSAGES = 2.0
 """Seconds for the model to a client and back."""
 BATCH, STEPS, SEEDS = 32, 10, 3
 ALPHAS = (0.1, 0.5)
+HERE = Path(__file__).parent
 FEDAVG, BALANCED, TAU, RATE = "FedAvg", "LB-BSP", "adaptive tau", "adaptive B and rate"
+FLOWERS, BOUNDED = "Flower's own FedAvg", "LB-BSP, batches of at least 16"
 METHODS = {
     FEDAVG: {"scheme": "bsp"},
+    FLOWERS: {},
     BALANCED: {"scheme": "lb-bsp"},
+    BOUNDED: {"scheme": "lb-bsp:minimum=16"},
     TAU: {"scheme": "lb-bsp", "mode": "steps"},
     RATE: {"scheme": "lb-bsp", "mode": "batch-and-lr"},
     "FedBuff": {"scheme": "asp", "buffer": 3, "rate": "raw"},
@@ -39,10 +48,14 @@ METHODS = {
     "ssp": {"scheme": "ssp:bound=3"},
     "dssp": {"scheme": "dssp:lower=3,upper=15"},
 }
+LASTING = [method for method in METHODS if method != BOUNDED]
 EPISODIC = (FEDAVG, BALANCED, "FedBuff", "asp", "ssp", "dssp")
+CONSTANT = "constant rate, lasting"
 CELLS = [
-    (task, alpha, "lasting", method) for task in ("digits", "pictures") for alpha in ALPHAS for method in METHODS
-] + [("digits", 0.5, "episodic", method) for method in EPISODIC]
+    *((task, alpha, "lasting", method) for task in ("digits", "pictures") for alpha in ALPHAS for method in LASTING),
+    *(("digits", 0.5, "episodic", method) for method in EPISODIC),
+    *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED, BOUNDED)),
+]
 BELOW = 1.0
 """Points of accuracy below FedAvg's final one that time is counted to."""
 
@@ -71,8 +84,8 @@ def pictures():
 
 
 TASKS = {
-    "digits": {"make": digits, "lr": 0.2, "rounds": 60},
-    "pictures": {"make": pictures, "lr": 0.1, "rounds": 40},
+    "digits": {"make": digits, "lr": 0.2, "rounds": 100},
+    "pictures": {"make": pictures, "lr": 0.1, "rounds": 60},
 }
 
 
@@ -102,26 +115,36 @@ def split(targets, alpha, generator):
 class Training:
     """The model, trained when the simulator says; `curve` has seconds, rounds' worth and accuracy."""
 
-    def __init__(self, task, alpha, seed):
+    def __init__(self, task, alpha, seed, rounds, constant):
         (self.inputs, self.targets), self.test, shape = TASKS[task]["make"]()
-        self.lr, self.seed = TASKS[task]["lr"], seed
+        self.lr, self.rounds, self.constant = TASKS[task]["lr"], rounds, constant
         torch.manual_seed(seed)
         self.net = lenet(*shape)
         self.weights = torch.nn.utils.parameters_to_vector(self.net.parameters()).detach()
         self.parts = split(self.targets, alpha, np.random.default_rng(seed))
+        self.orders = [np.random.default_rng((seed, client)) for client in range(len(self.parts))]
+        self.rows = [np.empty(0, dtype=np.int64) for _ in self.parts]  # What each client draws next.
         self.changes, self.done, self.curve = {}, 0.0, []
         self.evaluate(0.0)
 
+    def drawn(self, client, size):
+        """The client's next rows: all of its data in a random order, and then again in another one."""
+        while len(self.rows[client]) < size:
+            again = self.orders[client].permutation(self.parts[client])
+            self.rows[client] = np.concatenate([self.rows[client], again])
+        rows, self.rows[client] = self.rows[client][:size], self.rows[client][size:]
+        return torch.from_numpy(rows)
+
     def begin(self, client, number, work):
-        generator = np.random.default_rng((self.seed, client, number))
         parameters = list(self.net.parameters())
         torch.nn.utils.vector_to_parameters(self.weights.clone(), parameters)
+        left = 1.0 if self.constant else min(2.0 * (1.0 - self.done / self.rounds), 1.0)
         for _ in range(work.steps):
-            rows = torch.from_numpy(generator.choice(self.parts[client], size=work.batch_size))
+            rows = self.drawn(client, work.batch_size)
             loss = torch.nn.functional.cross_entropy(self.net(self.inputs[rows]), self.targets[rows])
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
-                torch._foreach_add_(parameters, gradients, alpha=-self.lr * work.rate)
+                torch._foreach_add_(parameters, gradients, alpha=-self.lr * left * work.rate)
         trained = torch.nn.utils.parameters_to_vector(parameters).detach()
         self.changes[client, number] = trained - self.weights
 
@@ -144,32 +167,35 @@ class Training:
         self.curve.append((now, self.done, 100.0 * float(right)))
 
 
-def one(cell, folder):
+def one(cell, folder, flower):
     """One training; what is in the folder already is taken from there."""
     task, alpha, regime, method, seed, rounds = cell
     path = folder and folder / f"{'-'.join(map(str, cell))}.json"
     if path and path.exists():
         return json.loads(path.read_text())
     torch.set_num_threads(1)
-    training = Training(task, alpha, seed)
-    speeds = SPEEDS if regime == "lasting" else [4.0] * len(SPEEDS)
+    training = Training(task, alpha, seed, rounds, regime == CONSTANT)
+    speeds = [4.0] * len(SPEEDS) if regime == "episodic" else SPEEDS
     clients = tuple(
         Client(examples=len(part), seconds_per_sample=SECONDS / speed, message_seconds=MESSAGES)
         for part, speed in zip(training.parts, speeds, strict=True)
     )
-    slow = Episodic(factor=8.0, period=10, shortest=1, longest=3, seed=seed)
-    scenario = FederatedScenario(
-        clients=clients, rounds=rounds, batch_size=BATCH, steps=STEPS,
-        disturbance=slow if regime == "episodic" else Undisturbed(), **METHODS[method],
-    )  # fmt: skip
-    run = simulate_rounds(scenario, training)
-    if training.curve[-1][0] < run.seconds:
-        training.evaluate(run.seconds)
+    if method == FLOWERS:
+        seconds, stale, pieces = flowers(training, clients, rounds, flower)
+    else:
+        slow = Episodic(factor=8.0, period=10, shortest=1, longest=3, seed=seed)
+        scenario = FederatedScenario(
+            clients=clients, rounds=rounds, batch_size=BATCH, steps=STEPS,
+            disturbance=slow if regime == "episodic" else Undisturbed(), **METHODS[method],
+        )  # fmt: skip
+        run = simulate_rounds(scenario, training)
+        seconds, stale, pieces = run.seconds, fmean(update.stale for update in run.updates), run.pieces
+    if training.curve[-1][0] < seconds:
+        training.evaluate(seconds)
     last = [accuracy for _, done, accuracy in training.curve if done >= 0.9 * training.done]
     row = {
-        "task": task, "alpha": alpha, "regime": regime, "method": method, "seed": seed, "seconds": run.seconds,
-        "final": fmean(last), "stale": fmean(update.stale for update in run.updates), "pieces": run.pieces,
-        "curve": training.curve,
+        "task": task, "alpha": alpha, "regime": regime, "method": method, "seed": seed, "seconds": seconds,
+        "final": fmean(last), "stale": stale, "pieces": pieces, "curve": training.curve,
     }  # fmt: skip
     if path:
         path.with_suffix(".part").write_text(json.dumps(row))
@@ -177,11 +203,46 @@ def one(cell, folder):
     return row
 
 
+def flowers(training, clients, rounds, python):
+    """Train for these rounds by what Flower's FedAvg says; the seconds, the staleness and each client's rounds."""
+    slowest = max(client.message_seconds + STEPS * BATCH * client.seconds_per_sample for client in clients)
+    command = [python, "-m", "contestants.flower_fedavg", str(len(clients)), str(rounds)]
+    with subprocess.Popen(
+        command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        answer = training.weights.numpy()
+        for number in range(2 * rounds + 1):
+            pickle.dump(answer, process.stdin)
+            process.stdin.flush()
+            asked, at, weights = pickle.load(process.stdout)
+            training.weights = torch.from_numpy(weights.copy())
+            if asked == "evaluate":
+                training.done, answer = float(at), None
+                if at:
+                    training.evaluate(at * slowest)
+                continue
+            answer = []
+            for client, part in enumerate(training.parts):
+                training.begin(client, number, Work(BATCH, STEPS))
+                answer.append(((training.weights + training.changes.pop((client, number))).numpy(), len(part)))
+        pickle.dump(None, process.stdin)
+    return rounds * slowest, 0.0, [rounds] * len(clients)
+
+
 def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rows", type=Path, help="a folder that keeps each training, to go on from when interrupted")
+    parser.add_argument(
+        "--flower", type=Path, default=HERE.parent / ".venv-flower" / "bin" / "python", metavar="PATH",
+        help="an interpreter with Flower (default: .venv-flower/bin/python, which make test-all builds)",
+    )  # fmt: skip
     options = parser.parse_args()
+    if not options.flower.exists():
+        parser.error(f"there is no {options.flower}: run make test-all, or give --flower PATH")
+    # Where rows and Flower are on this machine is not part of the record's command.
+    elsewhere = ("--rows", "--flower")
+    sys.argv = [word for before, word in pairwise(["", *sys.argv]) if not {before, word} & set(elsewhere)]
     if options.rows:
         options.rows.mkdir(parents=True, exist_ok=True)
     seeds = 1 if options.quick else options.seeds
@@ -192,7 +253,7 @@ def main():
     ]
     began = time.monotonic()
     with get_context("spawn").Pool() as pool:
-        rows = pool.map(partial(one, folder=options.rows), cells, chunksize=1)
+        rows = pool.map(partial(one, folder=options.rows, flower=options.flower.absolute()), cells, chunksize=1)
     record.console.print(f"  {len(rows)} trainings in {(time.monotonic() - began) / 60:.1f} minutes")
     _set_times(rows)
     done = record.publish(
@@ -204,6 +265,8 @@ def main():
             "mean_batch": BATCH, "steps": STEPS, "seeds": seeds, "dirichlet": ALPHAS,
             "methods": METHODS,
             "tasks": {name: {"lr": task["lr"], "rounds": task["rounds"]} for name, task in TASKS.items()},
+            "rate": "as given in the first half of the rounds, then falling to 0 in a line; or constant",
+            "batches": "a client draws all of its data in a random order, then again in another one",
             "time": "simulated: a busy machine changes nothing; the training is real",
             "episodic": "all of speed 4, each 8 times slower for 1 to 3 of every 10 pieces of work",
             "seconds_to": f"{BELOW} points below FedAvg's final accuracy",
@@ -240,29 +303,34 @@ def _ratios(rows, regime, method, against, what):
     return [1e9 if one is None else 0.0 if other is None else one / max(other, 1e-9) for one, other in values]
 
 
-def _differences(rows, regime, method):
+def _differences(rows, regime, method, against=FEDAVG):
     of = {(*_key(row), row["method"]): row["final"] for row in rows if row["regime"] == regime}
-    return [value - of[*key[:-1], FEDAVG] for key, value in of.items() if key[-1] == method]
+    return [value - of[*key[:-1], against] for key, value in of.items() if key[-1] == method]
 
 
 def _figures(rows):
-    figures = [
-        record.figure("LB-BSP's time to the accuracy, of FedAvg's",
-                      _ratios(rows, "lasting", BALANCED, FEDAVG, "seconds_to_target"), goal="<= 0.72"),
+    def time_to(method, against, regime="lasting", goal=None):
+        begin = "" if regime == "lasting" else f"{regime.removesuffix(', lasting')}: "
+        values = _ratios(rows, regime, method, against, "seconds_to_target")
+        return record.figure(f"{begin}{method}'s time to the accuracy, of {against}'s", values, goal=goal)
+
+    def less(method, against=FEDAVG, regime="lasting", goal=None):
+        begin = "" if regime == "lasting" else f"{regime.removesuffix(', lasting')}: "
+        values = _differences(rows, regime, method, against)
+        return record.figure(f"{begin}{method}'s final accuracy less {against}'s", values, goal=goal, unit="points")
+
+    return [
+        time_to(BALANCED, FEDAVG, goal="<= 0.72"),
+        time_to(BALANCED, FLOWERS, goal="<= 0.72"),
         record.figure("LB-BSP's time of a round, of FedAvg's", _ratios(rows, "lasting", BALANCED, FEDAVG, "seconds")),
-        record.figure("LB-BSP's final accuracy less FedAvg's",
-                      _differences(rows, "lasting", BALANCED), goal=">= -0.5", unit="points"),
-    ]  # fmt: skip
-    figures += [
-        record.figure(f"{method}'s final accuracy less FedAvg's", _differences(rows, "lasting", method), unit="points")
-        for method in METHODS
-        if method not in (FEDAVG, BALANCED)
+        less(BALANCED, goal=">= -0.5"),
+        less(BALANCED, FLOWERS, goal=">= -0.5"),
+        *(less(method) for method in LASTING if method not in (FEDAVG, BALANCED)),
+        *(time_to(method, BALANCED) for method in (TAU, RATE)),
+        time_to("dssp", BALANCED, "episodic", goal="<= 0.999"),
+        *(less(method, regime=CONSTANT) for method in (BALANCED, BOUNDED)),
+        *(time_to(method, FEDAVG, CONSTANT) for method in (BALANCED, BOUNDED)),
     ]
-    figures.append(
-        record.figure("episodic: dssp's time to the accuracy, of LB-BSP's",
-                      _ratios(rows, "episodic", "dssp", BALANCED, "seconds_to_target"), goal="<= 0.999")
-    )  # fmt: skip
-    return figures
 
 
 def _table(rows, task, alpha, regime):
@@ -281,7 +349,7 @@ def _table(rows, task, alpha, regime):
             f"{fmean(row['stale'] for row in of):.1f}",
         ])  # fmt: skip
     headings = ("method", "seconds a round", "final accuracy", "seconds to target (seeds)", "stale")
-    return record.table(f"{task}, Dirichlet {alpha}, {regime} slowness", headings, lines)
+    return record.table(f"{task}, Dirichlet {alpha}, {regime}", headings, lines)
 
 
 if __name__ == "__main__":

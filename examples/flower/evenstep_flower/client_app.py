@@ -24,7 +24,7 @@ def train(message: Message, context: Context) -> Message:
         batch_size=config["batch-size"],
         steps=config["steps"],
         lr=config["lr"],
-        generator=np.random.default_rng((partition, config["server-round"])),
+        generator=np.random.default_rng(),
         slowdown=int(context.node_config.get("slowdown", 1)),
     )
     arrays = ArrayRecord({name: Array(values) for name, values in weights.items()})

@@ -192,7 +192,9 @@ class Run:
 
     def _send(self, nodes: tuple[int, ...]) -> None:
         if self._content is None:
-            given = self._strategy.configure_train(self._rounds.version + 1, self._arrays, self._config, self._listed)
+            # Clients schedule their rates by the round: of these, not of the updates, there are `num_rounds`.
+            number = int(self._rounds.progress + 1e-6) + 1
+            given = self._strategy.configure_train(number, self._arrays, self._config, self._listed)
             self._content = next(iter(given)).content
         messages = [Message(self._content, node, MessageType.TRAIN) for node in nodes]
         for node in nodes:
