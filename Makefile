@@ -26,6 +26,7 @@ FRAMEWORKS := jax tensorflow mxnet flower
 INSTALLED_FRAMEWORKS := $(FRAMEWORKS:%=.venv-%/.installed)
 TESTED_WITH_jax := flax optax
 TESTED_WITH_tensorflow := tensorflow-cpu
+TESTED_WITH_flower := flwr[simulation]
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-all faults gpu check clean
@@ -68,7 +69,7 @@ $(INSTALLED_ALL): $(INSTALLED)
 
 .venv-%/.installed: pyproject.toml constraints-%.txt $(INSTALLED_DEMO)
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --constraint constraints-$*.txt --editable '.[$*]' $(TESTED_WITH_$*) \
+	.venv-$*/bin/python -m pip install --constraint constraints-$*.txt --editable '.[$*]' $(TESTED_WITH_$*:%='%') \
 		hypothesis pytest pytest-timeout pytest-xdist
 	@touch $@
 

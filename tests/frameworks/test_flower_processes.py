@@ -1,12 +1,16 @@
-"""Flower for real: a SuperLink and SuperNodes as processes. One node is slow, one dies, one sends NaN and one lies."""
+"""Flower for real: a SuperLink and SuperNodes as processes. One node is slow, one dies, one sends NaN and one lies.
+
+And Flower's simulation engine, on Ray.
+"""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs an environment of its own: make test-all")
 
-from support.flower_processes import AppRun, Federation, end, faulty_app, until
+from support.flower_processes import EXAMPLE, Federation, Pipe, end, faulty_app, run_app
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("flower")]
 
@@ -28,10 +32,9 @@ def accuracy(text):
 def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     """With rounds, in which a node is killed while it trains, and without, when it comes back."""
     app = faulty_app(tmp_path / "app")
-    run = AppRun(federation, app, rounds=2, nodes=5, patience=1.5, steps=200)
-    run.wait_for("[ROUND 2/2]")
-    (tmp_path / "stick").touch()
-    until(tmp_path / "stuck")
+    stuck = Pipe(tmp_path / "stuck")
+    run = run_app(federation, app, rounds=2, nodes=5, patience=1.5, steps=200)
+    stuck.wait()
     end(federation.nodes[VICTIM])
     text = run.text()
     dead = federation.id_of(VICTIM)
@@ -41,8 +44,7 @@ def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     assert re.search(rf"batch sizes \d+ \(node ({federation.id_of(SLOW)}|{federation.id_of(LIAR)})\) to", text)
     assert accuracy(text) > 0.5
 
-    (tmp_path / "stick").unlink()
-    run = AppRun(federation, app, rounds=2, nodes=4, scheme='"ssp:bound=1"', timeout=20.0)
+    run = run_app(federation, app, rounds=2, nodes=4, scheme='"ssp:bound=1"', timeout=20.0)
     run.wait_for("takes part")
     federation.nodes[VICTIM] = federation.node(VICTIM, {})
     text = run.text()
@@ -50,4 +52,22 @@ def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     assert f"node {federation.id_of(VICTIM)} takes part" in text
     assert federation.id_of(VICTIM) != dead
     assert f"the reply of node {federation.id_of(NAN)} has a NaN or an infinity" in text
+    assert accuracy(text) > 0.5
+
+
+@pytest.fixture
+def simulation(tmp_path):
+    federation = Federation(tmp_path, simulated=3)
+    yield federation
+    federation.close()
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation engine needs Ray: make test-all")
+def test_the_example_runs_in_flowers_simulation_engine(simulation):
+    text = run_app(simulation, EXAMPLE, rounds=2, nodes=3).text()
+    assert text.count("configure_train: batch sizes") == 2
+    assert accuracy(text) > 0.5
+
+    text = run_app(simulation, EXAMPLE, rounds=2, nodes=3, scheme='"ssp:bound=1"').text()
+    assert "update 6: of" in text
     assert accuracy(text) > 0.5

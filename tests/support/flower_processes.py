@@ -1,12 +1,11 @@
 """A real SuperLink and real SuperNodes, each a process on this machine, and runs of the example's app on them."""
 
 import os
+import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,9 +32,11 @@ def faulty(message, context, call_next):
     config, fault = context.node_config, context.node_config.get("fault", "")
     folder = Path(config["folder"])
     (folder / f"node-{config['partition-id']}").write_text(str(context.node_id))
-    if fault == "stuck" and (folder / "stick").exists():
-        (folder / "stuck").touch()
-        signal.pause()
+    if fault == "stuck" and (folder / "stuck").exists():
+        if (folder / "trained").exists():
+            (folder / "stuck").write_text("stuck")  # A pipe: this waits until the test reads it.
+            signal.pause()
+        (folder / "trained").touch()
     reply = call_next(message, context)
     if fault == "nan":
         arrays = reply.content["arrays"]
@@ -56,12 +57,13 @@ class Federation:
     """A SuperLink with SuperNodes; `close` ends them all.
 
     Args:
-        folder: For Flower's own files, the logs of all processes, and what the apps write.
+        folder: For Flower's own files, the logs of the SuperNodes, and what the apps write.
         nodes: The config of each node beside its `partition-id`, which is its place in the list.
+        simulated: How many nodes Flower's simulation engine has in the place of processes.
     """
 
-    def __init__(self, folder, nodes):
-        self.folder = folder
+    def __init__(self, folder, nodes=(), simulated=0):
+        self.folder, self.simulated = folder, simulated
         self.port = free_port()
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
@@ -71,31 +73,35 @@ class Federation:
         self.environment = os.environ | {
             "FLWR_HOME": str(folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": source,
         }
         self.processes = []
-        self.start("flower-superlink", "--port", str(self.port), "--disable-runtime-dependency-installation")
-        deadline = time.monotonic() + GUARD_SECONDS
-        while not listens(self.port):
-            assert time.monotonic() < deadline, "the SuperLink does not listen"
-            time.sleep(0.05)
+        options = ["--port", str(self.port), "--disable-runtime-dependency-installation"]
+        link = self.start(
+            "flower-superlink", *options, *(["--simulation"] if simulated else []), stdout=subprocess.PIPE
+        )
+        self.link = Lines(link)
+        try:
+            self.link.wait_for("Uvicorn running")
+        except AssertionError:
+            self.close()
+            raise
         self.nodes = [self.node(partition, config) for partition, config in enumerate(nodes)]
 
-    def start(self, program, *arguments):
+    def start(self, program, *arguments, stdout):
         """A process of Flower, in a session of its own."""
-        log = (self.folder / f"{len(self.processes)}-{program}.log").open("wb")
         process = subprocess.Popen(
             [BIN / program, "--insecure", *arguments],
             env=self.environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        log.close()
         self.processes.append(process)
         return process
 
@@ -103,7 +109,9 @@ class Federation:
         settings = {"partition-id": partition, "folder": f'"{self.folder}"'} | config
         said = " ".join(f"{name}={value}" for name, value in settings.items())
         link = f"127.0.0.1:{self.port}"
-        return self.start("flower-supernode", "--superlink", link, "--port", str(free_port()), "--node-config", said)
+        options = ["--superlink", link, "--port", str(free_port()), "--node-config", said]
+        with (self.folder / f"{len(self.processes)}-supernode.log").open("wb") as log:
+            return self.start("flower-supernode", *options, stdout=log)
 
     def id_of(self, partition):
         return int((self.folder / f"node-{partition}").read_text())
@@ -111,12 +119,7 @@ class Federation:
     def close(self):
         for process in self.processes:
             end(process)
-
-
-def listens(port):
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
+        self.link.close()
 
 
 def end(process):
@@ -129,32 +132,23 @@ def end(process):
     process.wait()
 
 
-class AppRun:
-    """`flwr run` of an app: its log, line by line, as it comes."""
+class Lines:
+    """What a process writes, line by line, as it comes."""
 
-    def __init__(self, federation, app, **config):
+    def __init__(self, process):
+        self.process = process
         self.lines, self._changed = [], threading.Condition()
-        said = " ".join(f"{name.replace('_', '-')}={value}" for name, value in config.items())
-        command = [BIN / "flwr", "run", str(app), "--stream", "--run-config", said]
-        self.process = subprocess.Popen(
-            command,
-            env=federation.environment,
-            cwd=federation.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self):
         for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip())
-                self._changed.notify_all()
+            self._note(line.decode().rstrip())
+        self._note(_END)
+
+    def _note(self, line):
         with self._changed:
-            self.lines.append(_END)
+            self.lines.append(line)
             self._changed.notify_all()
 
     def wait_for(self, words):
@@ -168,22 +162,53 @@ class AppRun:
         return any(words in line for line in self.lines)
 
     def text(self):
-        """The whole log, when the run is over."""
+        """The whole output, when the process has ended."""
         try:
             self.wait_for(_END)
         finally:
-            end(self.process)
-            self._reader.join()
-            self.process.stdout.close()
+            self.close()
         return "\n".join(self.lines)
 
+    def close(self):
+        """End the process."""
+        end(self.process)
+        self._reader.join()
+        self.process.stdout.close()
 
-def until(path):
-    """Wait until a process has written this file."""
-    deadline = time.monotonic() + GUARD_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.05)
+
+def run_app(federation, app, **config):
+    """`flwr run` of an app: what it writes."""
+    said = " ".join(f"{name.replace('_', '-')}={value}" for name, value in config.items())
+    command = [BIN / "flwr", "run", str(app), "--stream", "--run-config", said]
+    if federation.simulated:
+        command += ["--federation-config", f"num-supernodes={federation.simulated}"]
+    process = subprocess.Popen(
+        command,
+        env=federation.environment,
+        cwd=federation.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return Lines(process)
+
+
+class Pipe:
+    """A named pipe, into which a process writes when it is where the test waits for it."""
+
+    def __init__(self, path):
+        self.path = path
+        os.mkfifo(path)
+        self._end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait(self):
+        """Until a process has written into it; no other finds it after that."""
+        try:
+            came, _, _ = select.select([self._end], [], [], GUARD_SECONDS)
+            assert came, f"nothing came by {self.path}"
+        finally:
+            os.close(self._end)
+            self.path.unlink()
 
 
 def faulty_app(folder):
