@@ -377,9 +377,81 @@ def test_a_buffer_gathers_replies_and_servers_momentum_sees_updates(logged):
     assert result.arrays["w"].numpy()[0] > 4.0
 
 
-def test_rounds_within_rounds_are_refused():
-    with pytest.raises(ConfigError, match="wrap the strategy inside it"):
-        Asynchronous(LoadBalanced(FedAvg()))
+@pytest.mark.parametrize("outer", [LoadBalanced, Asynchronous])
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (LoadBalanced(FedAvg()), "cannot wrap LoadBalanced"),
+        (Asynchronous(FedAvg()), "cannot wrap Asynchronous"),
+        (FedAvg, "give an instance, such as FedAvg()"),
+        ("fedavg", "wraps a strategy, not 'fedavg'"),
+    ],
+)
+def test_only_a_strategy_that_is_not_wrapped_yet_is_wrapped(outer, inner, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        outer(inner)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "scheme"),
+    [(LoadBalanced, name) for name in ("ssp:bound=3", "asp", "grouped:groups=2", "local-sgd")]
+    + [(Asynchronous, name) for name in ("lb-bsp", "local-sgd", "ssp:bound=3,load=lb-bsp")],
+)
+def test_a_scheme_of_which_a_part_would_be_ignored_is_refused(wrap, scheme):
+    with pytest.raises(ConfigError, match="takes only"):
+        wrap(FedAvg(), scheme)
+
+
+def test_a_scheme_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match="give its name, such as lb-bsp"):
+        LoadBalanced(FedAvg(), None)
+
+
+@pytest.mark.parametrize("wrap", ["balanced", "asynchronous"])
+@pytest.mark.parametrize(
+    ("arrays", "metrics", "said"),
+    [
+        (None, {"num-examples": 1}, "has other arrays than the model"),
+        ({"w": np.ones(2)}, {"num-examples": 1}, "has other arrays than the model"),
+        ({"v": np.ones(1)}, {"num-examples": 1}, "has other arrays than the model"),
+        ({"w": np.ones(1)}, {"loss": 1.0}, "has no 'num-examples' in its metrics"),
+    ],
+)
+def test_a_reply_that_no_mean_can_take_is_left_out_and_its_node_named(logged, wrap, arrays, metrics, said):
+    usual = client()
+
+    def app(message, context):
+        if context.node_id != 12 or message.metadata.message_type != MessageType.TRAIN:
+            return usual(message, context)
+        records = {"metrics": MetricRecord(metrics | {SECONDS: 1.0})}
+        if arrays is not None:
+            records["arrays"] = ArrayRecord({name: Array(values) for name, values in arrays.items()})
+        return Message(RecordDict(records), reply_to=message)
+
+    federation = Federation(app, SPEEDS)
+    strategy = balanced(federation) if wrap == "balanced" else asynchronous(federation, "ssp:bound=1")
+    result = started(strategy, federation, 3)
+    assert f"the reply of node 12 {said}, and is left out" in text(logged)
+    assert result.arrays["w"].numpy()[0] >= (3.0 if wrap == "balanced" else 1.0)
+
+
+def test_a_node_that_never_sends_seconds_is_named_once(logged):
+    federation = Federation(client(), SPEEDS, said={12: None})
+    started(balanced(federation), federation, 3)
+    assert text(logged).count("node 12 sends no evenstep-seconds") == 1
+
+
+def test_without_rounds_a_client_is_told_the_rounds_worth_and_not_the_updates(logged):
+    seen = []
+
+    def samples(message):
+        seen.append(message.content.config_records["config"]["server-round"])
+        return size_of(message)
+
+    federation = Federation(client(), SPEEDS, samples=samples)
+    started(asynchronous(federation, "ssp:bound=1"), federation, 4)
+    assert seen == sorted(seen)
+    assert set(seen) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("scheme", ["lb-bsp", "ssp:bound=1"])

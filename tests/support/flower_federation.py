@@ -55,7 +55,7 @@ class Federation(Nodes):
 
     Attributes:
         sizes: The sizes of each push of training messages, by node.
-        said: What a node says instead of its seconds, by node.
+        said: What a node says instead of its seconds, by node; None: nothing.
         vanished: From when on a node is not there any more, by node; it answers nothing after that.
         back: From when on it is there again.
     """
@@ -103,7 +103,8 @@ class Federation(Nodes):
             if not reply.has_error():
                 for metrics in reply.content.metric_records.values():
                     if SECONDS in metrics:
-                        metrics[SECONDS] = self.said.get(node, seconds)
+                        said = self.said.get(node, seconds)
+                        metrics.update({SECONDS: said}) if said is not None else metrics.pop(SECONDS)
         self.busy[node] = began + seconds
         if self.here(node, began + seconds) or self.here(node, began) is False:
             heapq.heappush(self.replies, (began + seconds, self.messages, asked, reply))

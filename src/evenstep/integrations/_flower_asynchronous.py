@@ -15,7 +15,7 @@ from evenstep.core.rounds import AsynchronousRounds
 from evenstep.core.sync import Unbounded
 from evenstep.integrations._flower_run import Run
 from evenstep.integrations._flower_wrapper import Wrapper
-from evenstep.schemes import Scheme, parse_scheme
+from evenstep.schemes import Scheme
 
 _log = logging.getLogger("flwr")
 
@@ -42,7 +42,7 @@ class Asynchronous(Wrapper):
         clock, sleep: Of seconds.
 
     Raises:
-        ConfigError: The scheme is unknown, or the strategy gives each node work of its own.
+        ConfigError: The scheme is unknown or sizes batches by speed, or this is not a strategy that can be wrapped.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Asynchronous(Wrapper):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if type(strategy).__module__.startswith("evenstep."):
-            raise ConfigError(
-                f"Asynchronous cannot wrap {type(strategy).__name__}, which gives each node of a round its own work:"
-                " wrap the strategy inside it"
-            )
         super().__init__(strategy)
-        scheme = parse_scheme(sync) if isinstance(sync, str) else sync
+        scheme = self.scheme(sync)
+        if scheme.load.follows_speed or scheme.period is not None:
+            raise ConfigError(
+                f"Asynchronous gives all nodes equal work and takes only its sync from {scheme.name}: use ssp, dssp,"
+                " asp, grouped or bsp, or LoadBalanced for sizes by speed"
+            )
         self._name, self._sync = scheme.name, scheme.sync
         self._buffer, self._rate = buffer, rate
         self._clock, self._sleep = clock, sleep

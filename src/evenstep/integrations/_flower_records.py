@@ -92,13 +92,20 @@ def examples_of(content: RecordDict, key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def wrong_with(content: RecordDict, key: str) -> str | None:
-    """Why a reply cannot be part of a mean, in one clause."""
+def wrong_with(content: RecordDict, key: str, model: ArrayRecord) -> str | None:
+    """Why a reply cannot be part of a mean of such models, in one clause."""
+    shapes = {name: tuple(array.shape) for name, array in model.items()}
+    if [{name: tuple(array.shape) for name, array in each.items()} for each in content.array_records.values()] != [
+        shapes
+    ]:
+        return "has other arrays than the model"
     for record in content.array_records.values():
         for name, array in record.items():
             values = array.numpy()
             if values.dtype.kind in "fc" and not np.isfinite(values).all():
                 return f"has a NaN or an infinity in {shown(name)}"
+    if not any(key in metrics for metrics in content.metric_records.values()):
+        return f"has no {shown(key)} in its metrics"
     weight = examples_of(content, key)
     if not 0.0 < weight < math.inf:
         return f"has {shown(weight)} as {shown(key)}"

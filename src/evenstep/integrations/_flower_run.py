@@ -151,7 +151,7 @@ class Run:
         if self._events is not None:
             self._events.replied(node, reply.away, said_seconds(message.content))
         taken_seconds(message.content)
-        wrong = wrong_with(message.content, self._key)
+        wrong = wrong_with(message.content, self._key, self._arrays)
         if wrong is not None:
             _log.warning("the reply of node %d %s, and is left out", node, wrong)
             self._carry(self._rounds.reply(node, 0, now))

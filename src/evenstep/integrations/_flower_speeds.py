@@ -23,6 +23,7 @@ class Speeds:
     def __init__(self, load: Load, mode: Mode) -> None:
         self.work = RoundWork(load, mode)
         self.times = RoundTimes()
+        self._silent: set[int] = set()
 
     def observe(self, node: int, seconds: float, away: float | None) -> None:
         """See how long a node was away; for all nodes of a round before `learn`, so that it is known what is usual."""
@@ -32,7 +33,9 @@ class Speeds:
     def learn(self, node: int, work: Work, seconds: object, away: float | None) -> None:
         """Learn from what a node says of its work."""
         if seconds is None:
-            _log.warning("node %d sends no %s: give its ClientApp mods=[measured]", node, SECONDS)
+            if node not in self._silent:
+                self._silent.add(node)
+                _log.warning("node %d sends no %s: give its ClientApp mods=[measured]", node, SECONDS)
             return
         if not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
             _log.warning("node %d says that it has trained for %s seconds, which is left out", node, shown(seconds))

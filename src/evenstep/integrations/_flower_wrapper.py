@@ -6,16 +6,44 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.schemes import Scheme, parse_scheme
+
 
 class Wrapper(Strategy):
-    """Does as the wrapped strategy; a base for those that change a part of that.
+    """Does as the wrapped strategy; a base for wrappers that change a part of it.
 
     Attributes:
         strategy: The wrapped one.
+
+    Raises:
+        ConfigError: It is not a strategy, or it is one of these wrappers.
     """
 
     def __init__(self, strategy: Strategy) -> None:
+        name = type(self).__name__
+        if not isinstance(strategy, Strategy):
+            raise ConfigError(f"{name} wraps a strategy, not {shown(strategy)}: give an instance, such as FedAvg()")
+        if isinstance(strategy, Wrapper):
+            raise ConfigError(
+                f"{name} cannot wrap {type(strategy).__name__}, which shares out the work of the nodes itself: wrap the"
+                " strategy inside it"
+            )
         self.strategy = strategy
+
+    @staticmethod
+    def scheme(given: Scheme | str) -> Scheme:
+        """The scheme itself, or the one with this name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if isinstance(given, Scheme):
+            return given
+        if not isinstance(given, str):
+            raise ConfigError(f"a scheme cannot be {shown(given)}: give its name, such as lb-bsp")
+        return parse_scheme(given)
 
     def summary(self) -> None:
         """As the wrapped strategy."""

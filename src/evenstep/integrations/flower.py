@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import Mode, Work, staleness_factor
 from evenstep.core.rounds.times import required_patience
 from evenstep.integrations._flower_asynchronous import Asynchronous
@@ -40,7 +41,7 @@ from evenstep.integrations._flower_records import (
 )
 from evenstep.integrations._flower_speeds import Speeds
 from evenstep.integrations._flower_wrapper import Wrapper
-from evenstep.schemes import Scheme, parse_scheme
+from evenstep.schemes import Scheme
 from evenstep.schemes.scheme import one_of
 
 __all__ = ["BATCH_SIZE", "RATE", "SECONDS", "STEPS", "Asynchronous", "LoadBalanced", "measured"]
@@ -90,7 +91,12 @@ class LoadBalanced(Wrapper):
         one_of("late", late, ("next", "drop"))
         one_of("weights", weights, ("examples", "samples"))
         super().__init__(strategy)
-        scheme = parse_scheme(load) if isinstance(load, str) else load
+        scheme = self.scheme(load)
+        if scheme.served is not None or scheme.period is not None:
+            raise ConfigError(
+                f"LoadBalanced has rounds and takes only the sizes from {scheme.name}: use lb-bsp or bsp, or"
+                " Asynchronous for training without rounds"
+            )
         self._name = scheme.name
         self._mode: Mode = mode
         self._speeds = Speeds(scheme.load, mode)
@@ -196,7 +202,7 @@ class LoadBalanced(Wrapper):
         begun = self._begun.get(node)
         if begun is not None:  # Otherwise it was not asked.
             self._speeds.learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
-        wrong = wrong_with(reply.content, self._key)
+        wrong = wrong_with(reply.content, self._key, self._arrays)
         if self._events is not None and wrong is None and begun is not None:
             self._events.counted(node, self._round - begun[0], float(self._round - begun[0]))
         if wrong is not None:
