@@ -57,6 +57,8 @@ CELLS = [
     *(("digits", 0.5, "episodic", method) for method in EPISODIC),
     *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED, BOUNDED)),
 ]
+MANY, MANY_ROUNDS = 1000, 20
+"""Clients and rounds of the runs that tell how long the simulator takes."""
 BELOW = 1.0
 """Points of accuracy below FedAvg's final one that time is counted to."""
 
@@ -272,11 +274,34 @@ def main():
             "episodic": "all of speed 4, each 8 times slower for 1 to 3 of every 10 pieces of work",
             "seconds_to": f"{BELOW} points below FedAvg's final accuracy",
         },
-        figures=_figures(rows),
+        figures=[
+            *_figures(rows),
+            *(
+                record.figure(f"simulator, {MANY:,} clients x {MANY_ROUNDS} rounds, {method}", [seconds], unit="s")
+                for method, seconds in _simulator_seconds().items()
+            ),
+        ],
         tables=[_table(rows, *which) for which in dict.fromkeys(cell[:3] for cell in CELLS)],
         raw=rows,
     )  # fmt: skip
     return 0 if done else 1
+
+
+def _simulator_seconds():
+    """How long the simulator takes for many clients, without training, by scheme."""
+    generator = np.random.default_rng(0)
+    clients = tuple(
+        Client(examples=int(examples), seconds_per_sample=SECONDS / speed, message_seconds=MESSAGES)
+        for examples, speed in zip(
+            generator.integers(50, 500, MANY), generator.uniform(SPEEDS[0], SPEEDS[-1], MANY), strict=True
+        )
+    )
+    seconds = {}
+    for method in (BALANCED, "ssp", "dssp", "asp"):
+        began = time.perf_counter()
+        simulate_rounds(FederatedScenario(clients=clients, rounds=MANY_ROUNDS, steps=STEPS, **METHODS[method]))
+        seconds[method] = time.perf_counter() - began
+    return seconds
 
 
 def _key(row):
