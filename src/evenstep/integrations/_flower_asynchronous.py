@@ -1,4 +1,4 @@
-"""Flower without rounds: each node gets the newest model when the sync policy lets it run."""
+"""Flower without rounds: each node gets the newest model as soon as the sync policy allows."""
 
 import logging
 import time
@@ -22,24 +22,26 @@ _log = logging.getLogger("flwr")
 
 @final
 class Asynchronous(Wrapper):
-    """Wraps a strategy so that no node waits for another, or only as far as `sync` says.
+    """Wraps a strategy so that nodes do not wait for each other, or only within the bound of `sync`.
 
-    `start` replaces the loop over rounds: a node that has replied gets the newest model as soon as the sync policy lets
-    it run. The replies of an update, as changes of the model times their factor, are what the wrapped strategy
-    aggregates; `AsynchronousRounds` has the equations. What the strategy puts into its messages must be alike for all
-    nodes. Every node takes part; `fraction_train` chooses none of them.
+    `start` replaces the loop over rounds: a node that has replied gets the newest model as soon as the sync policy
+    allows. The wrapped strategy aggregates the replies of each update, as changes of the model times their factors;
+    `AsynchronousRounds` has the equations. What the strategy puts into its messages must be the same for all nodes.
+    Every node takes part: `fraction_train` chooses none. `server-round` in a message is the progress in rounds' worth,
+    plus one.
 
     A node that vanishes, fails or is away for longer than the timeout leaves, and joins again when it is back. A reply
-    with a NaN changes nothing. Nodes evaluate once, at the end; `evaluate_fn` is called after every round's worth.
+    that cannot be used changes nothing. Nodes evaluate once, at the end; `evaluate_fn` is called after every round's
+    worth.
 
     Args:
-        strategy: Makes the messages, and aggregates the replies of each update.
-        sync: `asp`, `ssp:bound=3`, `dssp:lower=3,upper=15`, `grouped:groups=4` or another scheme that says how far one
-            may run ahead; each piece of a node's work is an iteration.
-        buffer: An update has at least this many replies. With `asp` that is FedBuff.
-        rate: `share`: by the node's share of all examples, and by rounds behind. `raw`: FedBuff's.
-        run_dir: Where to write the events that `evenstep report` reads.
-        clock, sleep: Of seconds.
+        strategy: The strategy, which makes the messages and aggregates the replies of each update.
+        sync: `asp`, `ssp:bound=3`, `dssp:lower=3,upper=15`, `grouped:groups=4`, or another scheme with equal sizes that
+            bounds the lead of a worker. An iteration is a piece of a node's work.
+        buffer: The least number of replies of an update. With `asp` this is FedBuff.
+        rate: `share`: by the node's share of all examples and its rounds behind. `raw`: FedBuff's.
+        run_dir: The folder for the events that `evenstep report` reads.
+        clock, sleep: The clock, in seconds, and the function that waits.
 
     Raises:
         ConfigError: The scheme is unknown or sizes batches by speed, or this is not a strategy that can be wrapped.
@@ -68,11 +70,11 @@ class Asynchronous(Wrapper):
         self._clock, self._sleep = clock, sleep
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._key: str = getattr(strategy, "weighted_by_key", "num-examples")
-        # Refuses what cannot work, before a node is asked.
+        # Refuses a wrong buffer or rate before a node gets a message.
         AsynchronousRounds(Unbounded(), 1, 1, buffer=buffer, rate=rate)
 
     def summary(self) -> None:
-        """Log the wrapped strategy's configuration, and this one's."""
+        """Log the configuration of the wrapped strategy and of this wrapper."""
         super().summary()
         _log.info("\t└──> evenstep: %s without rounds, %d replies for an update", self._name, self._buffer)
 
@@ -86,13 +88,13 @@ class Asynchronous(Wrapper):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train for as much work as `num_rounds` rounds of all nodes have.
+        """Train until the nodes have done the work of `num_rounds` rounds of all nodes.
 
         Args:
             grid: As in `Strategy.start`.
             initial_arrays: As there.
             num_rounds: As there.
-            timeout: A node that is away for longer leaves, in seconds.
+            timeout: Seconds after which a node that has not replied leaves.
             train_config: As there.
             evaluate_config: As there.
             evaluate_fn: As there.

@@ -1,4 +1,4 @@
-"""A grid that watches when each reply comes, and whose rounds need not wait for all of them."""
+"""A grid that records when each reply comes, and whose rounds need not wait for all replies."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ _LONGEST_POLL: Final = 1.0
 
 
 class Reply(NamedTuple):
-    """A reply, to what it is one, and how many seconds the node was away for it."""
+    """A reply, the id of the message that it answers, and the seconds between the two."""
 
     node: int
     message: Message
@@ -22,7 +22,7 @@ class Reply(NamedTuple):
 
 @final
 class Exchange:
-    """What was sent and not answered yet. Each node has at most one message of training."""
+    """Messages without a reply. Each node has at most one message of training."""
 
     def __init__(self, grid: Grid, clock: Callable[[], float] = time.monotonic) -> None:
         self.grid = grid
@@ -31,11 +31,11 @@ class Exchange:
 
     @property
     def away(self) -> set[int]:
-        """The nodes that have not answered."""
+        """The nodes that have not replied."""
         return {node for node, _ in self._open.values()}
 
     def send(self, messages: Iterable[Message]) -> dict[str, int]:
-        """Send these messages: the node of each by the message's id, without those that the SuperLink did not take."""
+        """Send these messages; node by message id, without messages that the SuperLink did not take."""
         messages = list(messages)
         now = self._clock()
         ids = self.grid.push_messages(messages) if messages else []
@@ -58,24 +58,24 @@ class Exchange:
         return replies
 
     def forget(self, asked: str) -> None:
-        """Do not wait for this reply any more."""
+        """Stop waiting for this reply."""
         self._open.pop(asked, None)
 
     def open_since(self) -> list[tuple[str, int, float]]:
-        """Message, node and seconds since it was sent, of all without an answer."""
+        """Id, node and age in seconds of each message without a reply."""
         now = self._clock()
         return [(asked, node, now - since) for asked, (node, since) in self._open.items()]
 
 
 class Pause:
-    """Waits between two looks for replies: ever longer while none comes, up to a second."""
+    """The wait between two calls of `receive`: it grows to a second while no reply comes."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self._sleep = sleep
         self._next = _FIRST_POLL
 
     def after(self, came: bool, most: float = _LONGEST_POLL) -> None:
-        """Wait, unless something came."""
+        """Wait at most `most` seconds, unless a reply came."""
         if came:
             self._next = _FIRST_POLL
             return
@@ -121,17 +121,17 @@ class View(Grid):
 
 @final
 class Rounds(View):
-    """A grid whose rounds of training end with the last reply, or after `limit()` seconds; evaluation is the grid's.
+    """A grid whose rounds of training end with the last reply or after `limit()` seconds; evaluation is unchanged.
 
     Attributes:
-        training: Whether the next messages begin a round of training; there may be none of them.
+        training: Whether the next call of `send_and_receive` is a round of training, possibly without messages.
 
     Args:
-        grid: What carries the messages.
-        limit: Called when a round of training begins: how long it may wait; None for the timeout alone.
-        arrived: Called with each reply of training, also of earlier rounds; whether it is given to this round.
-        ended: Called at the end of a round, with the nodes that it goes on without.
-        clock, sleep: Of seconds.
+        grid: The grid that carries the messages.
+        limit: Called when a round of training starts; the seconds that it may wait, or None for the timeout alone.
+        arrived: Called with each reply of training, also of earlier rounds; whether this round gets it.
+        ended: Called at the end of a round, with the nodes whose replies are missing.
+        clock, sleep: The clock, in seconds, and the function that waits.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Rounds(View):
         self._clock, self._sleep = clock, sleep
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies of a round: to these messages, and those of earlier ones that come meanwhile."""
+        """The replies of a round: to these messages, and late ones of earlier rounds."""
         messages = list(messages)
         if not self.training:
             return self.grid.send_and_receive(messages, timeout=timeout) if messages else []

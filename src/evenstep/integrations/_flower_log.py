@@ -12,7 +12,7 @@ from evenstep.telemetry.events import Ended, IterationDone, Joined, Left, Planne
 
 @dataclass(slots=True)
 class _Piece:
-    """A piece of work: its samples, when it was sent, and what became of it."""
+    """A piece of work: its samples, when it was sent, and what is known of its reply."""
 
     samples: int
     at: float
@@ -28,10 +28,10 @@ class RunLog:
 
     Args:
         folder: The run directory.
-        scheme: Its name.
-        samples: Of a node in a round, on average.
-        nodes: How many there are at first.
-        clock: Of seconds.
+        scheme: The name of the scheme.
+        samples: The mean samples of a node in a round.
+        nodes: The number of nodes at the start.
+        clock: The clock, in seconds.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -51,7 +51,7 @@ class RunLog:
         self._since = clock()
 
     def sent(self, samples: Mapping[int, int]) -> None:
-        """These nodes are asked for pieces of work with so many samples, which ends their last ones."""
+        """Record that these nodes got work, with its samples; their earlier work ends."""
         now = self._clock()
         for node in samples:
             if node not in self._nodes:
@@ -69,27 +69,27 @@ class RunLog:
             )
 
     def replied(self, node: int, away: float | None, compute: float) -> None:
-        """Its reply came, after so many seconds, of which it computed."""
+        """Record a reply: the seconds that the node was away (None: since it was sent), and those of compute."""
         piece = self._open.get(node)
         if piece is not None:
             piece.away = self._clock() - piece.at if away is None else away
             piece.compute = min(compute, piece.away)
 
     def counted(self, node: int, stale: int, behind: float) -> None:
-        """Its reply is in the model, after so many updates and rounds' worth of them."""
+        """Record that a reply is in the model, and the updates and rounds' worth of updates that it missed."""
         piece = self._open.get(node)
         if piece is not None:
             piece.stale, piece.behind = stale, behind
 
     def left(self, node: int, why: str) -> None:
-        """It has vanished or failed."""
+        """Record that a node has vanished or failed."""
         if node in self._here:
             self._here.discard(node)
             self._open.pop(node, None)
             self._server.record(Left(at=self._clock(), version=self._version, worker=self._ranks[node], why=why))
 
     def updated(self, samples: int) -> None:
-        """The model has taken replies with so many samples."""
+        """Record an update of the model, with the samples of its replies."""
         now = self._clock()
         self._version += 1
         self._committed += samples
@@ -106,7 +106,7 @@ class RunLog:
         self._since = now
 
     def close(self) -> None:
-        """The run is over."""
+        """Record the end of the run."""
         now = self._clock()
         for node, recorder in self._nodes.items():
             self._end(node, now)

@@ -1,4 +1,4 @@
-"""Flower's records: the work in a config, the seconds in the metrics, and the arrays as changes of the model."""
+"""Flower's records: work in a config, seconds in metrics, and arrays as changes of the model."""
 
 import math
 import time
@@ -13,23 +13,23 @@ from evenstep.core.rounds import Mode, Work
 from evenstep.core.shown import shown
 
 BATCH_SIZE: Final = "batch-size"
-"""Where a client finds its batch size in the ConfigRecord."""
+"""The key of a client's batch size in the ConfigRecord."""
 
 STEPS: Final = "steps"
-"""Where a client finds its number of local steps in the ConfigRecord."""
+"""The key of a client's number of local steps in the ConfigRecord."""
 
 RATE: Final = "lr"
-"""Where a client finds its learning rate in the ConfigRecord."""
+"""The key of a client's learning rate in the ConfigRecord."""
 
 SECONDS: Final = "evenstep-seconds"
-"""Where `measured` puts the seconds of compute in the MetricRecord."""
+"""The key of the seconds of compute in the MetricRecord, which `measured` sets."""
 
 
 def mean_work(config: ConfigRecord, mode: Mode) -> Work:
-    """The mean work of the nodes, as the training config says it.
+    """The mean work of the nodes, from the training config.
 
     Raises:
-        ConfigError: What the mode needs is absent, or no number.
+        ConfigError: A value that the mode needs is missing or not a positive number.
     """
     size = _whole(config, BATCH_SIZE)
     if size is None:
@@ -57,7 +57,7 @@ def _whole(config: ConfigRecord, name: str) -> int | None:
 
 
 def with_work(content: RecordDict, work: Work, mode: Mode) -> RecordDict:
-    """The same records, of which the strategy gives one object to all nodes, with this work in the config."""
+    """A copy of the records with this work in the config; the strategy gives one object to all nodes."""
     records = dict(content.items())
     for name, config in content.config_records.items():
         if BATCH_SIZE not in config:
@@ -72,7 +72,7 @@ def with_work(content: RecordDict, work: Work, mode: Mode) -> RecordDict:
 
 
 def taken_seconds(content: RecordDict) -> object:
-    """The seconds of a reply, taken out of its metrics: a mean over nodes says nothing, and some may not measure."""
+    """Remove the seconds from the metrics of a reply and return them; not all nodes may send them."""
     taken: object = None
     for metrics in content.metric_records.values():
         found = metrics.pop(SECONDS, None)
@@ -81,13 +81,13 @@ def taken_seconds(content: RecordDict) -> object:
 
 
 def said_seconds(content: RecordDict) -> float:
-    """The seconds of compute that a reply says, left in it; 0 if they are no time."""
+    """The seconds of compute in a reply, which stay in it; 0 if they are not a finite positive number."""
     said = next((metrics[SECONDS] for metrics in content.metric_records.values() if SECONDS in metrics), 0.0)
     return float(said) if isinstance(said, int | float) and 0.0 < said < math.inf else 0.0
 
 
 def examples_of(content: RecordDict, key: str) -> float:
-    """The weight of a reply; 0 if there is none."""
+    """The weight of a reply; 0 if it has none."""
     value = next((metrics[key] for metrics in content.metric_records.values() if key in metrics), 0)
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -113,16 +113,16 @@ def wrong_with(content: RecordDict, key: str, model: ArrayRecord) -> str | None:
 
 
 def set_examples(content: RecordDict, key: str, examples: int) -> None:
-    """Let a reply count by these many examples."""
+    """Set the weight of a reply."""
     for metrics in content.metric_records.values():
         if key in metrics:
             metrics[key] = examples
 
 
 def rebased(content: RecordDict, old: ArrayRecord, new: ArrayRecord, factor: float) -> RecordDict:
-    """The reply of a node that began from `old`, as if it had made its change, times `factor`, from `new`.
+    """The reply of a node that trained from `old`, as `new` plus `factor` times its change of `old`.
 
-    Arrays of whole numbers, such as counters, stay those of the reply.
+    Arrays of whole numbers, such as counters, are unchanged.
     """
     records = dict(content.items())
     for name, record in content.array_records.items():
@@ -141,7 +141,7 @@ def _moved(key: str, array: Array, old: Mapping[str, Array], new: Mapping[str, A
 def measured(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """A mod of a ClientApp that adds the seconds of training to the metrics of its reply.
 
-    It measures what comes after it in `mods`, and the app: put it last. Messages travel before and after that.
+    It measures the mods after it and the app, but not the transfer of messages: put it last in `mods`.
     """
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return call_next(message, context)

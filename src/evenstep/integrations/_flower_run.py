@@ -1,4 +1,4 @@
-"""One training without rounds: carries out with Flower's messages what `AsynchronousRounds` decides."""
+"""One training without rounds: carries out the decisions of `AsynchronousRounds` with Flower's messages."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -24,14 +24,14 @@ from evenstep.integrations._flower_records import (
 )
 
 _MEMBERS_EVERY: Final = 1.0
-"""Seconds between two looks at which nodes there are."""
+"""Seconds between two queries of the connected nodes."""
 
 _log = logging.getLogger("flwr")
 
 
 @final
 class _Listed(View):
-    """The same grid, of which a strategy that wants so many nodes sees as many: it is asked for the message alone."""
+    """The same grid with a fixed list of nodes, for strategies that need a number of nodes to make a message."""
 
     def __init__(self, grid: Grid, nodes: list[int]) -> None:
         super().__init__(grid)
@@ -44,10 +44,10 @@ class _Listed(View):
 
 @final
 class Run:
-    """One training: carries out what `AsynchronousRounds` decides.
+    """One training, by the decisions of `AsynchronousRounds`.
 
     Attributes:
-        first: The nodes that were there at the beginning, when the strategy had as many as it wants.
+        first: The nodes at the start, when the strategy had the number of nodes that it needs.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class Run:
         self._number: dict[int, int] = {}
         self._events: RunLog | None = None
         self._samples = 0
-        self._ignored: set[int] = set()  # Away for too long; they are back with their reply.
+        self._ignored: set[int] = set()  # Away for too long, until they reply.
 
     def write_to(self, folder: Path, scheme: str) -> None:
-        """Keep an event log there. A node's samples are those of its config, or 1 where it does not say them."""
+        """Write an event log. Samples are batch size times steps of the config; a missing one counts as 1."""
         size, steps = self._config.get(BATCH_SIZE), self._config.get(STEPS)
         self._samples = (size if isinstance(size, int) else 1) * (steps if isinstance(steps, int) else 1)
         self._events = RunLog(folder, scheme, samples=self._samples, nodes=len(self.first), clock=self._clock)
 
     @property
     def away(self) -> set[int]:
-        """The nodes that have not answered, and are not waited for any more."""
+        """The nodes that have not replied."""
         return self._exchange.away
 
     def train(
@@ -97,7 +97,7 @@ class Run:
         result: Result,
         evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> None:
-        """Train until the rounds are done; fills in the result."""
+        """Train until the rounds are done, and fill in the result."""
         pause = Pause(self._sleep)
         self._rounds, self._result, self._evaluate, self._evaluated = rounds, result, evaluate, -1
         self._evaluate_up_to(0)
@@ -117,7 +117,7 @@ class Run:
             self._events.close()
 
     def _members(self, timeout: float) -> None:
-        """Who has come, who has gone, and who has been away for too long."""
+        """Let new nodes join, and nodes leave that have vanished or are away for longer than the timeout."""
         present, known, now = set(self._grid.get_node_ids()), self._rounds.nodes, self._clock()
         for asked, node, seconds in self._exchange.open_since():
             if node in known and node in present and seconds > timeout:
@@ -142,7 +142,7 @@ class Run:
     def _take(self, reply: Reply) -> None:
         node, message, now = reply.node, reply.message, self._clock()
         if node in self._ignored or node not in self._rounds.nodes:
-            self._ignored.discard(node)  # It joins with the next look at who is there.
+            self._ignored.discard(node)  # It joins at the next query of the nodes.
             return
         if message.has_error():
             _log.warning("node %d failed: %s", node, message.error.reason)
@@ -167,7 +167,7 @@ class Run:
             self._send(step.start)
 
     def _update(self, update: tuple[Counted, ...]) -> None:
-        """Let the strategy aggregate these replies, as if all had begun from the newest model."""
+        """Let the strategy aggregate these replies, as changes of the newest model."""
         version = self._rounds.version
         messages = []
         for each in update:
@@ -176,7 +176,7 @@ class Run:
             if self._events is not None:
                 self._events.counted(each.node, each.stale, each.behind)
             messages.append(message)
-        if self._content is None:  # Strategies with a momentum of their own note here what the changes begin from.
+        if self._content is None:  # Strategies with momentum store the present model here.
             list(self._strategy.configure_train(version, self._arrays, self._config, self._listed))
         arrays, metrics = self._strategy.aggregate_train(version, messages)
         if self._events is not None:

@@ -1,4 +1,4 @@
-"""What is learned of the nodes' speeds from their replies; who says something odd is named."""
+"""Learns the nodes' speeds from their replies, and logs the nodes whose times are not plausible."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ _log = logging.getLogger("flwr")
 
 @final
 class Speeds:
-    """The work of the nodes, by the seconds that they say and the server sees.
+    """The work of the nodes, from the seconds that they report and the server measures.
 
     Raises:
         ConfigError: As `RoundWork`.
@@ -26,12 +26,12 @@ class Speeds:
         self._silent: set[int] = set()
 
     def observe(self, node: int, seconds: float, away: float | None) -> None:
-        """See how long a node was away; for all nodes of a round before `learn`, so that it is known what is usual."""
+        """Record how long a node was away. Call it for all nodes of a round before `learn`, which needs the median."""
         if away is not None and away > 0.0 and seconds > 0.0:
             self.times.observe(node, seconds, away)
 
     def learn(self, node: int, work: Work, seconds: object, away: float | None) -> None:
-        """Learn from what a node says of its work."""
+        """Learn from the seconds that a node reports for its work."""
         if seconds is None:
             if node not in self._silent:
                 self._silent.add(node)

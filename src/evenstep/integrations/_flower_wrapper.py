@@ -1,4 +1,4 @@
-"""A strategy around another one."""
+"""A strategy that wraps another one."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Flower: rounds in which nodes of different speeds finish together, or in which none waits for another.
+"""Flower: rounds in which nodes of different speeds finish together, and training without rounds.
 
     from evenstep.integrations.flower import Asynchronous, LoadBalanced, measured
 
@@ -53,26 +53,27 @@ _log = logging.getLogger("flwr")
 class LoadBalanced(Wrapper):
     """Wraps a strategy so that each node trains with its own batch size: slow nodes with smaller ones (LB-BSP).
 
-    Local steps and the learning rate stay the strategy's, alike for all nodes (TCC'21's federated algorithm). The mean
-    of the batch sizes of a round is the `batch-size` of the training config. A client must take its number of steps
-    from the config, too, or from a constant: in a loop over its whole dataset, a smaller batch means more steps.
+    The number of local steps and the learning rate stay the strategy's, equal for all nodes (TCC'21's federated
+    algorithm). The mean of the batch sizes of a round is the `batch-size` of the training config. A client must take a
+    fixed number of steps: in a loop over its whole dataset, a smaller batch means more steps.
 
     Args:
-        strategy: Decides everything but the work of a node.
-        load: Whose sizes: `lb-bsp` with its parameters, `bsp` for equal sizes, or what a recipe returns.
+        strategy: The strategy, which decides everything but the work of a node.
+        load: The scheme that sets the sizes: `lb-bsp` with its parameters, `bsp` for equal sizes, or a `Scheme`.
         mode: `batch`; or what the paper compares with: `steps`, where each node's `steps` follow its speed instead
             (adaptive tau), and `batch-and-lr`, where its `lr` follows its batch size.
-        patience: A round waits no longer than this many times the predicted seconds of its slowest node. None: for all
-            replies, up to the timeout.
-        late: What becomes of a reply that comes after its round: it counts in the `next` one by its staleness, or is
-            dropped. Until it comes, its node gets no other work.
+        patience: A round waits at most this many times the predicted seconds of its slowest node. None: it waits for
+            all replies, up to the timeout.
+        late: A reply that comes after its round counts in the `next` one by its staleness, or is dropped (`drop`).
+            Until the reply comes, its node gets no other work.
         weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples that
             they processed, which changes the objective unless all batches are equal.
-        run_dir: Where to write the events that `evenstep report` reads.
-        clock, sleep: Of seconds.
+        run_dir: The folder for the events that `evenstep report` reads.
+        clock, sleep: The clock, in seconds, and the function that waits.
 
     Raises:
-        ConfigError: The scheme is unknown, or its sizes do not go with nodes that come and go; an option is unknown.
+        ConfigError: An option or the scheme is unknown, the scheme has more than sizes for nodes that come and go, or
+            this is not a strategy that can be wrapped.
     """
 
     def __init__(
@@ -106,20 +107,20 @@ class LoadBalanced(Wrapper):
         self._key: str = getattr(strategy, "weighted_by_key", "num-examples")
         self._round = 0
         self._plan: dict[int, Work] = {}
-        self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # What each node trains on, and in which round.
-        self._away: dict[str, float] = {}  # By the message that was answered: seconds.
+        self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # Round, model and work of each node's last message.
+        self._away: dict[str, float] = {}  # Seconds between message and reply, by message id.
         self._arrays = ArrayRecord()
         self._rounds: Rounds | None = None
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._events: RunLog | None = None
 
     def summary(self) -> None:
-        """Log the wrapped strategy's configuration, and this one's."""
+        """Log the configuration of the wrapped strategy and of this wrapper."""
         super().summary()
         _log.info("\t└──> evenstep: %s of %s", "steps" if self._mode == "steps" else "batch sizes", self._name)
 
     def start(self, grid: Grid, *args: object, **options: object) -> Result:
-        """As `Strategy.start`, in rounds that end with their last reply or after `patience`."""
+        """As `Strategy.start`; a round ends with its last reply or after `patience`."""
         self._rounds = Rounds(
             grid, limit=self._limit, arrived=self._arrived, ended=self._ended, clock=self._clock, sleep=self._sleep
         )
@@ -134,10 +135,10 @@ class LoadBalanced(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's messages, each with the work of its node; none for nodes that are still at work.
+        """The wrapped strategy's messages, each with the work of its node; none for nodes that still train.
 
         Raises:
-            ConfigError: The config lacks a number that is to be shared out.
+            ConfigError: The config lacks a number that the mode needs.
         """
         mean = mean_work(config, self._mode)
         away = self._rounds.exchange.away if self._rounds else set()
@@ -171,9 +172,9 @@ class LoadBalanced(Wrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Learn the nodes' speeds; the wrapped strategy aggregates the replies that are usable, without the seconds."""
+        """Learn the nodes' speeds; the wrapped strategy aggregates the usable replies, without the seconds."""
         replies = list(replies)
-        for reply in replies:  # What is usual is known before any time counts.
+        for reply in replies:  # All observations come before the first `believe`.
             self._observe(reply)
         counted = [reply for reply in replies if reply.has_error() or self._counts(reply)]
         if self._events is not None:
@@ -187,7 +188,7 @@ class LoadBalanced(Wrapper):
             self._speeds.observe(reply.metadata.src_node_id, said_seconds(reply.content), away)
 
     def _note_sent(self, mean: Work) -> None:
-        """Write down who works now; the first time, that the run begins."""
+        """Record the nodes of this round; at the first call, the start of the run."""
         if self._events is None and self._run_dir is not None:
             self._events = RunLog(
                 self._run_dir, self._name, samples=mean.samples, nodes=len(self._plan), clock=self._clock
@@ -196,11 +197,11 @@ class LoadBalanced(Wrapper):
             self._events.sent({node: work.samples for node, work in self._plan.items()})
 
     def _counts(self, reply: Message) -> bool:
-        """Take in a reply; whether the strategy gets it."""
+        """Learn from a reply; whether the strategy gets it."""
         node = reply.metadata.src_node_id
         seconds = taken_seconds(reply.content)
         begun = self._begun.get(node)
-        if begun is not None:  # Otherwise it was not asked.
+        if begun is not None:  # A node without a message from here has no known work.
             self._speeds.learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
         wrong = wrong_with(reply.content, self._key, self._arrays)
         if self._events is not None and wrong is None and begun is not None:
@@ -218,13 +219,13 @@ class LoadBalanced(Wrapper):
             reply.content = rebased(reply.content, old, self._arrays, staleness_factor(self._round - number))
         return True
 
-    # What a round of `start` asks.
+    # Callbacks of `Rounds`.
 
     def _limit(self) -> float | None:
         return self._speeds.times.deadline(self._speeds.work.seconds(self._plan), self._patience)
 
     def _arrived(self, reply: Reply) -> bool:
-        """Note how long the node was away; whether its reply counts."""
+        """Record how long the node was away; whether its reply counts."""
         number, _, work = self._begun[reply.node]
         if self._events is not None:
             if reply.message.has_error():
@@ -248,7 +249,7 @@ class LoadBalanced(Wrapper):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy; none for nodes that are still training."""
+        """As the wrapped strategy; no message for nodes that still train."""
         away = self._rounds.exchange.away if self._rounds else set()
         messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
         return [message for message in messages if message.metadata.dst_node_id not in away]

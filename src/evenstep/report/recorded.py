@@ -108,7 +108,7 @@ class RecordedRun:
 
     @property
     def unrecorded(self) -> int:
-        """The number of workers without an iteration here, as where each host has a run directory of its own."""
+        """The number of workers without an iteration here, for example if each host has a separate run directory."""
         return max(max((each.workers for each in self.about.values()), default=0) - len(self.iterations), 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Federated training in virtual time, with rounds and without: the decisions of the integrations, for many clients."""
+"""Federated training in virtual time, with and without rounds: the decisions of the Flower integration."""
 
 import heapq
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from evenstep.schemes import Scheme, parse_scheme
 _NEVER: Final = float("inf")
 _INSTANT: Final = 1e-9
 _LEAVE, _JOIN, _REPLY = range(3)
-"""What happens first of the events of one moment."""
+"""The kinds of events, in the order in which events of one time happen."""
 
 
 @final
@@ -25,10 +25,10 @@ class Client:
     """A node: its data, its speed, its link, and when it is away.
 
     Attributes:
-        examples: How many it has.
+        examples: The size of its dataset.
         seconds_per_sample, fixed_seconds: A local step on x samples takes fixed_seconds + x * seconds_per_sample.
-        message_seconds: For the model to come and the change of it to go back.
-        away: Intervals of virtual seconds, in order. What it was computing as it left is lost.
+        message_seconds: Seconds to receive the model and send its change back, together.
+        away: Intervals of virtual seconds, in order. Work that is not finished when one begins is lost.
     """
 
     examples: int
@@ -38,40 +38,40 @@ class Client:
     away: tuple[tuple[float, float], ...] = ()
 
     def leaves_after(self, now: float) -> float:
-        """When it is away next, or now if it is."""
+        """When the client is away next: `now` if it is away."""
         return next((max(now, begin) for begin, end in self.away if end > now), _NEVER)
 
     def back_after(self, now: float) -> float:
-        """When it is there next: now, unless it is away."""
+        """When the client is present next: `now` unless it is away."""
         return next((end for begin, end in self.away if begin <= now < end), now)
 
 
 class Learner(Protocol):
-    """What is trained while the simulator says when: for accuracy over virtual time."""
+    """Trains a model at the times that the simulator decides, for accuracy over virtual time."""
 
     def begin(self, client: int, number: int, work: Work) -> None:
-        """The client gets the newest model for its piece of work `number`."""
+        """Train the client's piece of work `number`, from the newest model."""
 
     def update(self, parts: Sequence[Counted], now: float) -> None:
-        """The model takes the changes of these pieces of work: their factors times them, mean weighted by examples."""
+        """Add the mean of these pieces' changes, each times its factor and weighted by examples, to the model."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FederatedScenario:
-    """What to simulate.
+    """A federated training to simulate.
 
     Attributes:
-        clients: All there are.
-        scheme: `lb-bsp` or `bsp` for rounds, `bsp:engine=server`, `ssp`, `dssp`, `asp` or `grouped` for none.
+        clients: All clients.
+        scheme: `lb-bsp` or `bsp` with rounds; `bsp:engine=server`, `ssp`, `dssp`, `asp` or `grouped` without.
         rounds: The length, in rounds of all clients.
-        batch_size, steps: The mean of a client.
-        mode, patience, late: As of `LoadBalanced`.
-        buffer, rate: As of `Asynchronous`.
-        fraction: Of the present clients that are in a round; without rounds all take part.
+        batch_size, steps: The mean batch size and number of local steps of a client.
+        mode, patience, late: As in `LoadBalanced`.
+        buffer, rate: As in `Asynchronous`.
+        fraction: The part of the present clients that a round has; without rounds all take part.
         disturbance: Slows the clients' compute; an iteration is a piece of work.
-        notice_seconds: How long until the server knows that a client is away.
-        seed: Which clients are in a round.
+        notice_seconds: How long the server takes to notice that a client is away.
+        seed: Of the choice of clients for a round.
     """
 
     clients: tuple[Client, ...]
@@ -98,7 +98,7 @@ class FederatedScenario:
 
 
 class Update(NamedTuple):
-    """The model at a moment: after how many rounds' worth, of how many replies, and by how many updates they missed."""
+    """An update of the model: its time, the progress in rounds' worth, its replies and the mean updates they missed."""
 
     seconds: float
     progress: float
@@ -109,14 +109,14 @@ class Update(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FederatedRun:
-    """What came out.
+    """The result of a simulation.
 
     Attributes:
-        seconds: Virtual, from the start to the last update.
-        updates: All, in order.
-        pieces: How many pieces of work of each client are in the model.
-        works: What each client was asked for last.
-        computed: The part of the time that the clients computed, as far as they were there.
+        seconds: Virtual seconds from the start to the last update.
+        updates: All updates, in order.
+        pieces: By client, the number of its pieces of work in the model.
+        works: By client, its last work.
+        computed: The part of the clients' time that they computed, without the time that they were away.
     """
 
     seconds: float
@@ -145,7 +145,7 @@ def simulate_rounds(scenario: FederatedScenario, learner: Learner | None = None)
 
 
 class _Asked(NamedTuple):
-    """A piece of work: when its reply comes (never, if it is lost), and the seconds of compute in it."""
+    """A piece of work: when its reply comes (if it is lost, when that is noticed), and its seconds of compute."""
 
     number: int
     round: int
@@ -223,7 +223,7 @@ class _Run:
             limit = times.deadline(work.seconds(plan), of.patience)
             for index, each in plan.items():
                 asked[index] = self._ask(index, number, each)
-            # Without a client of its own, a round waits for the first of those that are late.
+            # A round without free clients waits for the first late reply.
             ends = [asked[index].comes for index in plan]
             end = max(ends) if ends else min(each.comes for each in asked.values())
             if ends and limit is not None:

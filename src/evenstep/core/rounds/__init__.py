@@ -1,4 +1,4 @@
-"""Federated rounds: the work of each node, which of its times are believed, and updates without a barrier."""
+"""Federated training: the work of each node, bounds on the times that nodes report, and updates without rounds."""
 
 from evenstep.core.rounds.asynchronous import AsynchronousRounds, Counted, Step, staleness_factor
 from evenstep.core.rounds.times import Believed, RoundTimes

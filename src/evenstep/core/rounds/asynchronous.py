@@ -1,4 +1,4 @@
-"""Federated training without a barrier: when a node gets the model, and how its change of it counts."""
+"""Federated training without rounds: when a node gets the model, and how its change of the model counts."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ _ROUNDING: Final = 1e-9
 
 
 class Counted(NamedTuple):
-    """A node's change of the model, in an update of it.
+    """A node's change of the model, as part of an update.
 
     Attributes:
-        node: Whose.
-        number: Which piece of work of this node it is, from 0.
-        factor: What to multiply the change by. The update is the mean of these products, weighted by examples.
-        behind: How many rounds' worth of updates the model went through since the node got it.
-        stale: How many updates those were.
+        node: The node that made the change.
+        number: The number of the piece of work among this node's, from 0.
+        factor: The multiplier of the change. The update is the mean of the products, weighted by examples.
+        behind: Updates of the model since the node got it, in rounds' worth.
+        stale: The number of these updates.
     """
 
     node: int
@@ -32,7 +32,7 @@ class Counted(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What follows an event: updates of the model, in their order, and then the nodes that get the newest model."""
+    """The result of an event: updates of the model, in order, and then the nodes that get the newest model."""
 
     updates: tuple[tuple[Counted, ...], ...] = ()
     start: tuple[int, ...] = ()
@@ -40,12 +40,12 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """A node that takes part.
+    """A node that has joined.
 
     Attributes:
-        running: It has the model.
-        part: Its share of all examples when it got the model.
-        begun, version: How far the model was then.
+        running: Whether the node has the model and has not replied.
+        part: The node's share of all examples when it got the model.
+        begun, version: Progress and version of the model at that time.
     """
 
     rank: int
@@ -57,40 +57,39 @@ class _Node:
 
 
 def staleness_factor(behind: float) -> float:
-    """How much a change counts that misses this many rounds' worth of updates: 1 up to one round, then its -1/2 power.
+    """Weight of a change that misses `behind` rounds' worth of updates: max(1, behind)^(-1/2).
 
-    Source: the power is FedBuff's (Nguyen et al., AISTATS 2022), which counts updates. Ours begins at one round, since
-    nodes of equal speed that run without a barrier miss about that many.
+    Source: the power is FedBuff's (Nguyen et al., AISTATS 2022), which counts updates. Ours begins at one round,
+    because nodes of equal speed without a barrier miss about one round's worth.
     """
     return float(max(1.0, behind) ** -0.5)
 
 
 @final
 class AsynchronousRounds:
-    """Drives a sync policy over nodes that come and go. Their data are their own, so each is its share of all examples.
+    """Drives a sync policy over nodes that join and leave, each with a private dataset.
 
-    A push is the change of the model that a node made with its local steps. Under `share` an update of the pushes P is
+    A push is the change of the model that a node made in its local steps. With `share` an update of the pushes P is
 
         w <- w + S sum_i (n_i / sum_P n) d_i delta_i,     S = sum_P n_i / n,   d_i = max(1, behind_i)^(-1/2)
 
-    with n_i the node's examples and n those of all nodes present; a barrier's update has S = 1, as in FedAvg. Nodes of
-    equal speed move the model in a round's time as far as one round of FedAvg. `raw` has FedBuff's factors at a server
-    rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2); its weights are equal, ours follow n_i. The training is as long as
-    so many rounds: that many times all nodes' examples are trained on and replied, whoever does it; work that could not
-    count is not begun.
+    with n_i the node's examples and n those of all present nodes. The update of a barrier has S = 1, as in FedAvg, and
+    nodes of equal speed move the model in a round's time as far as a round of FedAvg. `raw` has FedBuff's factors at a
+    server rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2). FedBuff weighs all pushes equally; here weights follow n_i.
 
-    Nodes under a bounded `sync` do equally many pieces of work, but for the bound, so the objective is FedAvg's. Under
-    `asp` a node counts as often as it is fast.
+    Training ends when `rounds` times the examples of all nodes have been replied, by whichever nodes. Work beyond that
+    is not started. Under a bounded `sync` all nodes do equally many pieces of work, except for the bound, so the
+    objective is FedAvg's. Under `asp` a node counts as often as it is fast.
 
     Args:
-        sync: How far ahead of the slowest node one may run, and which pushes are one update.
-        nodes: How many take part at first; with groups, more than these wait for a place.
-        rounds: The length of the training.
-        buffer: An update has at least this many pushes (FedBuff's K); the last one may have fewer.
+        sync: Bounds the lead of a node over the slowest one, and says which pushes form an update.
+        nodes: The number of nodes at the start. With groups, further nodes wait for a place.
+        rounds: The length of training, in rounds of all nodes.
+        buffer: The least number of pushes of an update (FedBuff's K); the last update may have fewer.
         rate: `share` or `raw`.
 
     Raises:
-        ConfigError: A value is out of range, or this many nodes cannot be grouped.
+        ConfigError: A value is out of range, or the nodes cannot be grouped.
     """
 
     def __init__(
@@ -105,38 +104,38 @@ class AsynchronousRounds:
         self._buffer = buffer
         self._raw = rate == "raw"
         self._nodes: dict[int, _Node] = {}
-        self._at: dict[int, int] = {}  # The node of each rank.
+        self._at: dict[int, int] = {}  # Node by rank.
         self._free = deque(range(nodes))
         self._fixed = isinstance(sync, Grouped)
         self._spare: deque[int] = deque()  # Nodes without a place.
-        self._ready: deque[int] = deque()  # Released ones, for which the training may be too short.
+        self._ready: deque[int] = deque()  # Released nodes; training may end before their work starts.
         self._iterations: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}  # Pieces of work begun, by node, also of nodes that have left.
-        self._open: dict[tuple[int, int], Counted] = {}  # By rank and iteration, with the factor still to come.
-        self._pending: list[Counted] = []  # Committed by the policy, not yet an update.
-        self._share = 0.0  # Of the pending.
-        self._known = self._examples = 0  # Nodes whose examples are known, and those examples.
+        self._numbers: dict[int, int] = {}  # Pieces of work started, by node; kept when a node leaves.
+        self._open: dict[tuple[int, int], Counted] = {}  # By rank and iteration, without the factor.
+        self._pending: list[Counted] = []  # Committed by the policy, not yet in an update.
+        self._share = 0.0  # The share of the pending changes.
+        self._known = self._examples = 0  # Nodes with a known number of examples, and the sum of these numbers.
         self._running = 0.0  # The share of the nodes that have the model.
         self._runners = 0
         self.spent = 0.0
-        """Rounds' worth of work that has ended. Read-only, as the next two."""
+        """Finished work, in rounds' worth. Read-only, as are `progress` and `version`."""
         self.progress = 0.0
-        """Rounds' worth of work in the model."""
+        """Work in the model, in rounds' worth."""
         self.version = 0
-        """Updates of the model."""
+        """The number of updates of the model."""
 
     @property
     def done(self) -> bool:
-        """Whether the training is as long as it was to be, and no node still works for it."""
+        """Whether all rounds' worth of work has ended and no node is running."""
         return not self._runners and self.spent >= self._rounds - _ROUNDING
 
     @property
     def nodes(self) -> frozenset[int]:
-        """Those that take part, with those that wait for a place."""
+        """All nodes that have joined, including nodes that wait for a place in a group."""
         return frozenset(self._nodes) | frozenset(self._spare)
 
     def join(self, node: int, now: float) -> Step:
-        """A node has come, or come back."""
+        """A node is available, for the first time or again."""
         if node in self.nodes:
             raise ProtocolError(f"node {node} joined twice: it must leave first")
         if not self._free:
@@ -150,7 +149,7 @@ class AsynchronousRounds:
         return self._step(self._policy.on_join(rank, now))
 
     def reply(self, node: int, examples: int, now: float) -> Step:
-        """A node that has the model replied, with a change made on so many examples; 0 if it cannot be used."""
+        """A running node replied; its dataset has `examples` samples. 0: the reply cannot be used."""
         member = self._nodes.get(node)
         if member is None or not member.running:
             raise ProtocolError(f"node {node} replied without having the model")
@@ -169,7 +168,7 @@ class AsynchronousRounds:
         return self._step(self._policy.on_push(push, now))
 
     def leave(self, node: int, now: float) -> Step:
-        """A node has vanished, or failed; what it was doing is lost, what it replied counts."""
+        """A node has vanished or failed. Its present work is lost; its earlier replies count."""
         if node in self._spare:
             self._spare.remove(node)
             return Step()
@@ -192,7 +191,7 @@ class AsynchronousRounds:
         return Step(step.updates + more.updates, step.start + more.start)
 
     def finish(self, now: float) -> Step:
-        """The last updates, of what has been replied and was not an update yet. Nothing may follow."""
+        """The last updates, of replies that are in no update yet. Call nothing else after this."""
         commands = [each for member in self._nodes.values() for each in self._policy.on_leave(member.rank, now)]
         step = self._step([each for each in commands if isinstance(each, Commit)])
         return Step(step.updates + ((self._update(),) if self._pending else ()))
@@ -221,7 +220,7 @@ class AsynchronousRounds:
         return update
 
     def _started(self) -> tuple[int, ...]:
-        """The released nodes whose work the training still needs."""
+        """Start the released nodes whose work is still needed, and return them."""
         start = []
         while self._ready and self.spent + self._running < self._rounds - _ROUNDING:
             node = self._ready.popleft()
@@ -241,7 +240,7 @@ class AsynchronousRounds:
         self._running = self._running - member.part if self._runners else 0.0
 
     def _share_of(self, member: _Node) -> float:
-        """Of all examples; a node whose number of them is not known yet counts as the mean of the others."""
+        """The node's share of all examples. A node with an unknown number counts as the mean of the others."""
         if not self._known:
             return 1.0 / max(len(self._nodes), self._expected)
         mean = self._examples / self._known

@@ -1,4 +1,4 @@
-"""Which times of a node are believed, and how long a round waits for it."""
+"""Bounds on the times that nodes report, and the deadline of a round."""
 
 import math
 from bisect import bisect_left, insort
@@ -11,17 +11,17 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 
 _KEPT: Final = 5
-"""Rounds of a node over which the seconds beside its compute are known: the median of them."""
+"""The rounds of a node over which its median of seconds beside compute is taken."""
 _ALLOWED: Final = 4
-"""How many times the usual seconds beside compute a node may claim."""
+"""A node may need at most this many times the usual seconds beside compute."""
 _NAMED: Final = 2.0
-"""A node whose seconds are changed by more than this factor is named."""
+"""If the bounds change a time by more than this factor, there is a reason to log."""
 _NEEDED: Final = 2
-"""Of how many other nodes those must be known."""
+"""The usual seconds are known from at least this many other nodes."""
 
 
 class Believed(NamedTuple):
-    """The seconds of compute that count, and the reason in one clause if they are not those that the node said."""
+    """The seconds of compute that count, and in one clause why they differ from the reported ones, if they do."""
 
     seconds: float
     reason: str | None = None
@@ -29,21 +29,23 @@ class Believed(NamedTuple):
 
 @final
 class RoundTimes:
-    """Bounds what a node can say of its seconds by what the server sees: how long the node was away.
+    """Bounds the seconds that a node reports by the time between its message and its reply, which the server sees.
 
-    A node computes at most as long as it was away. It computes at least as long as it was away less four times the
-    usual rest (messages, start of the app): the median over the other nodes of their own medians, so that a minority
-    cannot move it. What a slow link takes beyond that counts as compute, of which a fixed part is learned as one.
-    The paper does not treat nodes that lie; this is ours.
+    A node computes at most as long as it was away, and at least as long as it was away less four times the usual rest
+    (messages, start of the app). The usual rest is the median over the other nodes of their medians, which a minority
+    of nodes cannot move. Time beyond that on a slow link counts as compute; the predictor learns its fixed part.
+    The paper does not treat nodes that report wrong times; this bound is ours.
     """
 
     def __init__(self) -> None:
         self._rests: dict[int, deque[float]] = {}
         self._own: dict[int, float] = {}  # The median of each node.
-        self._sorted: list[float] = []  # All of these.
+        self._sorted: list[float] = []  # All medians.
 
     def observe(self, node: int, said: float, away: float) -> None:
-        """Take in the seconds of compute that a node says and how long it was away; all of a round before any counts.
+        """Record the seconds of compute that a node reports and how long it was away.
+
+        Call it for all nodes of a round before `believe`.
 
         Raises:
             ValueError: The seconds are not finite and positive.
@@ -53,7 +55,7 @@ class RoundTimes:
         self._note(node, max(away - said, 0.0))
 
     def believe(self, node: int, said: float, away: float | None) -> Believed:
-        """What counts of the seconds that a node says, if it was away for so long (None: not known)."""
+        """The seconds that count, given those that the node reports and how long it was away (None: not known)."""
         if away is None:
             return Believed(said)
         usual = self._usual(node)
@@ -65,9 +67,9 @@ class RoundTimes:
         return Believed(counted, f"it was away for {away:.3g} s{beside}")
 
     def deadline(self, predicted: Mapping[int, float], patience: float | None) -> float | None:
-        """How long a round of these nodes waits: `patience` times the longest predicted time, with the rest of each.
+        """How long a round of these nodes waits: `patience` times the longest predicted time of compute and rest.
 
-        None, for no limit, without patience and before anything is known.
+        None, for no limit, if `patience` is None and before any time is known.
         """
         if patience is None or not predicted or not self._rests:
             return None
@@ -82,14 +84,14 @@ class RoundTimes:
         insort(self._sorted, self._own[node])
 
     def _rest(self, node: int) -> float:
-        """The seconds of a node beside its compute: its own, as far as they are allowed, or the usual ones."""
+        """The seconds of a node beside compute: its median, bounded, or the usual ones."""
         usual = self._usual(node)
         if node not in self._own:
             return usual or 0.0
         return self._own[node] if usual is None else min(self._own[node], _ALLOWED * usual)
 
     def _usual(self, node: int) -> float | None:
-        """The median over the other nodes."""
+        """The median over the other nodes; None if too few are known."""
         among = len(self._sorted)
         left_out = bisect_left(self._sorted, self._own[node]) if node in self._own else among
         others = among - (left_out < among)
@@ -100,7 +102,7 @@ class RoundTimes:
 
 
 def required_patience(patience: float | None) -> float | None:
-    """The patience, checked.
+    """The patience itself.
 
     Raises:
         ConfigError: It is not a number of at least 1.

@@ -1,4 +1,4 @@
-"""The work of federated rounds: of the nodes that take part in one, which may be others in every round."""
+"""The work of each node in a federated round; every round may have other nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["batch", "steps", "batch-and-lr"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
-"""What follows a node's speed: its batch size, its number of local steps, or its batch size and its rate with it."""
+"""What follows a node's speed: its batch size, its number of local steps, or its batch size together with its rate."""
 
 _SPREAD: Final = 64
-"""No node counts as more times as fast or as slow as the median, whatever it reports."""
+"""The largest factor between a node's speed and the median, whatever the node reports."""
 
 _RATE, _FIXED, _ERROR, _FLAT = range(4)
 
 
 class Work(NamedTuple):
-    """What a node does in a round: so many local steps on batches of this size, at this multiple of the rate."""
+    """A node's work in a round: its batch size, its number of local steps, and a multiplier of the learning rate."""
 
     batch_size: int
     steps: int = 1
@@ -35,28 +35,28 @@ class Work(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """How many samples the node processes."""
+        """The number of samples that the node processes."""
         return self.batch_size * self.steps
 
 
 @final
 class RoundWork:
-    """LB-BSP for federated learning (TCC'21): the local batch follows a node's speed, steps and rate are all alike.
+    """LB-BSP for federated learning (TCC'21): batch sizes follow the nodes' speeds; steps and rate are equal for all.
 
-    Each node has an estimator of its own, which keeps what it has learned over the rounds in which the node does not
-    take part. A node that has reported nothing counts as the median of the others.
+    Each node has an estimator, which is kept over rounds without the node. A node that has reported no time counts as
+    the median of the others.
 
-    Deviations: the paper's formula for the sizes is not known to us; these are the sizes of the iterations of `load`,
-    for the nodes of a round. No iteration is left out as a warm-up, since a round has many steps. As in the paper, and
-    other than between iterations, every new solution is applied: another size costs a node nothing.
+    Deviations: we do not know the paper's formula for the sizes. These are the sizes that `load` gives to workers in an
+    iteration, for the nodes of a round. A round has many steps, so no round is left out as a warm-up. Every new
+    solution is applied, because another size costs a node nothing.
 
     Args:
         load: How the work is shared out.
-        mode: `batch` is the paper's algorithm. `steps` and `batch-and-lr` are what it compares with: the number of
-            steps follows the speed (adaptive tau), or the batch does and the rate in proportion to it.
+        mode: `batch` is the paper's algorithm, which it compares with the others: `steps`, where the number of steps
+            follows the speed (adaptive tau), and `batch-and-lr`, where the batch does and the rate with it.
 
     Raises:
-        ConfigError: There is no such mode, or the load needs measurements of all workers, or sizes by rank.
+        ConfigError: The mode is unknown, or the load needs measurements of all workers or has sizes by rank.
     """
 
     def __init__(self, load: Load, mode: Mode = "batch") -> None:
@@ -74,7 +74,7 @@ class RoundWork:
         self._estimators: dict[int, Estimator] = {}
 
     def observe(self, node: int, work: Work, seconds: float) -> None:
-        """Take in a round of this node: what it did, and its seconds of compute.
+        """Record a round of this node: its work, and its seconds of compute.
 
         Raises:
             ValueError: A number is negative or not finite.
@@ -85,9 +85,9 @@ class RoundWork:
         self._estimators[node] = estimator
 
     def plan(self, nodes: Sequence[int], batch_size: int, steps: int = 1) -> dict[int, Work]:
-        """The work of each of these nodes, which are in the next round.
+        """The work of each node of the next round.
 
-        What follows the speed has the given mean over the nodes; the rest is the given one for all of them.
+        `batch_size` and `steps` are means over the nodes for what follows the speed, and equal for all otherwise.
 
         Raises:
             ConfigError: The limits of the load admit no such sizes.
@@ -100,7 +100,7 @@ class RoundWork:
         return {node: Work(size, steps, size / batch_size) for node, size in sizes.items()}
 
     def seconds(self, plan: Mapping[int, Work]) -> dict[int, float]:
-        """The predicted seconds of compute of each of these nodes; empty before anything is known."""
+        """The predicted seconds of compute of each node in the plan; empty before any time is known."""
         estimates = self._estimates(list(plan))
         if estimates is None:
             return {}
@@ -112,7 +112,7 @@ class RoundWork:
         return predicted
 
     def _parts(self, work: Work) -> tuple[int, int]:
-        """What follows the speed, and what is alike for all nodes, by which times are divided."""
+        """The part of the work that follows the speed, and the part that is equal for all nodes."""
         return (work.steps, work.batch_size) if self.mode == "steps" else (work.batch_size, work.steps)
 
     def _shares(self, nodes: Sequence[int], mean: int) -> dict[int, int]:
