@@ -49,10 +49,14 @@ METHODS = {
     "dssp": {"scheme": "dssp:lower=3,upper=15"},
 }
 LASTING = [method for method in METHODS if method not in (FLOWERS, BOUNDED)]
-EPISODIC = (FEDAVG, BALANCED, "FedBuff", "asp", "ssp", "dssp")
+EASY = (FEDAVG, BALANCED, TAU, RATE, "dssp")
+"""Pictures under Dirichlet 0.5, where all come within a point of each other."""
+EPISODIC = (FEDAVG, BALANCED, "asp", "ssp", "dssp")
 CONSTANT = "constant rate, lasting"
 CELLS = [
-    *((task, alpha, "lasting", method) for task in ("digits", "pictures") for alpha in ALPHAS for method in LASTING),
+    *(("digits", alpha, "lasting", method) for alpha in ALPHAS for method in LASTING),
+    *(("pictures", 0.1, "lasting", method) for method in LASTING),
+    *(("pictures", 0.5, "lasting", method) for method in EASY),
     *(("digits", alpha, "lasting", FLOWERS) for alpha in ALPHAS),
     *(("digits", 0.5, "episodic", method) for method in EPISODIC),
     *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED, BOUNDED)),
