@@ -117,3 +117,9 @@ def test_some_of_the_clients_are_in_a_round():
 def test_what_cannot_work_is_refused(given, says):
     with pytest.raises(ConfigError, match=says):
         FederatedScenario(**({"clients": clients()} | given))
+
+
+@pytest.mark.parametrize("scheme", ["local-sgd", "ssp:bound=3,load=lb-bsp"])
+def test_a_scheme_of_which_a_part_would_be_ignored_is_refused(scheme):
+    with pytest.raises(ConfigError, match="use lb-bsp or bsp for rounds"):
+        run(scheme)

@@ -102,19 +102,21 @@ class Run:
         self._rounds, self._result, self._evaluate, self._evaluated = rounds, result, evaluate, -1
         self._evaluate_up_to(0)
         looked = -_MEMBERS_EVERY
-        while not rounds.done:
-            now = self._clock()
-            if now - looked >= _MEMBERS_EVERY:
-                looked = now
-                self._members(timeout)
-            replies = self._exchange.receive()
-            for reply in replies:
-                self._take(reply)
-            pause.after(bool(replies))
-        self._carry(rounds.finish(self._clock()))
-        self._evaluate_up_to(number)
-        if self._events is not None:
-            self._events.close()
+        try:
+            while not rounds.done:
+                now = self._clock()
+                if now - looked >= _MEMBERS_EVERY:
+                    looked = now
+                    self._members(timeout)
+                replies = self._exchange.receive()
+                for reply in replies:
+                    self._take(reply)
+                pause.after(bool(replies))
+            self._carry(rounds.finish(self._clock()))
+            self._evaluate_up_to(number)
+        finally:
+            if self._events is not None:
+                self._events.close()
 
     def _members(self, timeout: float) -> None:
         """Let new nodes join, and nodes leave that have vanished or are away for longer than the timeout."""

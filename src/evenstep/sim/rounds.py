@@ -130,9 +130,14 @@ def simulate_rounds(scenario: FederatedScenario, learner: Learner | None = None)
     """Run the scenario in virtual time; the same scenario gives the same result.
 
     Raises:
-        ConfigError: The scheme's sizes do not go with clients that come and go, or they cannot be grouped.
+        ConfigError: Federated training cannot follow the scheme, or the clients cannot be grouped.
     """
     scheme = parse_scheme(scenario.scheme) if isinstance(scenario.scheme, str) else scenario.scheme
+    if scheme.period is not None or (scheme.served is not None and scheme.load.follows_speed):
+        raise ConfigError(
+            f"federated training cannot follow the whole of {scheme.name}: use lb-bsp or bsp for rounds, or ssp, dssp,"
+            " asp or grouped with equal sizes for training without rounds"
+        )
     run = _Run(scenario, learner)
     if scheme.served is None:
         run.in_rounds(RoundWork(scheme.load, scenario.mode))
