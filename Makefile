@@ -10,6 +10,8 @@
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
 #   make check     formatting, lint, types, import contracts
+#   make docs      the site of the documentation, in build/docs; a broken link is an error
+#   make dist      the wheel and the source distribution, in dist/, looked over as the package index does
 #   make clean     remove what the targets above have made, .venv too
 #
 # torch: constraints.txt fixes the release, pip's configuration decides the build. Where pip knows an index or a folder
@@ -29,7 +31,7 @@ TESTED_WITH_tensorflow := tensorflow-cpu
 TESTED_WITH_flower := flwr[simulation]
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all faults gpu check clean
+.PHONY: demo test test-all faults gpu check docs dist clean
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/evenstep demo
@@ -59,12 +61,28 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv-publish/.installed
+	.venv-publish/bin/mkdocs build --quiet --site-dir build/docs
+	@echo "The site is in build/docs: python3 -m http.server --directory build/docs"
+
+dist: .venv-publish/.installed
+	rm -rf dist
+	.venv-publish/bin/python -m build
+	.venv-publish/bin/twine check --strict dist/*
+
 $(INSTALLED): $(INSTALLED_DEMO)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
 	@touch $@
 
 $(INSTALLED_ALL): $(INSTALLED)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,trackio,opentelemetry]'
+	@touch $@
+
+.venv-publish/.installed: constraints-publish.txt
+	$(PYTHON) -m venv .venv-publish
+	.venv-publish/bin/python -m pip install --constraint constraints-publish.txt build mdx-truly-sane-lists mkdocs-material \
+		'mkdocstrings[python]' ruff twine
 	@touch $@
 
 .venv-%/.installed: pyproject.toml constraints-%.txt $(INSTALLED_DEMO)
@@ -82,5 +100,5 @@ $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS:%=.venv-%) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS:%=.venv-%) .venv-publish build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

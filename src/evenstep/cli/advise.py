@@ -31,7 +31,7 @@ _MANY: Final = 64
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = make_parser().parse(arguments)
     run_dir, cluster = _inputs(options.inputs)
     machines = _machines(run_dir, cluster, options.global_batch_size)
     schemes = [each for text in options.schemes or [] for each in split_schemes(text)]
@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(prog="evenstep advise", description=_DESCRIPTION, example="evenstep advise runs/a")
     add = parser.add_argument
     add("inputs", nargs="+", type=as_path, metavar="RUN_DIR|CLUSTER.toml", help="a run, a cluster file, or both")

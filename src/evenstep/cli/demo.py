@@ -39,7 +39,7 @@ _HONEST = (
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = make_parser().parse(arguments)
     require_package("demo", "torch", "demo")
     require_package("demo", "sklearn", "demo")
     require_folder_of(options.report)
@@ -73,7 +73,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(prog="evenstep demo", description=_DESCRIPTION, example="evenstep demo --report demo.html")
     add = parser.add_argument
     add("--run-dir", type=as_path, metavar="DIR", help="keep the events of all runs here")

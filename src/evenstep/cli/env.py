@@ -32,16 +32,22 @@ print(json.dumps({"cuda": torch.version.cuda, "devices": devices, "backends": ba
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    parser = Parser(prog="evenstep env", description=_DESCRIPTION, example="evenstep env --json")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    options = make_parser().parse(arguments)
     found = _found()
-    if parser.parse(arguments).json:
+    if options.json:
         print(json.dumps(found, indent=1))
         return 0
     width = max(map(len, found))
     for name, value in found.items():
         print(f"{name:<{width}}  {', '.join(map(str, value)) if isinstance(value, list) else value}")
     return 0
+
+
+def make_parser() -> Parser:
+    """The options."""
+    parser = Parser(prog="evenstep env", description=_DESCRIPTION, example="evenstep env --json")
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    return parser
 
 
 def _found() -> dict[str, object]:

@@ -42,7 +42,7 @@ _SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = make_parser().parse(arguments)
     run_dir: Path = options.run_dir
     require_run_dir(run_dir)
     follow = options.follow or options.prometheus is not None
@@ -67,7 +67,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(
         prog="evenstep export", description=_DESCRIPTION, example="evenstep export runs/a --trace trace.json"
     )

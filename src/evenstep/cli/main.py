@@ -20,6 +20,7 @@ _MAX_NAME = 300
 
 SUBCOMMANDS: Final = {
     "advise": "say which scheme is best on these machines, and what it gains",
+    "completion": "print what makes a shell complete evenstep's options",
     "demo": "train on real data with a slow worker, and see what balancing gains",
     "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
@@ -85,7 +86,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    known = "\n".join(f"  {name:<8} {summary}" for name, summary in SUBCOMMANDS.items())
+    known = "\n".join(f"  {name:<10} {summary}" for name, summary in SUBCOMMANDS.items())
     return (
         "usage: evenstep SUBCOMMAND ...\n\n"
         "Distributed training that does not wait for its slowest worker.\n\n"

@@ -65,10 +65,10 @@ class Profile:
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = make_parser().parse(arguments)
     require_package("profile", "torch", "torch")
     _require(options)
-    warn_of_misplaced(_parser(), arguments, options.arguments, _script_and_function(options)[0])
+    warn_of_misplaced(make_parser(), arguments, options.arguments, _script_and_function(options)[0])
     profile = _measured(options)
     # Before the file, so that what took minutes is not lost if it cannot be written.
     if options.json:
@@ -94,7 +94,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(prog="evenstep profile", description=_DESCRIPTION, example=_EXAMPLE)
     add = parser.add_argument
     add("--largest", type=int, default=4096, metavar="B", help="the largest batch to try (4096)")

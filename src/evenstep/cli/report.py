@@ -28,7 +28,7 @@ killed, is shown up to its end."""
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = make_parser().parse(arguments)
     console = Console(stderr=True, highlight=False)
     output: Path | None = options.output
     if output is None and not options.json:
@@ -61,7 +61,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(
         prog="evenstep report", description=_DESCRIPTION, example="evenstep report runs/a runs/b -o report.html"
     )

@@ -31,7 +31,7 @@ _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epoc
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     if arguments[:1] in (["-h"], ["--help"]):
-        _short_parser().print_help()
+        make_parser().print_help()
         return 0
     require_package("run", "torch", "torch")
     from evenstep.launch.run_failed import RunFailedError
@@ -136,7 +136,7 @@ class _FullParser(Parser):
         super().error(message)
 
     def format_help(self) -> str:
-        return _short_parser().format_help()
+        return make_parser().format_help()
 
 
 def _own_parser() -> Parser:
@@ -145,7 +145,8 @@ def _own_parser() -> Parser:
     return parser
 
 
-def _short_parser() -> Parser:
+def make_parser() -> Parser:
+    """The options that are evenstep's own; those of torchrun are not among them."""
     parser = _own_parser()
     parser.add_argument("script", help="the training script (or a module with torchrun's -m)")
     parser.add_argument("arguments", nargs="*", help="the script's own arguments")

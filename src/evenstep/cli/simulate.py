@@ -52,7 +52,7 @@ _EXAMPLE = "evenstep simulate examples/clusters/two-generations.toml --schemes b
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(_cluster_first(arguments))
+    options = make_parser().parse(_cluster_first(arguments))
     cluster = read_cluster(options.cluster)
     schemes = _schemes(options.schemes, options.sweep, cluster)
     scenarios = {name: _scenario(scheme, cluster, options) for name, scheme in schemes.items()}
@@ -86,7 +86,8 @@ def _cluster_first(arguments: list[str]) -> list[str]:
     return [arguments[end - 1], *arguments[: end - 1], *arguments[end:]]
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(prog="evenstep simulate", description=_DESCRIPTION, example=_EXAMPLE)
     add = parser.add_argument
     add("cluster", type=as_path, metavar="CLUSTER.toml", help="the cluster file")

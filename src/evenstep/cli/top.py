@@ -31,7 +31,7 @@ The run directory is what --run-dir of evenstep run names, or run_dir of prepare
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
-    options = _parser().parse(arguments)
+    options = make_parser().parse(arguments)
     run_dir: Path = options.run_dir
     console = Console(highlight=False)
     require_run_dir(run_dir)
@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options."""
     parser = Parser(prog="evenstep top", description=_DESCRIPTION, example="evenstep top runs/a")
     add = parser.add_argument
     add("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")

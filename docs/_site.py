@@ -1,0 +1,89 @@
+"""What the site takes from outside docs/: pages elsewhere in the repository, and the files that pages link to.
+
+Links are written for the repository, where they work as they are. Here a link to a file outside docs/ brings that file
+into the site, a link to a folder becomes a page that lists it, and `nav` in mkdocs.yml names a reference page for each
+public module.
+"""
+
+import re
+from pathlib import Path
+from posixpath import join, normpath, relpath
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+PAGES = {"README.md": "index.md"}
+"""Pages outside docs/ with another place in the site than in the repository."""
+LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files, config):
+    """Add the pages and files outside docs/ that a page, or `nav`, names."""
+    for path in _names(config.nav):
+        if path.startswith("reference/"):
+            module = path.removeprefix("reference/").removesuffix(".md")
+            files.append(
+                File.generated(
+                    config, path, content=f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
+                )
+            )
+    waiting = [
+        (f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages() if not page.generated_by
+    ]
+    waiting += [
+        (path, None)
+        for path in ("README.md", *_names(config.nav))
+        if (ROOT / path).is_file() and files.get_file_from_path(path) is None
+    ]
+    seen = {path for path, _ in waiting}
+    while waiting:
+        path, text = waiting.pop()
+        if text is None:
+            text = _listing(path) if (ROOT / path).is_dir() else (ROOT / path).read_text()
+            files.append(File.generated(config, _place(path), content=text))
+        if _place(path).endswith(".md"):
+            beside = path if (ROOT / path).is_dir() else join(path, "..")
+            found = {normpath(join(beside, link[2])) for link in LINK.finditer(CODE.sub("", text))}
+            new = {each for each in found - seen if (ROOT / each).exists() and not each.startswith("docs/")}
+            waiting += [(each, None) for each in sorted(new)]
+            seen |= new
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Make links point to where the site has what they name."""
+    own = page.file.src_uri
+    path = next((there for there, here in PAGES.items() if here == own), None)
+    path = path or (own if page.file.generated_by else f"docs/{own}")
+
+    def placed(link):
+        target = _place(normpath(join(path, "..", link[2])))
+        known = files.get_file_from_path(target)
+        return (
+            link[0] if known is None else link[1] + relpath(target, join("/", own, "..").lstrip("/") or ".") + link[3]
+        )
+
+    ends = [(found.start(), found.end()) for found in CODE.finditer(markdown)]
+    inside = lambda link: any(start <= link.start() < end for start, end in ends)  # noqa: E731
+    return LINK.sub(lambda link: link[0] if inside(link) else placed(link), markdown)
+
+
+def _place(path):
+    """Where the site has this path of the repository."""
+    if path in PAGES:
+        return PAGES[path]
+    place = path.removeprefix("docs/")
+    return f"{place}/index.md" if (ROOT / path).is_dir() else place
+
+
+def _listing(folder):
+    """A page with the files of a folder, which the repository shows by itself."""
+    files = sorted(each.name for each in (ROOT / folder).iterdir() if each.is_file() and not each.name.startswith("."))
+    return f"# {folder}\n\n" + "".join(f"* [{name}]({name})\n" for name in files)
+
+
+def _names(nav):
+    for each in nav:
+        for name in each.values() if isinstance(each, dict) else [each]:
+            yield from _names(name) if isinstance(name, list) else [name]
