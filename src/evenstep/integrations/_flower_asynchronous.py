@@ -41,7 +41,8 @@ class Asynchronous(Wrapper):
         buffer: The least number of replies of an update. With `asp` this is FedBuff.
         rate: `share`: by the node's share of all examples and its rounds behind. `raw`: FedBuff's.
         run_dir: The folder for the events that `evenstep report` reads.
-        clock, sleep: The clock, in seconds, and the function that waits.
+        clock: In seconds, such as `time.monotonic`.
+        sleep: Waits for this many seconds.
 
     Raises:
         ConfigError: The scheme is unknown or sizes batches by speed, or this is not a strategy that can be wrapped.

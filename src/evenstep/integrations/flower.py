@@ -69,7 +69,8 @@ class LoadBalanced(Wrapper):
         weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples that
             they processed, which changes the objective unless all batches are equal.
         run_dir: The folder for the events that `evenstep report` reads.
-        clock, sleep: The clock, in seconds, and the function that waits.
+        clock: In seconds, such as `time.monotonic`.
+        sleep: Waits for this many seconds.
 
     Raises:
         ConfigError: An option or the scheme is unknown, the scheme has more than sizes for nodes that come and go, or
