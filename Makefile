@@ -63,7 +63,7 @@ check: $(INSTALLED)
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv-publish/.installed
-	.venv-publish/bin/mkdocs build --quiet --site-dir build/docs
+	.venv-publish/bin/mkdocs build --site-dir build/docs
 	@echo "The site is in build/docs: python3 -m http.server --directory build/docs"
 
 dist: .venv-publish/.installed

@@ -21,7 +21,7 @@ def test_help_lists_every_subcommand_with_one_line(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name, summary in SUBCOMMANDS.items():
-        assert f"  {name:<8} {summary}" in lines
+        assert f"  {name:<10} {summary}" in lines
 
 
 def test_without_arguments_help_is_shown(capsys):
