@@ -1,19 +1,19 @@
 """`evenstep run`: torchrun, with a few more options."""
 
 import argparse
+import gc
 import json
 import os
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from evenstep.cli.arguments import Parser, as_path, require_package, require_run_dir, warn_of_misplaced
-from evenstep.cli.found import show_found
 from evenstep.core.errors import ConfigError
-from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.frameworks import FRAMEWORKS
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, FindBatch, LaunchSettings
 
@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> int:
         make_parser().print_help()
         return 0
     require_package("run", "torch", "torch")
-    from evenstep.launch.run_failed import RunFailedError
+    with _without_collecting():
+        import evenstep.launch.launch  # noqa: F401 - the others need it too
+        from evenstep.launch.run_failed import RunFailedError
 
     options = parse(arguments)
     without_prepare = _without_prepare(options)
@@ -55,6 +57,9 @@ def main(arguments: list[str]) -> int:
         for notice in [*lines, *notices, *([] if prepared else [without_prepare])]:
             print(f"evenstep: {notice}", file=sys.stderr)
         if options.find_batch:
+            from evenstep.cli.found import show_found
+            from evenstep.launch.found_batch import FoundBatch
+
             show_found(FoundBatch.read(marks), options)
             return 0
         if options.json:
@@ -62,6 +67,18 @@ def main(arguments: list[str]) -> int:
 
             print(json.dumps(asdict(summarise(Path(str(run_dir)))) if prepared else None))
     return 0
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Search for no garbage while PyTorch is imported: almost all of it stays, and every search goes through it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _without_prepare(options: argparse.Namespace) -> str:
