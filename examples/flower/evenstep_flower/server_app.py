@@ -19,9 +19,11 @@ def main(grid: Grid, context: Context) -> None:
     scheme = parse_scheme(config["scheme"])
     fedavg = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)  # With as many as are left.
     if scheme.served is None:
-        strategy = LoadBalanced(fedavg, scheme, mode=config["mode"], patience=config["patience"] or None)
+        strategy = LoadBalanced(
+            fedavg, scheme, mode=config["mode"], patience=config["patience"] or None, run_dir=config["run-dir"] or None
+        )
     else:
-        strategy = Asynchronous(fedavg, scheme, buffer=config["buffer"])
+        strategy = Asynchronous(fedavg, scheme, buffer=config["buffer"], run_dir=config["run-dir"] or None)
     while len(list(grid.get_node_ids())) < config["nodes"]:
         time.sleep(1.0)
     data = task.test_data()
