@@ -2,9 +2,11 @@
 
 import json
 import re
+from base64 import b64decode
 from html import escape
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from support.browser import Browser
 from support.made_log import write_log
@@ -79,6 +81,26 @@ def test_the_page_of_a_single_run_begins_with_its_verdict(tmp_path):
     verdict = escape(overview.verdict.text)
     assert text.count(verdict) == 1
     assert text.index(verdict) < text.index("<main")
+
+
+def test_the_last_short_slice_of_an_epoch_is_not_among_the_batch_sizes(tmp_path):
+    epoch = [(12, 12, 12)] * 5 + [(3, 3, 3)]
+    write_log(tmp_path, (FAST, FAST, SLOW), sizes=epoch * 2)
+    text = page_html([overview_of("run", read_run(tmp_path))], version="0")
+    plots = json.loads(re.search(r'id="plots">(.*?)</script>', text, re.DOTALL)[1])
+    drawn = [np.frombuffer(b64decode(trace["y"]["bdata"]), "<f4") for trace in plots["sizes-run"]["traces"]]
+    assert [each.tolist() for each in drawn] == [[12.0] * 10] * 3
+
+
+def test_on_paper_the_numbers_of_the_plots_are_open(desktop):
+    closed = "document.querySelectorAll('details:not([open])').length"
+    before = desktop.evaluate(closed)
+    assert before > 0
+    desktop.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert desktop.evaluate(closed) == 0
+    desktop.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert desktop.evaluate(closed) == before
+    assert desktop.console == []
 
 
 def test_zooming_in_shows_more_and_works_by_keyboard(desktop):

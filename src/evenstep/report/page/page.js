@@ -92,6 +92,18 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   }
 });
 
+// On paper nothing can be opened, and a page is as wide as it is.
+let opened = [];
+addEventListener("beforeprint", () => {
+  opened = [...document.querySelectorAll("details:not([open])")];
+  for (const each of opened) each.open = true;
+  for (const key of Object.keys(plots)) Plotly.Plots.resize(document.getElementById(key));
+});
+addEventListener("afterprint", () => {
+  for (const each of opened) each.open = false;
+  for (const key of Object.keys(plots)) Plotly.Plots.resize(document.getElementById(key));
+});
+
 // One after the other, so that the page can be read and scrolled meanwhile.
 (async () => {
   for (const key of Object.keys(plots)) {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from evenstep.report.iterations import FloatArray
 from evenstep.report.overview import RunOverview
@@ -19,6 +20,7 @@ from evenstep.report.page.blocks import (
     worker_colour,
     worker_line,
 )
+from evenstep.report.recorded import RecordedRun
 from evenstep.report.stretches import Bins, binned
 
 _POINTS: Final = 2000
@@ -30,11 +32,13 @@ _TIME: Final = "seconds since the run began"
 
 
 def sizes_plot(overview: RunOverview) -> Plot:
-    """The samples of each worker's iterations over time."""
-    series = [
-        binned(overview.times.began[worker], overview.run.iterations[worker].samples, _POINTS)
-        for worker in shown_workers(overview)
-    ]
+    """The samples of each worker's iterations over time, without the last, shorter slice of each epoch."""
+    whole, series = _whole_slices(overview.run), []
+    for worker in shown_workers(overview):
+        kept = whole[worker]
+        series.append(
+            binned(overview.times.began[worker][kept], overview.run.iterations[worker].samples[kept], _POINTS)
+        )
     sizes = ", ".join(f"worker {each.worker} {each.last_batch_size}" for each in overview.workers[:16])
     return Plot(
         key=f"sizes-{overview.name}",
@@ -44,6 +48,19 @@ def sizes_plot(overview: RunOverview) -> Plot:
         layout=layout(_TIME, "samples per iteration"),
         table=_table(overview, series, "The mean samples per iteration over time"),
     )
+
+
+def _whole_slices(run: RecordedRun) -> dict[int, npt.NDArray[np.bool_]]:
+    """Which iterations of each worker have a whole global batch; all of them where that cannot be seen."""
+    every = {worker: np.ones(len(done), dtype=np.bool_) for worker, done in run.iterations.items()}
+    if run.servers is not None or run.unrecorded:
+        return every
+    numbers = {worker: done.numbers.astype(np.int64) for worker, done in run.iterations.items()}
+    totals = np.zeros(1 + max((int(each.max()) for each in numbers.values() if len(each)), default=0))
+    for worker, done in run.iterations.items():
+        np.add.at(totals, numbers[worker], done.samples)
+    found = totals >= run.global_batch_size
+    return {worker: found[each] for worker, each in numbers.items()} if found.any() else every
 
 
 def speeds_plot(overview: RunOverview) -> Plot:

@@ -58,7 +58,7 @@ def workers_table(overview: RunOverview) -> Table:
             str(each.worker),
             f"{each.speed:,.1f}",
             "" if each.slowdown is None else f"{each.slowdown:.2f}x",
-            f"{each.first_batch_size} to {each.last_batch_size}",
+            ", then ".join(map(str, dict.fromkeys((each.first_batch_size, each.last_batch_size)))),
             f"{each.samples:,}",
             f"{each.iterations:,}",
             f"{each.parts['waiting']:.0%}",
