@@ -7,6 +7,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
+from evenstep.advice.fixed_part import fixed_shares
 from evenstep.cluster import Cluster, ClusterWorker
 from evenstep.cluster.slowness import AffineCurve, Constant, Device, Disturbance, Episodic, From, Trace
 from evenstep.core.errors import ConfigError
@@ -17,9 +18,6 @@ MIN_ITERATIONS: Final = 20
 """A shorter run says too little: `lb-bsp` has only just settled, and slowness has not shown its pattern."""
 
 _WARM_UP: Final = 2
-_NEIGHBOURS: Final = 3
-_LEAST_SPREAD: Final = 1.2
-_LARGEST_FIXED: Final = 0.95
 _UNKNOWN_SHARE: Final = 0.3
 _LEAST_SECONDS: Final = 1e-6
 _DESCRIBED: Final = 400
@@ -94,10 +92,9 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
 
     Of a long run the latest iterations count, as many as `longest` says.
 
-    A worker's time is a fixed part and a part in proportion to its samples. The fixed part is measured where a
-    comparison with equal sizes begins or ends, or else taken from the workers' own fits. If none has one, time is taken
-    for proportional, and `fixed_share` says how wrong that may be. What an iteration took beyond its usual time is its
-    factor.
+    A worker's time is a fixed part and a part in proportion to its samples. The fixed part is that of `fixed_shares`.
+    If no worker shows any, time is taken for proportional, and `fixed_share` says how wrong that may be. What an
+    iteration took beyond its usual time is its factor.
 
     Raises:
         ConfigError: The run is too short, has one worker, lacks the records of some, or is of another number of workers
@@ -126,15 +123,12 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     done = {worker: each[-longest(len(done)) :] for worker, each in done.items()}
     equal = run.global_batch_size / len(done)
     whole = _whole(list(done.values()), run)
-    found = [_fixed_share(each, equal) for each in done.values()]
-    shares = [share for share in found if share is not None]
-    # One model on all workers: what some of them show of its fixed part is the best guess for the others.
-    share = float(np.median(shares)) if shares else 0.0
+    shares = fixed_shares(list(done.values()), equal)
     kept = [_columns(each, counts) for each, counts in zip(done.values(), whole, strict=True)]
     length = min(len(samples) for samples, _ in kept)
     if length < MIN_ITERATIONS:
         raise ConfigError("too few iterations had a whole global batch: give a run with longer epochs")
-    curves = [_curve(*each, share if own is None else own, equal) for own, each in zip(found, kept, strict=True)]
+    curves = [_curve(*each, share, equal) for share, each in zip(shares or [0.0] * len(kept), kept, strict=True)]
     factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
     described_workers = (None,) * len(done) if described is None else described.workers
     workers = tuple(_worker(curve, each) for curve, each in zip(curves, described_workers, strict=True))
@@ -148,7 +142,7 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
         exchange_seconds=float(others.min()) if linked else exchange,
         global_batch_size=run.global_batch_size,
         measured=(run.scheme, speed),
-        fixed_share=0.0 if shares else _UNKNOWN_SHARE,
+        fixed_share=_UNKNOWN_SHARE if shares is None else 0.0,
         others=others - others.min(),
     )
 
@@ -206,27 +200,6 @@ def _worker(curve: AffineCurve, described: ClusterWorker | None) -> ClusterWorke
         return ClusterWorker(device=Device(curve=curve))
     device = Device(curve=curve) if described.device is None else replace(described.device, curve=curve)
     return replace(described, device=device, disturbances=())
-
-
-def _fixed_share(done: Iterations, equal: float) -> float | None:
-    """The part of the time at `equal` samples that does not depend on the size; None if that is not known.
-
-    Sizes follow the load, so times at small and at large sizes are of different loads. Only where a comparison with
-    equal sizes begins or ends does the size change for no reason of the load's: there neighbours are compared.
-    """
-    shares = []
-    for at in np.flatnonzero(np.diff(done.basis)) + 1:
-        before, after = slice(max(at - _NEIGHBOURS, 0), at), slice(at, at + _NEIGHBOURS)
-        x1, x2 = float(np.median(done.samples[before])), float(np.median(done.samples[after]))
-        t1, t2 = float(np.median(done.compute_seconds[before])), float(np.median(done.compute_seconds[after]))
-        if min(x1, x2, t1, t2) > 0 and max(x1, x2) >= _LEAST_SPREAD * min(x1, x2):
-            slope = (t2 - t1) / (x2 - x1)
-            fixed = t1 - slope * x1
-            shares.append(fixed / (fixed + slope * equal))
-    if not shares:  # Without comparisons, as on servers, the worker's own fit says most.
-        fixed, slope = float(done.fixed[-1]), float(done.pace[-1])
-        shares = [fixed / (fixed + slope * equal)] if fixed > 0 and slope > 0 else []
-    return float(np.clip(np.median(shares), 0.0, _LARGEST_FIXED)) if shares else None
 
 
 def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.bool_]]:

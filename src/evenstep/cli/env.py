@@ -33,7 +33,7 @@ print(json.dumps({"cuda": torch.version.cuda, "devices": devices, "backends": ba
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = make_parser().parse(arguments)
-    found = _found()
+    found = facts()
     if options.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -50,7 +50,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def _found() -> dict[str, object]:
+def facts() -> dict[str, object]:
+    """What this process finds of its machine, by name."""
     memory = psutil.virtual_memory()
     return {
         "evenstep": __version__,

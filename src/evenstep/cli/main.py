@@ -22,6 +22,7 @@ SUBCOMMANDS: Final = {
     "advise": "say which scheme is best on these machines, and what it gains",
     "completion": "print what makes a shell complete evenstep's options",
     "demo": "train on real data with a slow worker, and see what balancing gains",
+    "doctor": "look at the machines before you edit a script, and test their speed",
     "env": "print versions, devices and backends, for a bug report",
     "export": "give a run's events to Perfetto, TensorBoard or Prometheus",
     "profile": "measure a script's model on this device, as a table or a cluster file",
