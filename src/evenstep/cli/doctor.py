@@ -5,7 +5,6 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -63,18 +62,13 @@ def main(arguments: list[str]) -> int:
     require_package("doctor", "torch", "torch")
     from evenstep.launch.run_failed import RunFailedError
 
-    own, others = _own_parser().parse_known_args(arguments)
-    if not (math.isfinite(own.seconds) and 0 < own.seconds <= _MOST_SECONDS):
-        raise ConfigError(f"--seconds must be a positive number, at most {_MOST_SECONDS:g}, not {own.seconds:g}")
-    if own.batch_size is not None and own.batch_size < 2:
-        raise ConfigError(f"--batch-size must be at least 2, not {own.batch_size}")
+    own, options = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="evenstep-doctor-") as folder:
-        run_dir, into = Path(folder, "run"), Path(folder, "answer")
+        options.run_dir, into = Path(folder, "run"), Path(folder, "answer")
         into.mkdir()
-        script = [_SCRIPT, "--seconds", own.seconds, "--into", into]
-        script += [] if own.batch_size is None else ["--batch-size", own.batch_size]
-        options = _run_options(others, [str(each) for each in script])
-        options.scheme, options.run_dir = "lb-bsp", run_dir
+        options.training_script_args = ["--seconds", str(own.seconds), "--into", str(into)]
+        if own.batch_size is not None:
+            options.training_script_args += ["--batch-size", str(own.batch_size)]
         try:
             run_subcommand.start(options)
         except RunFailedError as failure:
@@ -110,10 +104,15 @@ def make_parser() -> Parser:
     return parser
 
 
-def _run_options(others: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
-    """The options of `evenstep run` for the speed test; ConfigError for those that are not for it."""
-    options = run_subcommand.parse([*others, *script])
-    if options.training_script != script[0]:
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:
+    """The subcommand's own options, and those of `evenstep run` for the speed test."""
+    own, others = _own_parser().parse_known_args(arguments)
+    if not (math.isfinite(own.seconds) and 0 < own.seconds <= _MOST_SECONDS):
+        raise ConfigError(f"--seconds must be a positive number, at most {_MOST_SECONDS:g}, not {own.seconds:g}")
+    if own.batch_size is not None and own.batch_size < 2:
+        raise ConfigError(f"--batch-size must be at least 2, not {own.batch_size}")
+    options = run_subcommand.parse([*others, str(_SCRIPT)])
+    if options.training_script != str(_SCRIPT):
         raise ConfigError(
             f"evenstep doctor takes no script, and {options.training_script} would be one: it trains a model of its own"
         )
@@ -122,7 +121,8 @@ def _run_options(others: Sequence[str], script: Sequence[str]) -> argparse.Names
             raise ConfigError(
                 f"evenstep doctor has no --{name.replace('_', '-')}: it measures under lb-bsp, and compares the schemes"
             )
-    return options
+    options.scheme = "lb-bsp"
+    return own, options
 
 
 def _diagnosis(into: Path) -> Diagnosis:
