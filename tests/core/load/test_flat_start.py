@@ -198,7 +198,8 @@ def test_what_is_not_looked_at_would_have_told_nothing(noise, flat, monkeypatch)
     def shapes():
         one, seen = Shape(), []
         for size, seconds in zip(sizes, times, strict=True):
-            one.observe(Sample(size, seconds))
+            sample = Sample(size, seconds)
+            one.observe(sample, one.effective(sample))
             seen.append((one.fixed_samples, one.flat_samples, len(one.window)))
         return seen
 

@@ -66,16 +66,19 @@ class Estimator(Stateful):
             return
         # By position, and without min and max: this runs for every worker and iteration.
         sample = Sample(samples, compute_seconds if compute_seconds > _CLOCK_STEP else _CLOCK_STEP, factors or _UNKNOWN)
-        if self.shape is None:
-            self._predictor.observe(sample)
-        elif self.shape.observe(sample):
-            # Only sizes like this one: where a curve is not a line, the speed on it differs for other sizes.
-            self._predictor.restart()
-            for past in self.shape.window:
-                if abs(past.samples / samples - 1.0) < _SAME_SIZE:
-                    self._predictor.observe(self.shape.effective(past))
-        else:
-            self._predictor.observe(self.shape.effective(sample))
+        shape, predictor = self.shape, self._predictor
+        if shape is None:
+            predictor.observe(sample)
+            return
+        effective = shape.effective(sample)
+        if not shape.observe(sample, effective):
+            predictor.observe(effective)
+            return
+        # Only sizes like this one: where a curve is not a line, the speed on it differs for other sizes.
+        predictor.restart()
+        for past in shape.window:
+            if abs(past.samples / samples - 1.0) < _SAME_SIZE:
+                predictor.observe(shape.effective(past))
 
     def estimate(self, factors: Factors | None = None) -> Estimate:
         """The next iteration's time, given the factors known before it; all zero before anything is known."""
@@ -86,10 +89,16 @@ class Estimator(Stateful):
         rate = seconds_per_sample * 1e9
         per_sample = _integer(rate, _LARGEST_RATE) or 1
         error_ppm = _integer(relative_error * 1e6, _LARGEST_ERROR)
-        if self.shape is None:
+        shape = self.shape
+        if shape is None:
             return Estimate(per_sample, 0, error_ppm, 0)
-        fixed = _integer(rate * self.shape.fixed_samples, _LARGEST_FIXED)
-        return Estimate(per_sample, fixed, error_ppm, _integer(self.shape.flat_samples, _LARGEST_SIZE))
+        fixed, flat = shape.fixed_samples, shape.flat_samples
+        return Estimate(
+            per_sample,
+            _integer(rate * fixed, _LARGEST_FIXED) if fixed else 0,
+            error_ppm,
+            _integer(flat, _LARGEST_SIZE) if flat else 0,
+        )
 
 
 def _integer(value: float, largest: int) -> int:

@@ -50,15 +50,18 @@ class _Line:
         `noise` is the relative standard deviation of a time; sizes below `flat` count as `flat`. A line with a larger
         error is none.
         """
-        sizes = [sample.samples if sample.samples > flat else flat for sample in samples]
+        sizes = [sample.samples for sample in samples]
         least = min(sizes)
+        if least < flat:
+            sizes = [size if size > flat else flat for size in sizes]
+            least = flat
         if _too_similar(least, max(sizes), len(sizes), noise, largest_error):
             return None
         # Scaled by the last time and the least size, so that the sums neither overflow nor vanish. The weight of a
         # time is its inverse square, so that its product with the time is the inverse.
         unit = samples[-1].compute_seconds
         inverses = [unit / sample.compute_seconds for sample in samples]
-        weights = [inverse * inverse for inverse in inverses]
+        weights = list(map(mul, inverses, inverses))
         offsets = [size / least - 1.0 for size in sizes]
         weighted = list(map(mul, weights, offsets))
         w, wd, wdd = sum(weights), sum(weighted), sum(map(mul, weighted, offsets))
@@ -116,12 +119,12 @@ class Shape(Stateful):
             self.fixed_samples + (samples if samples > self.flat_samples else self.flat_samples), seconds, factors
         )
 
-    def observe(self, sample: Sample) -> bool:
-        """Take in one measured iteration, oldest first; True if the shape changed.
+    def observe(self, sample: Sample, effective: Sample) -> bool:
+        """Take in one measured iteration, and what `effective` says of it, oldest first; True if the shape changed.
 
         A predictor of effective samples must then restart from `window`.
         """
-        verdict = self._regime.judge(self.effective(sample))
+        verdict = self._regime.judge(effective)
         doubtful, self._doubtful = self._doubtful, None
         if verdict is Verdict.DOUBTFUL:
             self._doubtful = sample
@@ -138,20 +141,15 @@ class Shape(Stateful):
     def _tells(self, newest: float) -> bool:
         """Whether the window may have something new to tell: with a flat start, or sizes that differ enough for a line.
 
-        Its sizes lie between `_least` and `_most`, which are looked up again only if that is not enough to say no.
+        Its sizes lie between `_least` and `_most`, which are looked up again only where there was no line.
         """
         if newest < self._least:
             self._least = newest
         elif newest > self._most:
             self._most = newest
-        if self.flat_samples:
-            return True
-        count, noise = len(self.window), self._regime.noise
-        if _too_similar(self._least, self._most, count, noise, _LARGEST_ERROR):
-            return False
-        sizes = [sample.samples for sample in self.window]
-        self._least, self._most = min(sizes), max(sizes)
-        return not _too_similar(self._least, self._most, count, noise, _LARGEST_ERROR)
+        return self.flat_samples > 0.0 or not _too_similar(
+            self._least, self._most, len(self.window), self._regime.noise, _LARGEST_ERROR
+        )
 
     def _refit(self) -> bool:
         """Adopt another c or f if the window shows one."""
@@ -159,6 +157,8 @@ class Shape(Stateful):
             return self._adopt(self.fixed_samples, 0.0)
         line = _Line.through(self.window, self._regime.noise, flat=self.flat_samples)
         if line is None:
+            sizes = [sample.samples for sample in self.window]
+            self._least, self._most = min(sizes), max(sizes)
             return False
         # A line beyond the limits of c only says that c is large, or small.
         present = max(line.size / (line.size + self.fixed_samples), _MIN_ELASTICITY)

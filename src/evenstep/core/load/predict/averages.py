@@ -89,13 +89,14 @@ class Ema(Stateful):
 
     def absorb(self, measured: float) -> None:
         """Take the measurement's value into the average."""
-        self._count += 1
-        weight = 1.0 / self._count
+        self._count = count = self._count + 1
+        weight = 1.0 / count
         if weight < self.alpha:
             weight = self.alpha
         # With weight 1, adding the difference would miss the new value by its rounding.
-        self._mean = measured if weight == 1.0 else self._mean + weight * (measured - self._mean)
-        self._squared_weights = (1.0 - weight) ** 2 * self._squared_weights + weight**2
+        mean, rest = self._mean, 1.0 - weight
+        self._mean = measured if weight == 1.0 else mean + weight * (measured - mean)
+        self._squared_weights = rest * rest * self._squared_weights + weight * weight
 
     def predict(self, factors: Factors) -> Prediction | None:
         if not self._count:
