@@ -13,6 +13,7 @@ from evenstep.core.shown import shown
 from evenstep.jax.compiling import Compiling
 from evenstep.jax.processes import Processes
 from evenstep.schemes import Scheme
+from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.setup import require_whole
 from evenstep.worker.api.share import Share
@@ -23,7 +24,7 @@ _LAUNCHED: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 
 
 @final
-class Session:
+class Session(BalancedLoader):
     """This worker's part of every batch, sized so that all workers take equally long, and means over the workers.
 
         jax.distributed.initialize(...)
@@ -111,16 +112,6 @@ class Session:
         """This worker's part of the present iteration: its indices, samples and weight; None outside the loop."""
         return self._share
 
-    @property
-    def next_epoch(self) -> int:
-        """The epoch with which to begin or go on: `for epoch in range(session.next_epoch, epochs)`."""
-        return self._balancer.next_epoch
-
-    @property
-    def sizes(self) -> list[int]:
-        """The samples of each worker in an iteration, as last planned."""
-        return self._balancer.sizes
-
     def epoch(self, epoch: int | None = None) -> Iterator[Any]:
         """This worker's batches of the epoch, or of the next one; after `load_state_dict`, those that are left of it.
 
@@ -188,31 +179,15 @@ class Session:
         means = iter(self._processes.mean(list(filter(_is_floating, leaves)), self._share.average))
         return jax.tree.unflatten(form, [next(means) if _is_floating(each) else each for each in leaves])
 
+    def _settled(self) -> Balancer:
+        return self._balancer
+
     def _require_averaged(self) -> None:
         if self._unaveraged:
             raise ConfigError(
                 f"the scheme {self._balancer.scheme.name!r} averages weights, and these were not averaged: let the loop"
                 " have weights, state = session.average((weights, state)) after the optimizer's step"
             )
-
-    def note(self, **values: float) -> None:
-        """Record values in the event log, if there is one: `session.note(loss=loss)`; `evenstep report` plots them."""
-        self._balancer.note(**values)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the run is, and what the sizes rest on: plain numbers, lists and dicts, to be saved with the weights.
-
-        The state of any one worker serves all of them.
-        """
-        return self._balancer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was called, also with another number of workers. Errors as for Balancer."""
-        self._balancer.load_state_dict(state)
-
-    def close(self) -> None:
-        """End the record of this worker. Only needed in processes that train several times."""
-        self._balancer.close()
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.mxnet.workers import Workers, join
 from evenstep.schemes import Scheme
+from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def prepare(
 
 
 @final
-class Loader:
+class Loader(BalancedLoader):
     """This worker's batches. Each loop over it is the next epoch; `prepare` makes it.
 
     Attributes:
@@ -103,31 +104,8 @@ class Loader:
             if self._handed is not None:
                 raise ConfigError(f"a batch was asked for before the step on the last one: {_NO_STEP}")
 
-    @property
-    def next_epoch(self) -> int:
-        """The epoch with which to begin or go on: `for epoch in range(loader.next_epoch, epochs)`."""
-        return self._balancer.next_epoch
-
-    @property
-    def sizes(self) -> list[int]:
-        """The samples of each worker in an iteration, as last planned."""
-        return self._balancer.sizes
-
-    def note(self, **values: float) -> None:
-        """Record values in the event log, if there is one: `loader.note(loss=loss)`."""
-        self._balancer.note(**values)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the run is, and what the sizes rest on; any worker's serves all. Save the weights at the same point."""
-        return self._balancer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was called, also with another number of workers."""
-        self._balancer.load_state_dict(state)
-
-    def close(self) -> None:
-        """End the record of this worker. Only needed in processes that train several times."""
-        self._balancer.close()
+    def _settled(self) -> Balancer:
+        return self._balancer
 
     def _stepping(self, step: Callable[..., None]) -> Callable[..., None]:
         """The trainer's `step`, on the gradients of all workers."""

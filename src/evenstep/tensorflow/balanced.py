@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from evenstep.core.errors import ConfigError
-from evenstep.tensorflow.dataset import Source
+from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import Workers
 from evenstep.worker.api.balancer import Balancer
 
@@ -29,12 +29,12 @@ class Balanced:
         iterations: Those of an epoch.
 
     Attributes:
-        loop: The balancer.
+        balancer: As given.
         current: The share of the batch that was handed out last; None before the first.
     """
 
     def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int) -> None:
-        self.loop = balancer
+        self.balancer = balancer
         self.iterations = iterations
         self._workers = workers
         self._source = source
@@ -46,7 +46,7 @@ class Balanced:
     def batches(self) -> Iterator[Any]:
         """This worker's batches of the next epoch."""
         self.settle()
-        self._due, epoch = False, self.loop.epoch()
+        self._due, epoch = False, self.balancer.epoch()
         self._epoch = epoch
         for share in epoch:
             batch = self._source.batch(share.indices)
@@ -79,7 +79,7 @@ class Balanced:
         elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in given]
         weights = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
         weights.set_shape([2])
-        if self.loop.scheme.period is None:
+        if self.balancer.scheme.period is None:
             combined = iter(self._sum(given, weights[0]))
         else:
             combined = (tf.math.multiply_no_nan(each, tf.cast(weights[0], each.dtype)) for each in given)
@@ -98,7 +98,7 @@ class Balanced:
 
     def average(self, variables: Sequence[Any], weight: Any) -> None:
         """Set the variables of floating-point numbers to their average over all workers, if the weight is not NaN."""
-        if self.loop.scheme.period is None:
+        if self.balancer.scheme.period is None:
             return
         floating = [each for each in variables if tf.as_dtype(each.dtype).is_floating]
 
@@ -118,7 +118,7 @@ class Balanced:
         seconds = time.perf_counter() - self._handed
         if self.current is None or not self._due:
             raise ConfigError(f"the optimizer steps without a batch of the prepared dataset in hand: {_NO_STEP}")
-        self.loop.report(seconds)
+        self.balancer.report(seconds)
         self._due = False
         average = self.current.average
         return np.array([self.current.weight, np.nan if average is None else average])

@@ -10,7 +10,8 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.schemes import Scheme
 from evenstep.tensorflow.balanced import Balanced
-from evenstep.tensorflow.dataset import BalancedDataset, Source
+from evenstep.tensorflow.dataset import BalancedDataset
+from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
 from evenstep.worker.api.balancer import Balancer
 

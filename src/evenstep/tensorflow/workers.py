@@ -2,25 +2,21 @@
 
 import json
 import os
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, final
 
-import numpy as np
 import tensorflow as tf
 
-from evenstep.core.errors import ConfigError, WorkerLostError
+from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.worker.api.row_exchange import RowExchange
 
 _GROUP: Final = 0x65760000
 """Keys of groups and of instances are the run's own numbers; TensorFlow's strategies count theirs from 0 and 1."""
-_PEER: Final = re.compile(r"/job:worker(?:/replica:0)?/task:(\d+)")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
     """This process among the workers.
 
@@ -31,30 +27,12 @@ class Workers:
         count: The number of workers.
     """
 
-    rank: int
-    count: int
-
-    def all_gather(self, row: bytes) -> list[bytes]:
-        """The rows of all workers by rank; in a call all have the same length, in bytes.
-
-        Raises:
-            WorkerLostError: Another worker is gone.
-        """
-        if self.count == 1:
-            return [row]
-        padded = np.frombuffer(row.ljust(-len(row) % 4 + len(row), b"\0"), dtype=np.int32)
-        try:
-            with tf.device("CPU:0"):
-                rows = tf.raw_ops.CollectiveGatherV2(
-                    input=tf.constant(padded),
-                    group_size=self.count,
-                    group_key=_GROUP,
-                    instance_key=_key("rows", padded.size),
-                    ordering_token=[],
-                )
-        except tf.errors.OpError as error:
-            raise self._lost(error) from error
-        return [each.tobytes()[: len(row)] for each in rows.numpy().reshape(self.count, -1)]
+    def __init__(self, *, rank: int, count: int, host: str) -> None:
+        self.rank = rank
+        self.count = count
+        self.all_gather = RowExchange(
+            rank=rank, workers=count, host=host, add_up=lambda vector: self.sum(tf.constant(vector)).numpy()
+        ).all_gather
 
     def sum(self, tensor: Any) -> Any:
         """The sum of a vector over all workers, in a function or outside of one."""
@@ -81,12 +59,6 @@ class Workers:
                 first = self.sum(value if self.rank == 0 else tf.zeros_like(value))
                 variable.assign(tf.reshape(first, variable.shape))
 
-    def _lost(self, error: Exception) -> WorkerLostError:
-        # A worker that answers tells what it has met itself, so the last one in the text is the one that is silent.
-        tasks = [int(each) for each in _PEER.findall(str(error)) if int(each) != self.rank]
-        who = f"worker {tasks[-1]} is" if tasks else "another worker is"
-        return WorkerLostError(f"{who} gone: its own output tells why ({str(error).strip().partition(chr(10))[0]})")
-
 
 _joined: Workers | None = None
 
@@ -101,10 +73,10 @@ def init() -> Workers:
     """
     global _joined
     if _joined is None:
-        rank, count = read_place(os.environ)
-        if count > 1:
-            _connect(count)
-        _joined = Workers(rank=rank, count=count)
+        rank, addresses = _read_place(os.environ)
+        if len(addresses) > 1:
+            _connect(len(addresses))
+        _joined = Workers(rank=rank, count=len(addresses), host=addresses[0].rpartition(":")[0].strip("[]"))
     return _joined
 
 
@@ -119,8 +91,8 @@ def joined() -> Workers:
     return _joined
 
 
-def read_place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """This worker's rank, and the number of workers.
+def _read_place(environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """This worker's rank, and the addresses of all workers.
 
     Raises:
         ConfigError: TF_CONFIG is damaged, or describes other tasks than workers.
@@ -132,10 +104,10 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int]:
             raise ConfigError(
                 f"there are {count} workers but no TF_CONFIG: give each its own, with the addresses of all of them"
             )
-        return 0, 1
+        return 0, ["localhost:0"]
     try:
         config = json.loads(text)
-        tasks = {name: len(addresses) for name, addresses in config["cluster"].items()}
+        tasks = {str(name): list(map(str, addresses)) for name, addresses in config["cluster"].items()}
         kind, index = config["task"]["type"], int(config["task"]["index"])
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"TF_CONFIG must have a cluster and a task, not {shown(text)}") from None
@@ -144,8 +116,8 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int]:
             f"TF_CONFIG lists {', '.join(tasks)}: list workers only, which sum their gradients without parameter"
             " servers of TensorFlow's"
         )
-    chiefs = tasks.get("chief", 0)
-    return index + (chiefs if kind == "worker" else 0), sum(tasks.values())
+    chiefs = tasks.get("chief", [])
+    return index + (len(chiefs) if kind == "worker" else 0), [*chiefs, *tasks.get("worker", [])]
 
 
 def _connect(count: int) -> None:

@@ -1,0 +1,62 @@
+"""The samples, by their indices."""
+
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import tensorflow as tf
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.core.values import IntArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WANTED = (
+    "give arrays, as in (inputs, labels), or an object with __len__ and a __getitem__ that returns the batch of an"
+    " array of indices"
+)
+
+
+@final
+class Source:
+    """Samples that can be asked for by their indices.
+
+    Args:
+        data: Arrays of equal length, in any nest, or an object with `__len__` and `__getitem__(indices)`.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+
+    def __init__(self, data: object) -> None:
+        if isinstance(data, tf.data.Dataset):
+            raise ConfigError(f"a tf.data.Dataset cannot be asked for samples by their indices: {_WANTED}")
+        if isinstance(data, tf.keras.utils.PyDataset):
+            raise ConfigError(
+                f"a PyDataset has batches, and no samples that can be asked for by their indices: {_WANTED}"
+            )
+        self._batch_of: Callable[[IntArray], Any]
+        parts = tf.nest.flatten(data)
+        if len(parts) == 1 and parts[0] is data and not hasattr(data, "shape"):
+            if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+                raise ConfigError(f"the data is {shown(data)}, which cannot be indexed: {_WANTED}")
+            self.length, self._batch_of = len(data), data.__getitem__
+        else:
+            arrays = tf.nest.map_structure(np.asarray, data)
+            lengths = {len(each) if each.ndim else 0 for each in tf.nest.flatten(arrays)}
+            if len(lengths) != 1 or 0 in lengths:
+                raise ConfigError(f"the data has arrays of {sorted(lengths)} samples: give arrays of the same length")
+            (self.length,) = lengths
+            self._batch_of = lambda indices: tf.nest.map_structure(lambda each: each[indices], arrays)
+
+    def batch(self, indices: IntArray) -> Any:
+        """The samples with these indices, int64 of shape [rows]."""
+        return tf.nest.map_structure(np.asarray, self._batch_of(indices))
+
+    @property
+    def spec(self) -> Any:
+        """Of a batch of any number of samples."""
+        return tf.nest.map_structure(
+            lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), self.batch(np.zeros(1, dtype=np.int64))
+        )

@@ -1,0 +1,83 @@
+"""Rows go through worker 0: every worker gets all of them, and learns who is gone."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+import pytest
+
+from evenstep.core.errors import WorkerLostError
+from evenstep.worker.api.row_exchange import RowExchange
+
+WORKERS = 3
+
+
+@pytest.fixture
+def together():
+    """Runs a function of each rank's exchange on all workers at the same time; an exception is its result."""
+    barrier, vectors = Barrier(WORKERS), {}
+
+    def made(rank):
+        def add_up(vector):
+            vectors[rank] = vector
+            barrier.wait()
+            return sum(vectors.values())
+
+        return RowExchange(rank=rank, workers=WORKERS, host="127.0.0.1", add_up=add_up)
+
+    def run(function):
+        def one(rank):
+            try:
+                return function(exchanges[rank], rank)
+            except WorkerLostError as error:
+                return error
+
+        return list(pool.map(one, range(WORKERS)))
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        exchanges = list(pool.map(made, range(WORKERS)))
+        yield run
+        for each in exchanges:
+            for peer in each._peers.values():
+                peer.close()
+
+
+def gone(exchange):
+    """As the end of its process does."""
+    for peer in exchange._peers.values():
+        peer.close()
+
+
+def test_every_worker_has_the_rows_of_all_by_rank(together):
+    for number in range(3):
+        rows = [np.full(5 + number, rank, np.uint8).tobytes() for rank in range(WORKERS)]
+        assert together(lambda exchange, rank, rows=rows: exchange.all_gather(rows[rank])) == [rows] * WORKERS
+
+
+def test_one_worker_has_its_row():
+    assert RowExchange(rank=0, workers=1, host="", add_up=None).all_gather(b"row") == [b"row"]
+
+
+@pytest.mark.parametrize("lost", range(WORKERS))
+def test_a_worker_that_dies_before_its_row_is_named(together, lost):
+    found = together(lambda exchange, rank: gone(exchange) if rank == lost else exchange.all_gather(b"row"))
+    assert found.pop(lost) is None
+    assert [str(each) for each in found] == [f"worker {lost} is gone: its own output tells why"] * 2
+
+
+@pytest.mark.parametrize("lost", range(WORKERS))
+def test_a_worker_that_dies_in_an_exchange_of_the_framework_is_named(together, lost):
+    found = together(lambda exchange, rank: gone(exchange) if rank == lost else exchange.failed("broken pipe"))
+    assert found.pop(lost) is None
+    assert [str(each) for each in found] == [f"worker {lost} is gone: its own output tells why"] * 2
+
+
+def test_an_error_of_the_framework_that_no_loss_explains_says_nothing(together):
+    assert together(lambda exchange, _: exchange.failed("out of memory")) == [None] * WORKERS
+
+
+@pytest.mark.parametrize("failing", range(WORKERS))
+def test_workers_that_go_on_learn_that_another_has_met_an_error(together, failing):
+    found = together(lambda each, rank: each.failed("overflow") if rank == failing else each.all_gather(b"row"))
+    assert found.pop(failing) is None
+    assert [str(each) for each in found] == ["another worker has met an error: its own output tells which"] * 2
