@@ -58,6 +58,7 @@ def test_the_script_on_the_page(tmp_path):
             {"data": iter([1, 2])},
             "data must be arrays with a row for each sample, which can be indexed, not list_iterator",
         ),
+        ({"data": "rows"}, "data must be arrays with a row for each sample, which can be indexed, not 'rows'"),
         ({"data": [1, 2]}, "data must be arrays with a row for each sample, which can be indexed, not 1"),
         (
             {"data": (ROWS, ROWS[:5])},
@@ -101,6 +102,13 @@ def test_a_mean_is_of_numbers_and_of_a_batch():
     epoch.close()
     with pytest.raises(evenstep.ConfigError, match=r"^there is no batch to take a mean over"):
         session.mean(ROWS)
+
+
+def test_a_batch_without_a_mean_is_refused():
+    epoch = session_of().epoch()
+    next(epoch)
+    with pytest.raises(evenstep.ConfigError, match=r"^a batch was asked for before the mean over the last one"):
+        next(epoch)
 
 
 def test_weights_that_a_period_ends_without_averaging_are_refused():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,20 +43,25 @@ print("batch sizes", session.sizes)
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 
 
-@pytest.mark.parametrize("framework", SCRIPTS)
-def test_workers_meet_and_train(framework, tmp_path):
+def run(folder, framework, script, workers, *options):
+    """The process of `evenstep run`, which has ended."""
     require(framework)
-    (tmp_path / "train.py").write_text(SCRIPTS[framework])
-    options = ["--workers", "2", "--framework", framework, "--slow", "1=3x", "--no-python", sys.executable, "train.py"]
-    ended = subprocess.run(
+    (folder / "train.py").write_text(script)
+    options = ["--workers", str(workers), *options, "--framework", framework, "--no-python", sys.executable, "train.py"]
+    return subprocess.run(
         [torch_python(), "-m", "evenstep", "run", *options],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=GUARD_SECONDS,
         check=False,
     )
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_workers_meet_and_train(framework, tmp_path):
+    ended = run(tmp_path, framework, SCRIPTS[framework], 2, "--slow", "1=3x")
     assert ended.returncode == 0, ended.stderr
     # Both workers print at the same time, so that words may stand between the two's.
     first, second = map(int, re.search(r"\[(\d+), (\d+)\]", ended.stdout).groups())
@@ -88,16 +94,47 @@ for x in loader:
 
 def test_a_script_of_mxnet_may_end_with_its_last_step(tmp_path):
     """A process of MXNet that ends leaves out what it has not begun, such as its part of the last sum."""
-    require("mxnet")
-    (tmp_path / "train.py").write_text(ENDS_AT_ONCE)
-    options = ["--workers", "4", "--framework", "mxnet", "--no-python", sys.executable, "train.py"]
-    ended = subprocess.run(
-        [torch_python(), "-m", "evenstep", "run", *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=GUARD_SECONDS,
-        check=False,
-    )
+    ended = run(tmp_path, "mxnet", ENDS_AT_ONCE, 4)
     assert ended.returncode == 0, ended.stderr
+
+
+DIES_IN_A_SUM = """
+import os
+import signal
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+import evenstep.mxnet
+from evenstep.mxnet.workers import Workers
+
+net = gluon.nn.Dense(2, in_units=20)
+net.initialize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
+loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.ones((64, 20))), 4)
+trainer, loader = evenstep.mxnet.prepare(trainer, loader)
+add_up = Workers.sum
+
+
+def sum_or_die(workers, vector):
+    if os.environ["RANK"] == "2" and loader.current.iteration == 1:
+        print("worker 2 dies", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return add_up(workers, vector)
+
+
+Workers.sum = sum_or_die
+for x in loader:
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    trainer.step(len(x))
+"""
+
+
+def test_workers_of_mxnet_that_wait_for_a_dead_one_are_stopped(tmp_path):
+    """MXNet's sum has no timeout: the launcher names the worker and ends the others."""
+    ended = run(tmp_path, "mxnet", DIES_IN_A_SUM, 3)
+    assert "worker 2 dies" in ended.stdout
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert "evenstep: worker 2 was killed by SIGKILL" in ended.stderr

@@ -1,6 +1,7 @@
 """What a worker with TensorFlow does in the tests: python -m support.tensorflow_jobs FOLDER"""
 
 import itertools
+import json
 import pickle
 import sys
 import traceback
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import evenstep.tensorflow
+from evenstep.tensorflow.workers import read_place
 
 WORKERS = evenstep.tensorflow.init()
 LENGTH, GLOBAL, EPOCHS = 150, 24, 3
@@ -156,6 +158,9 @@ def refused():
             model = made()[0]
         prepare(model)
 
+    def placed(kind="worker", index=0, **cluster):
+        read_place({"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})})
+
     def again():
         model, optimizer, _ = prepare()
         evenstep.tensorflow.prepare(model, optimizer, (inputs, labels), global_batch_size=GLOBAL)
@@ -164,11 +169,15 @@ def refused():
         "a dataset": lambda: prepare(data=tf.data.Dataset.from_tensors(inputs)),
         "unequal": lambda: prepare(data=(inputs, labels[1:])),
         "no index": lambda: prepare(data=map(abs, [1])),
+        "numbers": lambda: prepare(data=([1, 2], [3, 4])),
         "a scope": scoped,
         "not built": lambda: prepare(keras.Sequential([keras.layers.Dense(1)])),
         "servers": lambda: prepare(scheme="ssp"),
         "again": again,
         "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
+        "parameter servers": lambda: placed(worker=["a:1"], ps=["b:1"]),
+        "another task": lambda: placed("evaluator", worker=["a:1"]),
+        "no such worker": lambda: placed(index=2, worker=["a:1", "b:1"]),
     }
     said = {}
     for name, mistake in mistakes.items():

@@ -1,4 +1,4 @@
-"""How long JAX has compiled, so that it does not count as compute."""
+"""The time in which JAX compiles, which does not count as compute."""
 
 import time
 from typing import Final, final
@@ -10,14 +10,14 @@ _PREFIX: Final = "/jax/core/compile/"
 
 @final
 class Compiling:
-    """The seconds in which something was traced, lowered or compiled since `restart`; what overlaps counts once."""
+    """Seconds of tracing, lowering and compiling since `restart`; overlapping times count once."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
         jax.monitoring.register_event_duration_secs_listener(self.ended)
 
     def restart(self) -> None:
-        """Forget what was."""
+        """Set the seconds to 0."""
         self._spans.clear()
 
     @property
@@ -26,7 +26,7 @@ class Compiling:
         return sum(end - start for start, end in self._spans)
 
     def ended(self, event: str, duration: float, **_: object) -> None:
-        """JAX says that something has just ended that took so many seconds."""
+        """JAX reports an event that took `duration` seconds and has just ended."""
         if event.startswith(_PREFIX):
             end = time.perf_counter()
             start = end - duration

@@ -39,13 +39,13 @@ class Session(BalancedLoader):
     `mean` gives the loss and the gradient of the union of all batches, as one process would compute them. Weights and
     the optimizer's state are the user's: give them the same first values on every worker.
 
-    Under `local-sgd` each worker steps on its own gradient. The loop then needs one line more, after the step, which
-    changes nothing under other schemes:
+    Under `local-sgd` each worker steps on the gradient of its batch. The loop then needs one more line after the step,
+    which changes nothing under other schemes:
 
                 weights, state = session.average((weights, state))
 
-    jit compiles a function for each size of its batch. Sizes therefore come in steps: `multiple` of the scheme, or
-    `pad`. The time that JAX takes to compile does not count as compute.
+    jit compiles a function for each size of its batch. So give sizes that recur, by the scheme's `multiple` or by
+    `pad`. The time in which JAX compiles does not count as compute.
 
     Args:
         scheme: A scheme without parameter servers: `"lb-bsp:multiple=8"`, `"dbs"`, or what a recipe returns. None: that
@@ -53,7 +53,7 @@ class Session(BalancedLoader):
         data: Arrays with one row per sample, in a tuple, a dict or any other tree; or any object with a length that
             returns a batch for an int64 array of indices. `numpy.arange(length)` gives the indices themselves.
         global_batch_size: Samples in one iteration, over all workers.
-        pad: Repeat the last sample of each batch until it has a multiple of so many rows. The loop then gives pairs of
+        pad: Repeat the last sample of each batch until its rows are a multiple of this. The loop then gives pairs of
             a batch and a mask, bool of shape [rows], for `jnp.mean(losses, where=mask)`. It serves for every size, also
             that of the last batch of an epoch.
         drop_last: Leave out a last iteration of fewer samples.
@@ -127,6 +127,7 @@ class Session(BalancedLoader):
                 self._compiling.restart()
                 self._since = time.perf_counter()
                 yield batch if mask is None else (batch, mask)
+                self._require_mean()
                 self._require_averaged()
         finally:
             self._share = None
@@ -182,6 +183,13 @@ class Session(BalancedLoader):
     def _settled(self) -> Balancer:
         return self._balancer
 
+    def _require_mean(self) -> None:
+        if self._since is not None:
+            raise ConfigError(
+                "a batch was asked for before the mean over the last one: let the loop have gradients ="
+                " session.mean(gradients) for each batch"
+            )
+
     def _require_averaged(self) -> None:
         if self._unaveraged:
             raise ConfigError(
@@ -219,7 +227,8 @@ def _length_of(data: Any) -> int:
     """The rows that all arrays of the tree have; ConfigError if they cannot be indexed, or differ."""
     lengths = set()
     for each in (leaves := jax.tree.leaves(data, is_leaf=lambda each: isinstance(each, Iterator))):
-        if not hasattr(each, "__getitem__") or not hasattr(each, "__len__") or getattr(each, "shape", None) == ():
+        indexed = hasattr(each, "__getitem__") and hasattr(each, "__len__") and not isinstance(each, str | bytes)
+        if not indexed or getattr(each, "shape", None) == ():
             raise ConfigError(
                 f"data must be arrays with a row for each sample, which can be indexed, not {shown(each)}: read a"
                 " stream into arrays, or give numpy.arange(length) and take the samples with the indices"

@@ -40,7 +40,7 @@ def meeting(framework: str | None, workers: int | None, python: str) -> Iterator
             f" {framework} itself reads"
         )
     with ExitStack() as stack:
-        # The sockets hold the ports until the end, so that nobody else is given one; gRPC listens beside them.
+        # The sockets hold the ports until the end, so that no other process gets one; gRPC listens beside them.
         ports = [_held_port(stack, shared=framework != "mxnet") for _ in range(workers)]
         address = f"{_HOST}:{ports[0]}"
         if framework == "tensorflow":

@@ -188,7 +188,7 @@ def _read(loader: Any) -> tuple[bool, int, bool]:
     if not isinstance(sampler, gluon.data.BatchSampler) or not isinstance(
         order, gluon.data.RandomSampler | gluon.data.SequentialSampler
     ):
-        raise ConfigError("the loader has a sampler of its own: give shuffle= and batch_size= instead")
+        raise ConfigError("the loader has a custom sampler: give shuffle= and batch_size= instead")
     if sampler._last_batch == "rollover" or loader._num_workers:
         raise ConfigError('the loader has last_batch="rollover" or num_workers: leave them out')
     return isinstance(order, gluon.data.RandomSampler), sampler._batch_size, sampler._last_batch == "discard"

@@ -111,7 +111,7 @@ class Balanced:
         tf.cond(tf.math.is_nan(weight), lambda: tf.constant(False), averaged)
 
     def _exchange(self, elements: Any) -> Any:
-        """This worker's gradient is there: tell how long it took.
+        """This worker's gradient is complete: report its time to all workers.
 
         Returns `Share.weight` and `Share.average`, NaN for None; float64 of shape [2].
         """

@@ -99,7 +99,7 @@ def _require_model(model: Any) -> None:
     strategy = model.distribute_strategy if tf.distribute.has_strategy() else model._distribute_strategy
     if strategy is not None:
         raise ConfigError(
-            f"the model is in the scope of a {type(strategy).__name__}, which shares out batches in its own way: make"
+            f"the model is in the scope of a {type(strategy).__name__}, which shares out batches differently: make"
             " the model and call prepare outside of strategy.scope(), for evenstep sums the gradients itself"
         )
     if not model.built:

@@ -39,12 +39,14 @@ class Source:
         self._batch_of: Callable[[IntArray], Any]
         parts = tf.nest.flatten(data)
         if len(parts) == 1 and parts[0] is data and not hasattr(data, "shape"):
-            if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            if isinstance(data, str | bytes) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
                 raise ConfigError(f"the data is {shown(data)}, which cannot be indexed: {_WANTED}")
             self.length, self._batch_of = len(data), data.__getitem__
         else:
             arrays = tf.nest.map_structure(np.asarray, data)
-            lengths = {len(each) if each.ndim else 0 for each in tf.nest.flatten(arrays)}
+            if any(each.ndim == 0 for each in tf.nest.flatten(arrays)):
+                raise ConfigError(f"the data has a number where it should have an array: {_WANTED}")
+            lengths = {len(each) for each in tf.nest.flatten(arrays)}
             if len(lengths) != 1 or 0 in lengths:
                 raise ConfigError(f"the data has arrays of {sorted(lengths)} samples: give arrays of the same length")
             (self.length,) = lengths

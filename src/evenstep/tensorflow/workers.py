@@ -14,6 +14,8 @@ from evenstep.worker.api.row_exchange import RowExchange
 
 _GROUP: Final = 0x65760000
 """Keys of groups and of instances are the run's own numbers; TensorFlow's strategies count theirs from 0 and 1."""
+_MAX_GATHERED: Final = 2**18
+"""Elements on all workers of a vector that is gathered and added up, which takes half the messages of a reduction."""
 
 
 @final
@@ -38,16 +40,18 @@ class Workers:
         """The sum of a vector over all workers, in a function or outside of one."""
         if self.count == 1:
             return tensor
-        on_host = tensor.dtype.is_integer
-        return tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
-            group_size=self.count,
-            group_key=_GROUP + 1 + on_host,
-            instance_key=_key(tensor.dtype.name, tensor.shape[0]),
-            ordering_token=[],
-            merge_op="Add",
-            final_op="Id",
-        )
+        length, on_host = tensor.shape[0], tensor.dtype.is_integer
+        options = {
+            "input": tensor,
+            "group_size": self.count,
+            "group_key": _GROUP + 1 + on_host,
+            "instance_key": _key(tensor.dtype.name, length),
+            "ordering_token": [],
+        }
+        if tensor.dtype == tf.float32 and length * self.count <= _MAX_GATHERED:
+            rows = tf.raw_ops.CollectiveGatherV2(**options)
+            return tf.reduce_sum(tf.reshape(rows, [self.count, length]), 0)
+        return tf.raw_ops.CollectiveReduceV2(merge_op="Add", final_op="Id", **options)
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Give the variables the values that they have on worker 0."""
@@ -73,7 +77,7 @@ def init() -> Workers:
     """
     global _joined
     if _joined is None:
-        rank, addresses = _read_place(os.environ)
+        rank, addresses = read_place(os.environ)
         if len(addresses) > 1:
             _connect(len(addresses))
         _joined = Workers(rank=rank, count=len(addresses), host=addresses[0].rpartition(":")[0].strip("[]"))
@@ -91,7 +95,7 @@ def joined() -> Workers:
     return _joined
 
 
-def _read_place(environment: Mapping[str, str]) -> tuple[int, list[str]]:
+def read_place(environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """This worker's rank, and the addresses of all workers.
 
     Raises:
@@ -102,22 +106,29 @@ def _read_place(environment: Mapping[str, str]) -> tuple[int, list[str]]:
         count = environment.get("WORLD_SIZE", "1")
         if count != "1":
             raise ConfigError(
-                f"there are {count} workers but no TF_CONFIG: give each its own, with the addresses of all of them"
+                f"there are {count} workers but no TF_CONFIG: set it for each of them, with the addresses of all"
             )
         return 0, ["localhost:0"]
     try:
         config = json.loads(text)
-        tasks = {str(name): list(map(str, addresses)) for name, addresses in config["cluster"].items()}
+        tasks = {
+            name: addresses if isinstance(addresses, list) else [] for name, addresses in config["cluster"].items()
+        }
         kind, index = config["task"]["type"], int(config["task"]["index"])
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"TF_CONFIG must have a cluster and a task, not {shown(text)}") from None
-    if not tasks.keys() <= {"worker", "chief"} or kind not in tasks:
+    if tasks.keys() - {"worker", "chief"}:
         raise ConfigError(
             f"TF_CONFIG lists {', '.join(tasks)}: list workers only, which sum their gradients without parameter"
             " servers of TensorFlow's"
         )
-    chiefs = tasks.get("chief", [])
-    return index + (len(chiefs) if kind == "worker" else 0), [*chiefs, *tasks.get("worker", [])]
+    addresses = [*tasks.get("chief", []), *tasks.get("worker", [])]
+    if kind not in tasks or not 0 <= index < len(tasks[kind]) or not all(isinstance(each, str) for each in addresses):
+        raise ConfigError(
+            f"TF_CONFIG must list the address of this task, {kind} {index}, such as host:port in"
+            f" {shown(json.dumps(config['cluster']))}"
+        )
+    return index + (len(tasks.get("chief", [])) if kind == "worker" else 0), addresses
 
 
 def _connect(count: int) -> None:
