@@ -44,7 +44,8 @@ def together():
 
 def gone(exchange):
     """As the end of its process does."""
-    for peer in exchange._peers.values():
+    peers, exchange._peers = exchange._peers, {}
+    for peer in peers.values():
         peer.close()
 
 
@@ -67,17 +68,27 @@ def test_a_worker_that_dies_before_its_row_is_named(together, lost):
 
 @pytest.mark.parametrize("lost", range(WORKERS))
 def test_a_worker_that_dies_in_an_exchange_of_the_framework_is_named(together, lost):
-    found = together(lambda exchange, rank: gone(exchange) if rank == lost else exchange.failed("broken pipe"))
+    found = together(lambda exchange, rank: gone(exchange) if rank == lost else exchange.failed())
     assert found.pop(lost) is None
     assert [str(each) for each in found] == [f"worker {lost} is gone: its own output tells why"] * 2
 
 
-def test_an_error_of_the_framework_that_no_loss_explains_says_nothing(together):
-    assert together(lambda exchange, _: exchange.failed("out of memory")) == [None] * WORKERS
+def test_a_worker_is_named_while_worker_0_waits_in_the_framework(together):
+    here = Barrier(2)
+
+    def function(exchange, rank):
+        if rank == 2:
+            return gone(exchange)
+        if rank == 1:
+            try:
+                exchange.failed()
+            finally:
+                here.wait()
+        return here.wait()
+
+    assert str(together(function)[1]) == "worker 2 is gone: its own output tells why"
 
 
-@pytest.mark.parametrize("failing", range(WORKERS))
-def test_workers_that_go_on_learn_that_another_has_met_an_error(together, failing):
-    found = together(lambda each, rank: each.failed("overflow") if rank == failing else each.all_gather(b"row"))
-    assert found.pop(failing) is None
-    assert [str(each) for each in found] == ["another worker has met an error: its own output tells which"] * 2
+def test_an_error_of_the_framework_that_no_loss_explains_says_nothing(together, monkeypatch):
+    monkeypatch.setattr("evenstep.worker.api.row_exchange.NEWS_SECONDS", 0.01)
+    assert together(lambda exchange, _: exchange.failed()) == [None] * WORKERS

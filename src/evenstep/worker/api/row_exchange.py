@@ -2,10 +2,11 @@
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final, TypeVar, final
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -14,15 +15,12 @@ from evenstep.transport.base import Connection, ConnectionLostError, SilentError
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
 
-Answer = TypeVar("Answer")
-
 TIMEOUT_SECONDS: Final = 1800.0
 """How long a worker may take from one exchange to the next. It may compile, evaluate or save in between."""
+NEWS_SECONDS: Final = 5.0
+"""How long to wait for news of a lost worker, after an exchange of the framework has failed."""
 _INVITATION: Final = 1024
 _ROW: Final = b"row"
-_COMPLETE: Final = b"complete"
-"""Worker 0's answer after an error: all workers are connected."""
-_ELSEWHERE: Final = "another worker has met an error: its own output tells which"
 
 
 @final
@@ -30,7 +28,7 @@ class RowExchange:
     """Sends the row of every worker to worker 0, which answers with the rows of all.
 
     That is two messages, one after the other, where a ring of n workers takes n - 1. A connection that breaks tells
-    which worker has died.
+    worker 0 which worker has died, and it tells the others at once.
 
     Args:
         rank: This worker.
@@ -46,6 +44,8 @@ class RowExchange:
         self._rank = rank
         self._workers = workers
         self._peers: dict[int, Connection] = {}
+        self._came: SimpleQueue[tuple[int, bytes, bytes]] = SimpleQueue()
+        """On worker 0: from whom a message came, its header and its row."""
         if workers > 1:
             self._meet(host, add_up)
 
@@ -53,62 +53,67 @@ class RowExchange:
         """The rows of all workers by rank, of the same length.
 
         Raises:
-            WorkerLostError: A worker is gone, or has met an error, or does not come in time.
+            WorkerLostError: A worker is gone, or does not come in time.
         """
         if self._rank == 0:
-            rows = [bytearray(row) for _ in range(self._workers)]
-            if self._collect(rows):
-                raise WorkerLostError(_ELSEWHERE)
-            together = memoryview(b"".join(rows))
+            rows = {0: row}
+            while len(rows) < self._workers:
+                rank, rows[rank] = self._next(rows)
+            together = b"".join(rows[rank] for rank in range(self._workers))
             for rank in self._peers:
-                self._within(rank, lambda peer: peer.send(_ROW, together))
-            return [bytes(each) for each in rows]
-        answer = bytearray(self._workers * len(row))
-        self._within(0, lambda peer: peer.send(_ROW, memoryview(row)))
-        header = self._within(0, lambda peer: _receive(peer, answer))
-        if header != _ROW:
-            raise WorkerLostError(_ELSEWHERE if header == _COMPLETE else header.decode())
-        return [bytes(answer[at : at + len(row)]) for at in range(0, len(answer), len(row))]
+                self._send(rank, together)
+        else:
+            self._send(0, row)
+            together = self._answer(TIMEOUT_SECONDS)
+        return [together[at : at + len(row)] for at in range(0, len(together), len(row))]
 
-    def failed(self, error: str) -> None:
-        """An exchange of the framework failed on this worker, with this error.
+    def failed(self) -> None:
+        """An exchange of the framework failed on this worker.
 
         Raises:
             WorkerLostError: A worker is gone, which it names.
         """
-        if self._rank == 0:
-            self._collect([bytearray()] * self._workers)
-            self._tell(_COMPLETE)
-            return
-        self._within(0, lambda peer: peer.send(error.encode()))
-        header = self._within(0, lambda peer: _receive(peer, bytearray()))
-        if header != _COMPLETE:
-            raise WorkerLostError(header.decode())
+        with suppress(Empty, SilentError):
+            while True:
+                if self._rank:
+                    self._answer(NEWS_SECONDS)
+                else:
+                    _row_of(*self._came.get(timeout=NEWS_SECONDS)[1:])
 
-    def _collect(self, rows: Sequence[bytearray]) -> bool:
-        """On worker 0: receive the row of each other worker, or its error. Returns whether there was an error."""
-        headers = [self._within(rank, partial(_receive, into=rows[rank])) for rank in self._peers]
-        failed = any(header != _ROW for header in headers)
-        if failed:
-            self._tell(_COMPLETE)
-        return failed
-
-    def _within(self, rank: int, exchange: Callable[[Connection], Answer]) -> Answer:
-        """Exchange something with this worker; if it is gone, worker 0 tells the others."""
+    def _next(self, rows: dict[int, bytes]) -> tuple[int, bytes]:
+        """On worker 0: the next row, and whose it is."""
         try:
-            return exchange(self._peers[rank])
-        except ConnectionLostError:
-            said = f"worker {rank} is gone: its own output tells why"
-        except SilentError:
-            said = f"worker {rank} did not come within {TIMEOUT_SECONDS:g} s"
-        self._tell(said.encode(), but=rank)
-        raise WorkerLostError(said)
+            rank, header, row = self._came.get(timeout=TIMEOUT_SECONDS)
+        except Empty:
+            missing = next(rank for rank in range(self._workers) if rank not in rows)
+            raise WorkerLostError(f"worker {missing} did not come within {TIMEOUT_SECONDS:g} s") from None
+        return rank, _row_of(header, row)
 
-    def _tell(self, text: bytes, but: int = 0) -> None:
-        for rank, peer in self._peers.items():
-            if rank != but:
-                with suppress(ConnectionLostError):
-                    peer.send(text, wait=False)
+    def _send(self, rank: int, row: bytes) -> None:
+        try:
+            self._peers[rank].send(_ROW, memoryview(row))
+        except ConnectionLostError:
+            raise WorkerLostError(_gone(rank)) from None
+
+    def _answer(self, timeout: float) -> bytes:
+        """On another worker than 0: the next row that worker 0 sends. SilentError if nothing comes in time."""
+        try:
+            return _row_of(*_received(self._peers[0], timeout))
+        except ConnectionLostError:
+            raise WorkerLostError(_gone(0)) from None
+
+    def _listen(self, rank: int) -> None:
+        """On worker 0, in a thread for each other worker: receive until that worker is gone, and tell the others."""
+        try:
+            while True:
+                self._came.put((rank, *_received(self._peers[rank], None)))
+        except ConnectionLostError:
+            said = _gone(rank).encode()
+            for other, peer in self._peers.items():
+                if other != rank:
+                    with suppress(ConnectionLostError):
+                        peer.send(said, wait=False)
+            self._came.put((rank, said, b""))
 
     def _meet(self, host: str, add_up: Callable[[Any], Any]) -> None:
         """Connect the other workers to worker 0, whose address and secret they learn through the framework."""
@@ -130,11 +135,24 @@ class RowExchange:
             for _ in range(self._workers - 1):
                 peer = listener.accept()
                 self._peers[json.loads(peer.receive(TIMEOUT_SECONDS).header)] = peer
+        for rank in self._peers:
+            Thread(target=self._listen, args=(rank,), name=f"evenstep rows of {rank}", daemon=True).start()
 
 
-def _receive(peer: Connection, into: bytearray) -> bytes:
-    """The header of the next message; the row behind it, if it is as long as the buffer, goes into that."""
-    message = peer.receive(TIMEOUT_SECONDS)
-    if message.header == _ROW and message.payload_bytes == len(into):
-        peer.receive_payload(memoryview(into))
-    return message.header
+def _received(peer: Connection, timeout: float | None) -> tuple[bytes, bytes]:
+    """The next message: its header, and the row behind it."""
+    message = peer.receive(timeout)
+    row = bytearray(message.payload_bytes)
+    peer.receive_payload(memoryview(row))
+    return message.header, bytes(row)
+
+
+def _row_of(header: bytes, row: bytes) -> bytes:
+    """The row of a message; WorkerLostError if it says that a worker is gone."""
+    if header != _ROW:
+        raise WorkerLostError(header.decode())
+    return row
+
+
+def _gone(rank: int) -> str:
+    return f"worker {rank} is gone: its own output tells why"
