@@ -26,7 +26,7 @@ def found(tmp_path_factory):
     jobs["resumed"] = "loop", {"scheme": CHANGING, "kind": "float64", "stop_after": 10}
     jobs["recorded"] = "loop", {"scheme": "lb-bsp", "run_dir": str(folder / "run")}
     jobs["fit"] = "fit", {"scheme": CHANGING}
-    jobs["fit in strides"] = "fit", {"scheme": CHANGING, "steps_per_execution": 3}
+    jobs["fit ahead"] = "fit", {"scheme": CHANGING, "prefetched": True}
     jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
     jobs["odd"] = "odd", {"scheme": CHANGING}
     jobs["refused"] = "refused", {}
@@ -71,8 +71,8 @@ def test_the_fit_of_keras_reaches_the_weights_of_one_process(found, name):
 
 def test_what_fetches_ahead_is_refused_in_one_sentence(found):
     for worker in found[:2]:
-        assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit in strides"]
-        assert "without prefetch() and without steps_per_execution" in worker["fit in strides"]
+        assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
+        assert "and without prefetch()" in worker["fit ahead"]
 
 
 def test_gradients_that_are_sparse_missing_and_of_two_dtypes(found):
@@ -111,6 +111,7 @@ REFUSED = {
     "not built": "ConfigError: the model has no weights yet: begin it with a keras.Input, or call it once",
     "servers": "ConfigError: the scheme 'ssp' trains on parameter servers: use evenstep.Client",
     "again": "ConfigError: the optimizer was prepared already: prepare each optimizer once",
+    "strides": "ConfigError: steps_per_execution=3 asks for batches ahead of their steps, and the size of a batch",
     "xla": "ConfigError: jit_compile=True would compile the step again for each size of a batch",
 }
 

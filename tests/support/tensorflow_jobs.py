@@ -88,7 +88,7 @@ def loop(scheme, kind="float32", seed=None, stop_after=None, run_dir=None):
     return {"weights": model.get_weights(), "taken": taken, "traces": len(traces), "steps": int(optimizer.iterations)}
 
 
-def fit(scheme, seed=None, **options):
+def fit(scheme, seed=None, prefetched=False, **options):
     """Keras's own loop."""
     model, optimizer = made(seed=seed)
     inputs, labels, _ = data()
@@ -98,7 +98,8 @@ def fit(scheme, seed=None, **options):
     model.compile(optimizer, LOSS, metrics=["accuracy"], **options)
     batches = []
     counted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
-    history = model.fit(dataset, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[counted])
+    batches_of = dataset.prefetch(2) if prefetched else dataset
+    history = model.fit(batches_of, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[counted])
     found = {"weights": model.get_weights(), "batches": len(batches), "next": dataset.next_epoch}
     dataset.close()
     return {**found, "accuracy": history.history["accuracy"][-1]}
@@ -174,6 +175,7 @@ def refused():
         "not built": lambda: prepare(keras.Sequential([keras.layers.Dense(1)])),
         "servers": lambda: prepare(scheme="ssp"),
         "again": again,
+        "strides": lambda: prepare()[0].compile("sgd", steps_per_execution=3),
         "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
         "parameter servers": lambda: placed(worker=["a:1"], ps=["b:1"]),
         "another task": lambda: placed("evaluator", worker=["a:1"]),

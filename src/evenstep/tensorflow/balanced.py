@@ -54,8 +54,7 @@ class Balanced:
             yield batch
             if self._due:
                 raise ConfigError(
-                    f"a batch was asked for before the step on the last one: {_NO_STEP}, without prefetch() and"
-                    " without steps_per_execution"
+                    f"a batch was asked for before the step on the last one: {_NO_STEP}, and without prefetch()"
                 )
             if self._epoch is not epoch:
                 return  # It was ended meanwhile.
