@@ -25,6 +25,26 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples/clusters"
 R2SP_SECONDS = {"K520": 2.3349e-3, "K80": 1.58689e-3, "M60": 1.095636e-3}
 """Per sample of ResNet-32 on CIFAR-10, from the code of R2SP's authors (INFOCOM 2019, Table II)."""
+SEEN = """
+seed = {seed}
+[devices.cpu]
+per_sample = "1 ms"
+[disturbances.others]
+kind = "episodic"
+factor = 3
+period = {period}
+shortest = {shortest}
+longest = {longest}
+takes = "{takes}"
+[disturbances.noise]
+kind = "jitter"
+spread = "5 %"
+[[workers]]
+device = "cpu"
+disturb = ["others", "noise"]
+count = 4
+"""
+"""Four workers whose processors or memories other processes take now and then."""
 MIX = {"K520": 4, "K80": 4, "M60": 8}
 
 
@@ -80,6 +100,20 @@ def lb_bsp_cpus(records):
 
 def narx(records):
     """LB-BSP v1: NARX predicts speeds best, with the use of processor and memory as driving factors."""
+    for takes, shortest, longest in (
+        ("processor", 2, 6),
+        ("memory", 2, 6),
+        ("processor", 5, 20),
+        ("processor", 10, 200),
+    ):
+        values = [_narx_gain(takes, shortest, longest, seed) for seed in range(3)]
+        yield Row(
+            name=f"others take the {takes} for {shortest} to {longest} iterations: narx over the default predictor",
+            paper="above 1",
+            values=values,
+            goal=">= 1.01",
+            how="simulated",
+        )
     for trace in ("processor, in proportion", "processor, on and off", "memory, pressure below a quarter"):
         yield records.row(f"NARX / EMA, {trace}", "below 1", "<= 0.8", "predictors.py")
     for scenario in ("hog", "by-turns"):
@@ -234,6 +268,15 @@ class Records:
     def how(self, script, name=None):
         """The script and the commit of its record."""
         return f"{script}, {(self._known[name or Path(script).stem]['environment']['git_commit'] or 'unknown')[:7]}"
+
+
+def _narx_gain(takes, shortest, longest, seed):
+    """The samples/s with narx over those with the default predictor, where others take what workers can see."""
+    cluster = parse_cluster(SEEN.format(takes=takes, shortest=shortest, longest=longest, period=3 * longest, seed=seed))
+    own, usual = (
+        _run(cluster, each, 400, 2000, 2000).samples_per_second for each in ("lb-bsp:predictor=narx", "lb-bsp")
+    )
+    return own / usual
 
 
 def _run(cluster, scheme, batch, iterations, epoch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeVar, final
+from typing import Annotated, Any, Final, TypeVar, final, get_args
 
 from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link
 from evenstep.cluster.record import (
@@ -25,6 +25,7 @@ from evenstep.cluster.slowness import DeviceMemory, Disturbance
 from evenstep.cluster.slowness.devices import FIT_FROM, MEASURED_CURVES, AffineCurve, Curve, Device, PointCurve
 from evenstep.cluster.slowness.disturbances import Constant, Episodic, From, Jitter, Trace
 from evenstep.cluster.slowness.draw import derive_seed
+from evenstep.cluster.slowness.taking import Taken, Taking
 from evenstep.cluster.spot import DrawnSpot, RecordedSpot, Spot
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.shown import shown
@@ -36,6 +37,7 @@ _SECTIONS: Final = ("seed", "gradients", "devices", "links", "hosts", "disturban
 _KINDS: Final[Mapping[str, Callable[..., Disturbance]]] = MappingProxyType(
     {"constant": Constant, "episodic": Episodic, "from": From, "jitter": Jitter, "trace": Trace}
 )
+_TAKEN: Final[Mapping[str, Taken]] = MappingProxyType({name: name for name in get_args(Taken)})
 _SLOW: Final = re.compile(r"(?P<worker>[0-9]+)=(?:(?P<factor>[0-9]+(?:\.[0-9]+)?)x)?(?:\+(?P<extra>.+))?")
 
 
@@ -59,7 +61,8 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
       `recorded`, a list of stays such as `[["0 s", "90 s"], ["120 s", "400 s"]]`.
     * `[disturbances.NAME]`, by its `kind`: "constant" (`factor`, `extra` or both), "episodic" (`factor`, `period`,
       `shortest`, `longest`, in iterations), "from" (`factor`, `first`, and `until`, the iteration that is fast again),
-      "jitter" (`spread`), "trace" (`factors`, one per iteration, repeating).
+      "jitter" (`spread`), "trace" (`factors`, one per iteration, repeating). `takes`: "processor" or "memory", if other
+      processes slow the worker by taking it: predictors with driving factors (narx) then see the share that is left.
 
     Durations are in s, ms or us, bandwidths in Gbit/s or Mbit/s, memories in GB, MB or KB, a spread in %; all are texts
     in quotes.
@@ -164,6 +167,7 @@ class _Measured:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     kind: Annotated[Callable[..., Disturbance], Named("kinds")]
+    takes: Annotated[Taken | None, Named("taken")] = None
 
 
 def _cluster(table: Mapping[str, object]) -> Cluster:
@@ -250,13 +254,15 @@ def _curve(table: Mapping[str, object]) -> Curve:
 
 def _disturbance(entry: object, seed: int) -> Disturbance:
     table = as_table(entry)
-    record = decode(_Kind, table, {"kinds": _KINDS}, other_keys=tuple(table)).kind
+    kind = decode(_Kind, table, {"kinds": _KINDS, "taken": _TAKEN}, other_keys=tuple(table))
+    record = kind.kind
     if record is Constant:
         if len(table) == 1:
             raise ConfigError("a constant disturbance needs 'factor', 'extra' or both")
         table = {"factor": 1.0, **table}
     given: dict[str, Any] = _part({"worker": None, "seed": seed}, signature(record).parameters)
-    return decode(record, table, other_keys=keys_of(_Kind), **given)
+    part: Disturbance = decode(record, table, other_keys=keys_of(_Kind), **given)
+    return part if kind.takes is None else Taking(part=part, takes=kind.takes)
 
 
 def _spot(entry: object, seed: int) -> Spot:

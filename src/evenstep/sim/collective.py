@@ -1,7 +1,7 @@
 """Schemes without servers in virtual time: what the collective and local engines of the runtime do, in their order."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import final
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import Share, ends_period, short_slice_sizes
 from evenstep.core.values import Basis, IntArray, Reports
-from evenstep.sim.log import FACTORS, Log
+from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.scenario import Scenario
@@ -180,7 +180,7 @@ class CollectiveRun:
                     wait_seconds=waited,
                     comm_seconds=synchronised - waited,
                     report=row,
-                    factors=FACTORS,
+                    factors=astuple(self._workers[worker].factors),
                 )
             )
 

@@ -1,16 +1,14 @@
 """The event log of a simulated run: the same events that the workers and servers of a real run write."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import Final, final
+from dataclasses import dataclass
+from typing import final
 
 from evenstep.cluster.slowness import Slowness
-from evenstep.core.values import Basis, Factors
+from evenstep.core.values import Basis
 from evenstep.sim.scenario import Scenario
 from evenstep.telemetry import SCHEMA, Recorder
 from evenstep.telemetry.events import Disturbed, Ended, Planned, Run
-
-FACTORS: Final = astuple(Factors())
 
 
 @final

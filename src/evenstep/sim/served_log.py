@@ -1,11 +1,12 @@
 """What a simulated run on servers writes down, event by event, as workers and the first server of a real run do."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Final, final
 
 from evenstep.core.coordinate import Answer, Arrival, Coordinator
 from evenstep.core.sync import Regroup
-from evenstep.sim.log import FACTORS, Log
+from evenstep.sim.log import Log
 from evenstep.sim.scenario import Scenario
 from evenstep.sim.worker_slot import Pushed, WorkerSlot
 from evenstep.telemetry import events
@@ -70,6 +71,7 @@ class ServedLog:
             entered=slot.entered,
             began=slot.began,
             row=tuple(arrival.row),
+            factors=() if slot.worker is None else astuple(slot.worker.factors),
         )
 
     def arrived(self, slot: WorkerSlot, arrival: Arrival, now: float) -> None:
@@ -106,7 +108,7 @@ class ServedLog:
                 wait_seconds=waited,
                 comm_seconds=took - waited,
                 report=pushed.row,
-                factors=FACTORS,
+                factors=pushed.factors,
                 staleness=None if commit is None else commit.staleness,
                 behind=None if commit is None else commit.behind,
                 share=None if commit is None else commit.share,

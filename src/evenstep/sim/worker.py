@@ -1,16 +1,13 @@
 """One worker in virtual time: how long it computes, and what it reports."""
 
-from typing import Final, final
+from typing import final
 
 from evenstep.cluster import ClusterWorker
-from evenstep.cluster.slowness import DeviceMemory, SlownessNews
+from evenstep.cluster.slowness import DeviceMemory, SlownessNews, factors_of
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.memory import MemoryModel
 from evenstep.core.values import UNLIMITED, Factors
 from evenstep.schemes import Scheme
-
-_FACTORS: Final = Factors()
-"""A machine's factors say nothing of a device that it emulates, so the runtime reports these too."""
 
 
 @final
@@ -26,6 +23,7 @@ class VirtualWorker:
     Attributes:
         news: Tells when its slowness changes.
         memory_model: What it has learned of its memory; None if its memory has no limit to learn.
+        factors: The driving factors before the iteration that was reported last; 1 if its predictor uses none.
     """
 
     def __init__(self, spec: ClusterWorker, number: int, scheme: Scheme, *, estimates: bool) -> None:
@@ -44,8 +42,10 @@ class VirtualWorker:
                 capacity_bytes=self._memory.capacity_bytes, base_bytes=self._memory.fixed_bytes, rounding_bytes=0
             )
         self._estimator = scheme.load.estimator() if estimates else None
-        self._size, self._natural = 0, 0.0
+        self._size, self._natural, self._iteration = 0, 0.0, 0
         self.news = SlownessNews(spec.disturbance(), number)
+        self._seen = spec.disturbance() if self._estimator is not None and self._estimator.uses_factors else None
+        self.factors = self._next_factors = Factors()
 
     def seconds(self, iteration: int, batch_size: int, now: float) -> float:
         """The compute time of this iteration, which begins now.
@@ -61,7 +61,7 @@ class VirtualWorker:
                 sizes = [micro_batch] * whole + [rest] * (rest > 0)
                 return sum(self.seconds(iteration, size, now) for size in sizes)
             self._look_up(batch_size)
-        seconds = self._natural
+        seconds, self._iteration = self._natural, iteration
         for disturbed in self._disturbances:
             seconds = disturbed(
                 worker=self._number, iteration=iteration, batch_size=batch_size, natural_seconds=seconds, now=now
@@ -89,9 +89,13 @@ class VirtualWorker:
             largest = self.memory_model.largest_size()
         if self._estimator is None:
             return (samples, microseconds, 0, 0, 0, 0, largest)
+        self.factors, self._next_factors = self._next_factors, self._factors(self._iteration + 1)
         if learns:
-            self._estimator.observe(samples, microseconds / 1e6, _FACTORS)
-        return (samples, microseconds, *self._estimator.estimate(_FACTORS), largest)
+            self._estimator.observe(samples, microseconds / 1e6, self.factors)
+        return (samples, microseconds, *self._estimator.estimate(self._next_factors), largest)
+
+    def _factors(self, iteration: int) -> Factors:
+        return Factors() if self._seen is None else factors_of(self._seen, worker=self._number, iteration=iteration)
 
 
 def batch_of(samples: int, minimum: int) -> int:

@@ -37,6 +37,7 @@ class Pushed:
     entered: float
     began: float
     row: tuple[int, ...]
+    factors: tuple[float, ...]
     ended: float | None = None
 
 

@@ -256,7 +256,7 @@ class Running:
                 estimator=estimator,
                 predicts=scheme.load.uses_estimates or request.events_dir is not None,
                 # This machine's processors say nothing about an emulated device.
-                sampler=FactorSampler(threads=threads, clock=clock) if estimator.uses_factors and not hold else None,
+                sampler=(hold or FactorSampler(threads=threads, clock=clock)) if estimator.uses_factors else None,
                 memory=self._learned_limit(),
             ),
             recorder=self._recorder,

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from evenstep.cluster.slowness import DeviceMemory, Disturbance, SlownessNews
+from evenstep.cluster.slowness import DeviceMemory, Disturbance, SlownessNews, factors_of
 from evenstep.core.errors import EvenstepError
+from evenstep.core.values import Factors
 
 
 @final
@@ -36,6 +37,7 @@ class Hold:
     overruns: int = 0
     news: SlownessNews = field(init=False)
     _held_seconds: float = field(init=False, default=0.0)
+    _iteration: int = field(init=False, default=0)
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ class Hold:
         Samples that differ in cost are counted as average samples, so sizes need not be whole. If gradients were
         accumulated there are several batches; each counts as a pass.
         """
+        self._iteration = iteration
         natural = (elapsed_seconds - self._held_seconds) / len(batch_sizes)
         now = self.clock() - self._started
         due = sum(
@@ -79,3 +82,7 @@ class Hold:
             self._held_seconds += rest
         elif -rest > 1e-6 and not self._held_seconds:
             self.overruns += 1
+
+    def sample(self) -> Factors:
+        """The driving factors before the iteration after the one that was held last."""
+        return factors_of(self.disturbance, worker=self.worker, iteration=self._iteration + 1)

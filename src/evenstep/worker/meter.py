@@ -3,12 +3,11 @@
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.values import UNLIMITED, Basis, Estimate, Factors
 from evenstep.worker.device_memory import LearntLimit
-from evenstep.worker.factors import FactorSampler
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.stopwatch import Stopwatch
 
@@ -16,6 +15,13 @@ _UNKNOWN: Final = Factors()
 _NOTHING: Final = Estimate()
 _DIGITS: Final = 3
 """Of a load in average samples."""
+
+
+class Sampler(Protocol):
+    """Reads the driving factors of a machine, or of an emulated one."""
+
+    def sample(self) -> Factors:
+        """Those before the next iteration."""
 
 
 @final
@@ -34,7 +40,7 @@ class Meter:
     stopwatch: Stopwatch
     estimator: Estimator
     predicts: bool = True
-    sampler: FactorSampler | None = None
+    sampler: Sampler | None = None
     memory: LearntLimit | None = None
     _several_measurements: bool = field(init=False, default=False)
     # The newest last. A measurement may come `lag` iterations late, so its basis and factors stand first.

@@ -12,6 +12,7 @@ from evenstep.cluster.slowness.disturbances import (
     Trace,
     Undisturbed,
 )
+from evenstep.cluster.slowness.taking import Taking, factors_of
 
 __all__ = [
     "MEASURED_CURVES",
@@ -30,6 +31,8 @@ __all__ = [
     "PointCurve",
     "Slowness",
     "SlownessNews",
+    "Taking",
     "Trace",
     "Undisturbed",
+    "factors_of",
 ]

@@ -222,7 +222,7 @@ class Asked:
             meter=Meter(
                 stopwatch=stopwatch,
                 estimator=estimator,
-                sampler=FactorSampler(threads=1, clock=clock) if estimator.uses_factors and hold is None else None,
+                sampler=(hold or FactorSampler(threads=1, clock=clock)) if estimator.uses_factors else None,
             ),
             recorder=recorder,
             last_sizes=last_sizes(agreed.scheme, agreed.workers, self.launched, self.events_dir, worker.rank),

@@ -1,0 +1,54 @@
+"""Disturbances whose cause a worker can see, since other processes take a part of its processors or of its memory."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, final
+
+from evenstep.cluster.record import Named
+from evenstep.cluster.slowness.base import NO_SLOWNESS, Disturbance, Slowness
+from evenstep.cluster.slowness.disturbances import Chain, PerWorker
+from evenstep.core.values import Factors
+
+Taken: TypeAlias = Literal["processor", "memory"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """A disturbance by other processes, which take this of the worker's machine while they slow it.
+
+    While the part slows the worker F times, the worker can have 1 / F of what is taken.
+    """
+
+    part: Disturbance
+    takes: Annotated[Taken, Named("taken")]
+
+    def seconds(self, *, worker: int, iteration: int, batch_size: float, natural_seconds: float, now: float) -> float:
+        return self.part.seconds(
+            worker=worker, iteration=iteration, batch_size=batch_size, natural_seconds=natural_seconds, now=now
+        )
+
+    def slowness(self, before: Slowness, *, worker: int, iteration: int) -> Slowness:
+        return self.part.slowness(before, worker=worker, iteration=iteration)
+
+
+def factors_of(disturbance: Disturbance, *, worker: int, iteration: int) -> Factors:
+    """The driving factors that the worker reads before this iteration; 1 where nothing that can be seen is taken.
+
+    So a change is seen before the first iteration that it slows, as the paper has it (LB-BSP, arXiv 1806.02508). A real
+    competitor that begins while the worker waits, after the reading, is seen one iteration later.
+    """
+    left = {"processor": 1.0, "memory": 1.0}
+    for part in _takings(disturbance, worker):
+        left[part.takes] /= max(part.slowness(NO_SLOWNESS, worker=worker, iteration=iteration).factor, 1.0)
+    return Factors(cpu_availability=left["processor"], memory_availability=left["memory"])
+
+
+def _takings(disturbance: Disturbance, worker: int) -> list[Taking]:
+    if isinstance(disturbance, Taking):
+        return [disturbance]
+    parts: tuple[Disturbance, ...] = ()
+    if isinstance(disturbance, Chain):
+        parts = disturbance.parts
+    elif isinstance(disturbance, PerWorker):
+        parts = (disturbance.parts_by_worker[worker],)
+    return [each for part in parts for each in _takings(part, worker)]
