@@ -237,7 +237,10 @@ BAD_FILES = [
     (DISTURBANCE + 'kind = "constant"\nfactor = "4x"', "factor must be a finite number of at least 1, not '4x'"),
     (DISTURBANCE + 'kind = "constant"\nfactor = true', "factor must be a finite number of at least 1, not True"),
     (DISTURBANCE + 'kind = "constant"\nextra = "1 h"', 'extra must be a duration such as "10 ms"'),
-    (DISTURBANCE + 'kind = "constant"\nperiod = 3', "there is no key 'period' here; choose one of 'kind', 'takes', 'factor'"),
+    (
+        DISTURBANCE + 'kind = "constant"\nperiod = 3',
+        "there is no key 'period' here; choose one of 'kind', 'takes', 'factor'",
+    ),
     (DISTURBANCE + EPISODIC + "perod = 9", "there is no key 'perod' here; did you mean 'period'?"),
     (DISTURBANCE + EPISODIC + "period = 9\nlongest = 2", "the key 'shortest' is missing"),
     (DISTURBANCE + EPISODIC + "period = 9\nshortest = 3\nlongest = 2", "[disturbances.b]: longest must lie between"),
