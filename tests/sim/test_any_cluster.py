@@ -16,7 +16,15 @@ SERVED = [
     "asp:load=lb-bsp:predictor=ema",
     "asp:exchange=overlapped",
 ]
-COLLECTIVE = ["bsp", "lb-bsp", "lb-bsp:tuner=pairwise", "lb-bsp:micro_batch=3", "dbs", "local-sgd:period=3,load=lb-bsp"]
+COLLECTIVE = [
+    "bsp",
+    "lb-bsp",
+    "lb-bsp:tuner=pairwise",
+    "lb-bsp:micro_batch=3",
+    "dbs",
+    "auto",
+    "local-sgd:period=3,load=lb-bsp",
+]
 
 
 @st.composite

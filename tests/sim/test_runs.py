@@ -23,6 +23,7 @@ SCHEMES = [
     "lb-bsp:tuner=pairwise",
     "lb-bsp:micro_batch=4",
     "dbs",
+    "auto",
     "local-sgd:period=3",
     "local-sgd:period=3,load=lb-bsp",
     "asp",

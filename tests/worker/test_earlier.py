@@ -65,7 +65,7 @@ def first(name="lb-bsp", **changed):
 
 
 @pytest.mark.parametrize(
-    "name", ["lb-bsp", "lb-bsp:compare=false", "lb-bsp:predictor=narx", "lb-bsp:tuner=pairwise", "dbs"]
+    "name", ["lb-bsp", "lb-bsp:compare=false", "lb-bsp:predictor=narx", "lb-bsp:tuner=pairwise", "dbs", "auto"]
 )
 def test_every_worker_begins_with_the_last_sizes(name, tmp_path):
     last = trained(name, last_sizes(parse_scheme(name), records(), LaunchSettings(), tmp_path, 0))

@@ -114,8 +114,9 @@ class Allocation:
     """Who computes how much: `sizes` has shape [workers], in samples, and sums to the global batch exactly.
 
     No estimator learns from an iteration whose `basis` is `comparison`, so later sizes are what they would have been
-    without it.
+    without it. `why` is a sentence about a choice of the policy, the same as long as the choice holds; empty without.
     """
 
     sizes: IntArray
     basis: Basis = "speed"
+    why: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.chosen import Chosen
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.pairwise import Pairwise
 from evenstep.core.load.per_epoch import PerEpoch
@@ -141,6 +142,29 @@ def dbs(
     """
     load = PerEpoch(minimum=minimum, maximum=maximum, multiple=_step_of_sizes(multiple, micro_batch))
     return Scheme(load=load, weighting=weighting, micro_batch=micro_batch)
+
+
+@recipe
+def auto(
+    *,
+    micro_batch: MicroBatch = None,
+    minimum: Minimum = None,
+    maximum: Maximum = None,
+    multiple: Multiple = 1,
+) -> Scheme:
+    """`bsp`, `lb_bsp` or `dbs`: whichever turns out to take least time on these workers.
+
+    It begins as lb_bsp. At the end of each epoch with 50 iterations or more since the last choice, all three are
+    compared on the measured times, and another one is used if it is 2 % better. All are exact, so the gradients are
+    those of one process whatever is chosen. It chooses no scheme on servers and no local_sgd, whose mathematics
+    differs: `evenstep advise` compares those.
+
+    Source: none; the comparison is ours. Parts: `Chosen` sizes, a barrier.
+
+    When to use it: it is not known how the workers differ. When not: epochs of hours, whose ends it waits for.
+    """
+    load = Chosen(minimum=minimum, maximum=maximum, multiple=_step_of_sizes(multiple, micro_batch))
+    return Scheme(load=load, micro_batch=micro_batch, compare=True)
 
 
 @recipe

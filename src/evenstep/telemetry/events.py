@@ -148,6 +148,14 @@ class Planned(WorkerEvent, frozen=True, kw_only=True, tag="plan"):
 
 
 @final
+class Chose(WorkerEvent, frozen=True, kw_only=True, tag="choice"):
+    """The scheme `auto` has chosen whose sizes it uses from this iteration on; the `text` says why."""
+
+    iteration: _Iteration
+    text: str
+
+
+@final
 class Noted(WorkerEvent, frozen=True, kw_only=True, tag="note"):
     """The script noted values by name, None for a value that is not finite; `samples` are those of the iteration."""
 

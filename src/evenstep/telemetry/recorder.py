@@ -13,7 +13,7 @@ from typing import BinaryIO, Final, Literal, Protocol, final
 import msgspec
 
 from evenstep.core.errors import ConfigError
-from evenstep.telemetry.events import Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
+from evenstep.telemetry.events import Chose, Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
 
 _BLOCK_BYTES: Final = 65536
 
@@ -146,6 +146,7 @@ def _cut_incomplete_line(path: Path) -> None:
 _LEVELS: Final[Mapping[type[Event], int]] = {
     Run: logging.INFO,
     Planned: logging.DEBUG,
+    Chose: logging.INFO,
     RanOutOfMemory: logging.WARNING,
     Disturbed: logging.INFO,
     Failed: logging.ERROR,
@@ -156,8 +157,8 @@ _LEVELS: Final[Mapping[type[Event], int]] = {
 class Logged:
     """Passes every event on, and logs the few that matter to the logger `evenstep`.
 
-    INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out of memory. ERROR: an
-    exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
+    INFO: a worker starts, is slowed on purpose, or the policy chooses. DEBUG: sizes change. WARNING: a device runs out
+    of memory. ERROR: an exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
     """
 
     def __init__(self, recorder: JsonlRecorder | Silent, worker: int) -> None:
@@ -178,6 +179,8 @@ class Logged:
                 self._log(event, f"{event.scheme} with {workers}")
             case Planned():
                 self._log(event, f"sizes from iteration {event.iteration}: {event.batch_sizes}")
+            case Chose():
+                self._log(event, event.text)
             case RanOutOfMemory():
                 self._log(event, f"out of memory with a batch of {event.samples} samples")
             case Disturbed():

@@ -30,7 +30,8 @@ from evenstep.core.samples import (
 )
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
-from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
+from evenstep.telemetry.events import CheckpointDone, Chose, Disturbed, IterationDone, Noted, Planned
+from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.earlier import LastSizes
 from evenstep.worker.hold import Hold
@@ -86,6 +87,7 @@ class Tracker:
     _sizes: IntArray | None = field(init=False, default=None)
     _planned_for: Problem | None = field(init=False, default=None)
     _basis: Basis = field(init=False, default="speed")
+    _why: str = field(init=False, default="")
     _latest: Reports | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
@@ -151,9 +153,18 @@ class Tracker:
         if self._planned_for is not self.problem or self._sizes is None:
             allocation = self.policy.allocate(self.problem)
             self.follow(allocation.sizes, allocation.basis)
+            if allocation.why not in ("", self._why):
+                self._tell(allocation.why)
             self._planned_for = self.problem
         assert self._sizes is not None
         return self._sizes
+
+    def _tell(self, why: str) -> None:
+        """Record a choice of the policy, and print it on worker 0; every worker makes the same."""
+        self._why = why
+        if self.workers.rank == 0:
+            self.recorder.record(Chose(worker=0, iteration=self._number, text=why))
+            say(why)
 
     def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
         """Use these sizes from the next iteration on; called from outside if servers decide them."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import evenstep.core.load as load
 from evenstep.core.errors import ConfigError
-from evenstep.core.load import Equal, Pairwise, PerEpoch, Predicted, Static
+from evenstep.core.load import Chosen, Equal, Pairwise, PerEpoch, Predicted, Static
 from evenstep.core.values import UNLIMITED, Problem, Reports
 from evenstep.testing.conformance import check_load_policy
 
@@ -19,6 +19,7 @@ UNDER_TEST = {
     "predicted without hysteresis": lambda workers: Predicted(min_gain=0.0, times="proportional", predictor="last"),
     "pairwise": lambda workers: Pairwise(),
     "per epoch": lambda workers: PerEpoch(),
+    "chosen": lambda workers: Chosen(),
 }
 
 

@@ -1,6 +1,7 @@
 """How much does each worker compute before the next synchronisation? Decides batch sizes from measured times."""
 
 from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.chosen import Chosen
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.pairwise import Pairwise
@@ -13,6 +14,7 @@ from evenstep.core.load.static import Static
 
 __all__ = [
     "PREDICTORS",
+    "Chosen",
     "Equal",
     "Estimator",
     "Load",
