@@ -35,3 +35,10 @@ def test_it_trains_as_one_process_and_says_what_it_chose(tmp_path):
     assert not other
     assert choice.text.startswith("auto uses ")
     assert choice.iteration in (60, 61)
+
+
+@pytest.mark.parametrize("stop_after", [30, 70])
+def test_a_run_that_resumes_before_or_after_a_choice_trains_as_one_process(stop_after):
+    run = Run(samples=482, batch_size=4, epochs=2, scheme="auto")
+    for value in results(run_workers(training.train_and_resume, 2, run, stop_after)):
+        np.testing.assert_allclose(value["weights"], train_alone(run, 8), rtol=0, atol=1e-10)
