@@ -27,6 +27,8 @@ _MAIN: Final = 0.2
 """A worker that causes a smaller share of the waiting is not named for it."""
 _COMMUNICATION: Final = 0.25
 _MAX_SIZES: Final = 8
+_AUTO: Final = "auto"
+_BESIDE_AUTO: Final = "Schemes on servers, which auto does not choose, would process what evenstep advise RUN_DIR says."
 
 WHY: Final = {
     Cause.INPUT: "waits for its input",
@@ -212,7 +214,7 @@ def _gained(speed_up: Interval) -> str:
 
 
 def summary_lines(account: Account, scheme: str) -> list[str]:
-    """A run behind a barrier in two to four lines; none if no iteration was finished."""
+    """A run behind a barrier in two to five lines; none if no iteration was finished."""
     if not account.iterations:
         return []
     first, last = account.first_sizes, account.last_sizes
@@ -221,7 +223,8 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
     verdict = verdict_of(account, range(account.workers), scheme)
     if account.workers == 1 and verdict.cause is not Cause.INPUT:
         return [f"{head}."]
-    return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text)]
+    chosen = [_BESIDE_AUTO] if scheme.partition(":")[0] == _AUTO and account.workers > 1 else []
+    return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text), *chosen]
 
 
 def head_text(scheme: str, workers: int, seconds: float, samples: float) -> str:
