@@ -2,11 +2,12 @@
 
 The commands take turns, in the opposite order every other time. What is told apart is the launcher's part, and that of
 `prepare` and its imports in the workers. All may write and read compiled modules, as an installed package has them.
-`--imports` prints instead which imports take longest in a worker.
+CPU time is that of worker 0 and of the processes that started it, until the end of its first iteration; it depends less
+on what else the machine does. `--imports` prints instead which imports take longest in a worker.
 """
 
+import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,7 @@ def main():
         options.repetitions = 1
     else:
         _seconds(COMMANDS[OURS])  # It compiles the modules and brings all files into the system's cache.
-    raw = {name: [] for name in COMMANDS}
+    raw, busy = {name: [] for name in COMMANDS}, os.getloadavg()
     for number in range(options.repetitions):
         names = list(COMMANDS)
         for name in reversed(names) if number % 2 else names:
@@ -57,11 +58,12 @@ def main():
         "startup",
         f"From the command line to the first iteration, {WORKERS} workers",
         options,
-        config={"workers": WORKERS, "repetitions": options.repetitions},
+        config={"workers": WORKERS, "repetitions": options.repetitions, "load_average": [busy, os.getloadavg()]},
         figures=[
             *(record.figure(name, seconds[name], unit="s") for name in COMMANDS),
             record.figure(f"{OURS}, beyond {PLAIN}", _beyond(seconds), goal=f"<= {LIMIT_SECONDS:g}", unit="s"),
-            *(record.figure(f"CPU time of the whole of {name}", cpu[name], unit="s") for name in (PLAIN, OURS)),
+            *(record.figure(f"CPU time, {name}", cpu[name], unit="s") for name in COMMANDS),
+            record.figure(f"CPU time, {OURS}, beyond {PLAIN}", _beyond(cpu), unit="s"),
         ],
         raw=raw,
     )
@@ -73,19 +75,14 @@ def _beyond(seconds):
 
 
 def _seconds(command):
-    """From the start of the command to the end of worker 0's first iteration, and the CPU time of all its processes."""
+    """From the start of the command to the end of worker 0's first iteration: by the clock, and CPU on the way."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "done"
-        began, spent = time.time(), _cpu_seconds()
-        subprocess.run(
-            (*command, str(out)), check=True, capture_output=True, timeout=_PATIENCE_SECONDS, env=_ENVIRONMENT
-        )
-        return float(out.read_text(encoding="utf-8")) - began, _cpu_seconds() - spent
-
-
-def _cpu_seconds():
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+        began = time.time()
+        command = (*command, str(os.getpid()), str(out))
+        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE_SECONDS, env=_ENVIRONMENT)
+        at, cpu = json.loads(out.read_text(encoding="utf-8"))
+        return at - began, cpu
 
 
 def _print_imports():
