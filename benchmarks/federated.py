@@ -35,11 +35,12 @@ BATCH, STEPS, SEEDS = 32, 10, 3
 ALPHAS = (0.1, 0.5)
 HERE = Path(__file__).parent
 FEDAVG, BALANCED, TAU, RATE = "FedAvg", "LB-BSP", "adaptive tau", "adaptive B and rate"
-FLOWERS = "Flower's own FedAvg"
+FLOWERS, BOUNDED = "Flower's own FedAvg", "LB-BSP, batches of at least 16"
 METHODS = {
     FEDAVG: {"scheme": "bsp"},
     FLOWERS: {},
     BALANCED: {"scheme": "lb-bsp"},
+    BOUNDED: {"scheme": "lb-bsp:minimum=16"},
     TAU: {"scheme": "lb-bsp", "mode": "steps"},
     RATE: {"scheme": "lb-bsp", "mode": "batch-and-lr"},
     "FedBuff": {"scheme": "asp", "buffer": 3, "rate": "raw"},
@@ -47,13 +48,14 @@ METHODS = {
     "ssp": {"scheme": "ssp:bound=3"},
     "dssp": {"scheme": "dssp:lower=3,upper=15"},
 }
-LASTING = [method for method in METHODS if method != FLOWERS]
+LASTING = [method for method in METHODS if method not in (FLOWERS, BOUNDED)]
 COMPARED = (FEDAVG, BALANCED, TAU, RATE)
 EPISODIC = (FEDAVG, BALANCED, "dssp")
 CONSTANT = "constant rate, lasting"
 REPEATED = [
     *(("digits", alpha, "lasting", method) for alpha in ALPHAS for method in COMPARED),
     *(("digits", 0.5, "episodic", method) for method in EPISODIC),
+    *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED)),
 ]
 """These have all seeds, the others the first one: a training takes 10 to 25 s."""
 CELLS = [
@@ -62,7 +64,8 @@ CELLS = [
     *(("digits", alpha, "lasting", FLOWERS) for alpha in ALPHAS),
     *(("pictures", 0.1, "lasting", method) for method in (*COMPARED, "FedBuff", "asp")),
     *(("pictures", 0.5, "lasting", method) for method in (FEDAVG, BALANCED)),
-    *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED)),
+    *(("digits", 0.5, "episodic", method) for method in ("asp", "ssp")),
+    ("digits", 0.1, CONSTANT, BOUNDED),
 ]
 MANY, MANY_ROUNDS = 1000, 20
 """Clients and rounds of the runs that tell how long the simulator takes."""
@@ -365,8 +368,8 @@ def _figures(rows):
         *(less(method) for method in LASTING if method not in (FEDAVG, BALANCED)),
         *(time_to(method, BALANCED) for method in (TAU, RATE)),
         time_to("dssp", BALANCED, "episodic", goal="<= 0.999"),
-        less(BALANCED, regime=CONSTANT),
-        time_to(BALANCED, FEDAVG, CONSTANT),
+        *(less(method, regime=CONSTANT) for method in (BALANCED, BOUNDED)),
+        *(time_to(method, FEDAVG, CONSTANT) for method in (BALANCED, BOUNDED)),
     ]
 
 
