@@ -133,7 +133,7 @@ def federated(records):
     found = records.of("federated.py")["figures"]
     for each in found:
         if each["goal"] is not None:
-            paper = "0.69" if "FedAvg" in each["figure"] else "-"
+            paper = "-" if "dssp" in each["figure"] else "0.69" if "time" in each["figure"] else "0"
             yield records.row(each["figure"], paper, each["goal"], "federated.py")
 
 
