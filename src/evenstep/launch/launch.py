@@ -41,7 +41,6 @@ from evenstep.launch.meeting_place import FRESH_STORE
 from evenstep.launch.one_host import LOOPBACK, ONE_HOST, register
 from evenstep.launch.run_failed import RunFailedError, failure_of, failure_of_all, failure_to_begin, failures_in
 from evenstep.launch.server_settings import SECRET_VARIABLE, SERVER_COMMAND, ServerSettings
-from evenstep.launch.servers import Servers
 from evenstep.launch.supervisor import keeper_command
 from evenstep.launch.watch import Watch, read_endings, read_groups
 from evenstep.schemes import Served, parse_scheme
@@ -186,6 +185,8 @@ def _run_with_servers(
     status_dir: Path,
 ) -> list[str]:
     """Run the workers, and servers that outlast them; returns the sentences about lost workers."""
+    from evenstep.launch.servers import Servers  # Most schemes have none.
+
     _end_on_signals()
     run_dir = None if settings.run_dir is None else Path(settings.run_dir)
     snapshots = (run_dir or status_dir) / "snapshots"

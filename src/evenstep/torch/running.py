@@ -25,15 +25,12 @@ from evenstep.torch.agree import Terms, agree, agree_on_loader
 from evenstep.torch.cuda import CudaMemory, DeviceStopwatch
 from evenstep.torch.data.loop import Bound, Loop
 from evenstep.torch.engines.collective import CollectiveEngine
-from evenstep.torch.engines.describe import describe, layout_of, require_small_options
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.known_parameters import KnownParameters
 from evenstep.torch.engines.local import LocalEngine
-from evenstep.torch.engines.served import ServedEngine
 from evenstep.torch.failure import RunEnd, forget_failing, install_hook, when_failing
 from evenstep.torch.model import PreparedModel, bind, forget, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, window_scheduler
-from evenstep.torch.processes.join_servers import join_group, join_servers
 from evenstep.torch.processes.join_workers import join_workers
 from evenstep.torch.processes.liveness import Liveness, explaining
 from evenstep.torch.profiler import probe_of, profiler_of, to_be_profiled
@@ -52,6 +49,8 @@ from evenstep.worker.tracker import Tracker
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from torch.utils.hooks import RemovableHandle
+
+    from evenstep.torch.engines.served import ServedEngine
 
 
 @final
@@ -91,6 +90,9 @@ class Running:
         servers, asked = _asked(request)
         joined = None
         if servers is not None:
+            # Imported here, as most schemes have no servers, and a start is mostly imports.
+            from evenstep.torch.processes.join_servers import join_group, join_servers
+
             joined = join_servers(request.launched, servers, request.timeout, request.events_dir, activity, asked)
             workers = joined.workers
         else:
@@ -129,6 +131,8 @@ class Running:
                 self._hooks.append(each.register_step_post_hook(lambda stepped, *_: engine.after_step(stepped)))
         for wrapped in prepared:
             if isinstance(wrapped, ServedOptimizer):
+                from evenstep.torch.engines.served import ServedEngine
+
                 assert isinstance(engine, ServedEngine)
                 wrapped.bind(engine)
             elif isinstance(wrapped, WindowedOptimizer):
@@ -208,8 +212,11 @@ class Running:
             *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
         )
 
-    def _served_engine(self, balancer: Tracker, link: Link) -> ServedEngine:
+    def _served_engine(self, balancer: Tracker, link: Link) -> "ServedEngine":
         """Describe the run to the servers, and take this worker's place there; if that fails, close the link."""
+        from evenstep.torch.engines.describe import describe, layout_of, require_small_options
+        from evenstep.torch.engines.served import ServedEngine
+
         scheme, request, optimizer = self._agreement.scheme, self._request, self._request.optimizers[0]
         served, parameters = scheme.served, dict(unwrapped(request.models[0]).named_parameters())
         assert served is not None
