@@ -104,6 +104,40 @@ def test_a_mean_is_of_numbers_and_of_a_batch():
         session.mean(ROWS)
 
 
+def test_a_mean_inside_of_jit_is_refused():
+    import jax
+
+    session = session_of()
+    for _ in session.epoch():
+        with pytest.raises(evenstep.ConfigError, match=r"which jit cannot trace: call it outside of jit"):
+            jax.jit(session.mean)(ROWS)
+        break
+
+
+LEFT = """
+import jax
+import numpy as np
+
+import evenstep.jax
+
+session = evenstep.jax.Session("bsp", data=np.arange(100.0), global_batch_size=10)
+mean = jax.jit(lambda batch: batch.mean())
+epoch = session.epoch()
+for batch in epoch:
+    session.mean(mean(batch))
+    break
+"""
+
+
+def test_a_script_may_end_with_an_epoch_that_it_left(tmp_path):
+    """The generator of the epoch is closed after the modules of evenstep have been taken apart."""
+    (tmp_path / "train.py").write_text(LEFT)
+    ended = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_SECONDS, check=True
+    )
+    assert "Exception ignored" not in ended.stderr
+
+
 def test_a_batch_without_a_mean_is_refused():
     epoch = session_of().epoch()
     next(epoch)

@@ -99,6 +99,40 @@ def test_a_script_of_mxnet_may_end_with_its_last_step(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+MEAN_OF_ONE_SAMPLE = """
+import os
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+import evenstep.mxnet
+from evenstep.schemes import static
+
+net = gluon.nn.Dense(1, in_units=2, use_bias=False)
+net.initialize(mx.init.Zero())
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="dist_sync")
+inputs = np.arange(16, dtype="float32").reshape(8, 2) / 16
+loader = gluon.data.DataLoader(gluon.data.ArrayDataset(inputs), 4)
+trainer, loader = evenstep.mxnet.prepare(trainer, loader, static([7, 1]))
+for x in loader:
+    with autograd.record():
+        loss = net(x).mean()
+    loss.backward()
+    trainer.step(1)
+assert loader.current.samples == [7, 1][int(os.environ["RANK"])]
+weights = net.weight.data().asnumpy()
+assert np.abs(weights + 0.1 * inputs.mean(0)).max() < 1e-6, weights
+"""
+
+
+def test_the_mean_loss_of_one_sample_counts_as_a_mean(tmp_path):
+    """There step(1) is also what a loss that is summed is given."""
+    ended = run(tmp_path, "mxnet", MEAN_OF_ONE_SAMPLE, 2)
+    assert ended.returncode == 0, ended.stderr
+
+
 DIES_IN_A_SUM = """
 import os
 import signal

@@ -69,6 +69,15 @@ def test_the_fit_of_keras_reaches_the_weights_of_one_process(found, name):
         assert worker[name]["next"] == EPOCHS
 
 
+def test_callbacks_get_the_same_metrics_of_an_epoch_on_every_worker(found):
+    """Otherwise ReduceLROnPlateau gives the workers different learning rates, and weights drift apart."""
+    first, second = (worker["fit"] for worker in found[:2])
+    assert first["own"]["loss"] != second["own"]["loss"]
+    assert first["history"] == second["history"]
+    low, high = sorted([first["own"]["loss"], second["own"]["loss"]])
+    assert low < first["history"]["loss"][-1] < high
+
+
 def test_what_fetches_ahead_is_refused_in_one_sentence(found):
     for worker in found[:2]:
         assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
@@ -112,6 +121,9 @@ REFUSED = {
     "servers": "ConfigError: the scheme 'ssp' trains on parameter servers: use evenstep.Client",
     "again": "ConfigError: the optimizer was prepared already: prepare each optimizer once",
     "strides": "ConfigError: steps_per_execution=3 asks for batches ahead of their steps, and the size of a batch",
+    "sum": "ConfigError: the loss has reduction='sum', and evenstep weights means over batches: leave reduction out",
+    "classes": "ConfigError: with class_weight Keras fetches batches ahead of their steps: give the weight of each",
+    "validation": "ConfigError: the prepared dataset is for training: give validation_data other data",
     "xla": "ConfigError: jit_compile=True would compile the step again for each size of a batch",
 }
 

@@ -96,13 +96,15 @@ def fit(scheme, seed=None, prefetched=False, **options):
         model, optimizer, (inputs, labels), scheme, global_batch_size=GLOBAL, seed=5
     )
     model.compile(optimizer, LOSS, metrics=["accuracy"], **options)
-    batches = []
-    counted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+    batches, own = [], {}
+    counted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (batches.append(batch), own.update(logs))
+    )
     batches_of = dataset.prefetch(2) if prefetched else dataset
     history = model.fit(batches_of, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[counted])
     found = {"weights": model.get_weights(), "batches": len(batches), "next": dataset.next_epoch}
     dataset.close()
-    return {**found, "accuracy": history.history["accuracy"][-1]}
+    return {**found, "own": own, "history": history.history}
 
 
 def slices():
@@ -159,6 +161,10 @@ def refused():
             model = made()[0]
         prepare(model)
 
+    def fitted(validated=False, **options):
+        model, _, dataset = prepare()
+        model.fit(dataset, **options, **({"validation_data": dataset} if validated else {}))
+
     def placed(kind="worker", index=0, **cluster):
         read_place({"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})})
 
@@ -176,6 +182,9 @@ def refused():
         "servers": lambda: prepare(scheme="ssp"),
         "again": again,
         "strides": lambda: prepare()[0].compile("sgd", steps_per_execution=3),
+        "sum": lambda: prepare()[0].compile("sgd", {"first": keras.losses.MeanSquaredError(reduction="sum")}),
+        "classes": lambda: fitted(class_weight={0: 2.0}),
+        "validation": lambda: fitted(validated=True),
         "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
         "parameter servers": lambda: placed(worker=["a:1"], ps=["b:1"]),
         "another task": lambda: placed("evaluator", worker=["a:1"]),

@@ -142,12 +142,16 @@ class Session(BalancedLoader):
             tree: Means over this worker's batch: losses, gradients, metrics.
 
         Raises:
-            ConfigError: There is no batch, or an array is not of floating-point numbers.
+            ConfigError: There is no batch, an array is not of floating-point numbers, or the call is inside of jit.
             DisagreementError: The workers are in different iterations; nothing has been added up yet.
             WorkerLostError: A worker is gone.
         """
         if self._share is None:
             raise ConfigError("there is no batch to take a mean over: call mean inside the loop over session.epoch()")
+        if any(isinstance(each, jax.core.Tracer) for each in jax.tree.leaves(tree)):
+            raise ConfigError(
+                "mean exchanges arrays with other processes, which jit cannot trace: call it outside of jit"
+            )
         tree = jax.block_until_ready(tree)
         if self._since is not None:
             seconds = time.perf_counter() - self._since - self._compiling.seconds

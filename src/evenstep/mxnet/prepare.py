@@ -124,11 +124,9 @@ class Loader(BalancedLoader):
                 each.wait_to_read()
             self._balancer.report(time.perf_counter() - self._handed)
             self._handed = None
-            # As in one process, the trainer divides by the samples of the union batch, unless the loss is a mean.
-            summed, whole = self._balancer.scheme.period is None, int(share.sizes.sum())
-            divisor = batch_size if not summed or batch_size != len(share.indices) else whole
-            self._combine(gradients, share.weight * divisor / batch_size, summed=summed)
-            step(divisor, ignore_stale_grad)
+            # Divided here: a batch of one sample does not say whether the loss is a mean, and all must divide alike.
+            self._combine(gradients, share.weight / batch_size, summed=self._balancer.scheme.period is None)
+            step(1, ignore_stale_grad)
             if share.average is not None:
                 weights = [each.data() for each in self._trainer._params]
                 states = [each for updater in self._trainer._updaters for each in _arrays(updater.states)]

@@ -11,6 +11,7 @@ from evenstep.core.shown import shown
 from evenstep.schemes import Scheme
 from evenstep.tensorflow.balanced import Balanced
 from evenstep.tensorflow.dataset import BalancedDataset
+from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
 from evenstep.worker.api.balancer import Balancer
@@ -88,7 +89,7 @@ def prepare(
         return stepped
 
     optimizer.apply = apply
-    _guard_compile(model)
+    guard(model, workers, balanced)
     setattr(optimizer, _PREPARED, True)
     return model, optimizer, BalancedDataset(source.spec, balanced)
 
@@ -111,33 +112,3 @@ def _require_optimizer(optimizer: Any) -> None:
         raise ConfigError(f"the optimizer is {shown(optimizer)}: prepare takes a Keras 3 optimizer")
     if getattr(optimizer, _PREPARED, False):
         raise ConfigError("the optimizer was prepared already: prepare each optimizer once")
-
-
-def _guard_compile(model: Any) -> None:
-    """Refuse options of `compile` that cannot work, and turn XLA off, which Keras chooses unless told otherwise.
-
-    XLA would compile the step again for each size, and has no kernel for the exchange.
-    """
-    model.jit_compile = False
-    _require_single_steps(getattr(model, "steps_per_execution", 1))
-    compiled = model.compile
-
-    @functools.wraps(compiled)
-    def compile(*arguments: Any, **options: Any) -> None:
-        if options.get("jit_compile") is True:
-            raise ConfigError(
-                "jit_compile=True would compile the step again for each size of a batch: leave it out, or make sizes"
-                " recur with multiple, as in lb-bsp:multiple=8, and compile parts of the model yourself"
-            )
-        _require_single_steps(options.get("steps_per_execution", 1))
-        compiled(*arguments, **{**options, "jit_compile": False})
-
-    model.compile = compile
-
-
-def _require_single_steps(steps_per_execution: Any) -> None:
-    if steps_per_execution != 1:
-        raise ConfigError(
-            f"steps_per_execution={steps_per_execution} asks for batches ahead of their steps, and the size of a batch"
-            " rests on how long the one before it took: leave it out"
-        )

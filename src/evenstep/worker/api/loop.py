@@ -1,6 +1,7 @@
 """What a `Balancer` and a `Client` have in common: shares of an epoch, the time of compute, notes and the state."""
 
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Loop(ABC):
         self._tracker = asked.tracker(agreed, worker, self._stopwatch, activity)
         self._at = Progress()
         self._loops = 0
+        self._is_finalizing = sys.is_finalizing  # At exit `sys` may be None here when a generator is closed.
         self.scheme = agreed.scheme
         """On which all workers have agreed."""
 
@@ -104,7 +106,7 @@ class Loop(ABC):
                 shares.replan()
             self._at.done = ledger.iterations
         finally:
-            if loop == self._loops:
+            if loop == self._loops and not self._is_finalizing():
                 self._at.looping = False
                 self._leave()
 
