@@ -114,6 +114,42 @@ def test_a_mean_inside_of_jit_is_refused():
         break
 
 
+RAISES = """
+import sys
+
+import jax
+import numpy as np
+
+import evenstep.jax
+
+address, rank = sys.argv[1], int(sys.argv[2])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, 2, rank, shutdown_timeout_seconds=10)
+session = evenstep.jax.Session("bsp", data=np.arange(100.0), global_batch_size=10)
+for batch in session.epoch():
+    if rank == 1 and session.share.iteration == 2:
+        raise ValueError("an error of the script")
+    session.mean(batch)
+"""
+
+
+@pytest.mark.multiprocess
+def test_an_error_in_the_script_of_one_worker_ends_the_others(tmp_path):
+    """At its exit jax.distributed waits for all processes, so the connections to them end before."""
+    (tmp_path / "train.py").write_text(RAISES)
+    address = f"127.0.0.1:{free_port()}"
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "train.py", address, str(rank)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    first, second = (worker.communicate(timeout=GUARD_SECONDS)[1] for worker in workers)
+    assert "ValueError: an error of the script" in second
+    assert "WorkerLostError: worker 1 is gone: its own output tells why" in first
+    assert [worker.returncode for worker in workers] == [1, 1]
+
+
 LEFT = """
 import jax
 import numpy as np

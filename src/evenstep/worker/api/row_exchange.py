@@ -1,5 +1,6 @@
 """The all-gather of `Balancer` for frameworks whose collectives take milliseconds for a few bytes."""
 
+import atexit
 import json
 import secrets
 from collections.abc import Callable
@@ -46,8 +47,12 @@ class RowExchange:
         self._peers: dict[int, Connection] = {}
         self._came: SimpleQueue[tuple[int, bytes, bytes]] = SimpleQueue()
         """On worker 0: from whom a message came, its header and its row."""
+        self._closed = False
         if workers > 1:
             self._meet(host, add_up)
+            # A framework may wait for all workers when a script ends, as jax.distributed does. An error in one script
+            # must reach the others before, and functions registered last are called first.
+            atexit.register(self._close)
 
     def all_gather(self, row: bytes) -> list[bytes]:
         """The rows of all workers by rank, of the same length.
@@ -108,12 +113,19 @@ class RowExchange:
             while True:
                 self._came.put((rank, *_received(self._peers[rank], None)))
         except ConnectionLostError:
+            if self._closed:
+                return  # By this worker, and not by that one.
             said = _gone(rank).encode()
             for other, peer in self._peers.items():
                 if other != rank:
                     with suppress(ConnectionLostError):
                         peer.send(said, wait=False)
             self._came.put((rank, said, b""))
+
+    def _close(self) -> None:
+        self._closed = True
+        for peer in self._peers.values():
+            peer.close()
 
     def _meet(self, host: str, add_up: Callable[[Any], Any]) -> None:
         """Connect the other workers to worker 0, whose address and secret they learn through the framework."""
