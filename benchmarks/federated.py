@@ -50,22 +50,13 @@ METHODS = {
 }
 LASTING = [method for method in METHODS if method not in (FLOWERS, BOUNDED)]
 COMPARED = (FEDAVG, BALANCED, TAU, RATE)
-EPISODIC = (FEDAVG, BALANCED, "dssp")
+EPISODIC = (FEDAVG, BALANCED, "asp", "ssp", "dssp")
 CONSTANT = "constant rate, lasting"
-REPEATED = [
-    *(("digits", alpha, "lasting", method) for alpha in ALPHAS for method in COMPARED),
-    *(("digits", 0.5, "episodic", method) for method in EPISODIC),
-    *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED)),
-]
-"""These have all seeds, the others the first one: a training takes 10 to 25 s."""
 CELLS = [
-    *REPEATED,
-    *(("digits", alpha, "lasting", method) for alpha in ALPHAS for method in LASTING if method not in COMPARED),
-    *(("digits", alpha, "lasting", FLOWERS) for alpha in ALPHAS),
-    *(("pictures", 0.1, "lasting", method) for method in (*COMPARED, "FedBuff", "asp")),
-    *(("pictures", 0.5, "lasting", method) for method in (FEDAVG, BALANCED)),
-    *(("digits", 0.5, "episodic", method) for method in ("asp", "ssp")),
-    ("digits", 0.1, CONSTANT, BOUNDED),
+    *(("digits", alpha, "lasting", method) for alpha in ALPHAS for method in (*LASTING, FLOWERS)),
+    *(("pictures", alpha, "lasting", method) for alpha in ALPHAS for method in LASTING),
+    *(("digits", 0.5, "episodic", method) for method in EPISODIC),
+    *(("digits", 0.1, CONSTANT, method) for method in (FEDAVG, BALANCED, BOUNDED)),
 ]
 MANY, MANY_ROUNDS = 1000, 20
 """Clients and rounds of the runs that tell how long the simulator takes."""
@@ -262,7 +253,7 @@ def main():
     cells = [
         (*cell, options.seed + seed, 4 if options.quick else TASKS[cell[0]]["rounds"])
         for seed in range(seeds)
-        for cell in (REPEATED if seed else CELLS)
+        for cell in CELLS
     ]
     began = time.monotonic()
     with get_context("spawn").Pool() as pool:
@@ -276,7 +267,6 @@ def main():
         config={
             "speeds": SPEEDS, "seconds_per_sample_at_speed_1": SECONDS, "message_seconds": MESSAGES,
             "mean_batch": BATCH, "steps": STEPS, "seeds": seeds,
-            "seeds_of": [" ".join(map(str, cell)) for cell in REPEATED],
             "dirichlet": ALPHAS,
             "methods": METHODS,
             "tasks": {name: {"lr": task["lr"], "rounds": task["rounds"]} for name, task in TASKS.items()},
