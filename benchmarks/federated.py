@@ -49,7 +49,6 @@ METHODS = {
     "dssp": {"scheme": "dssp:lower=3,upper=15"},
 }
 LASTING = [method for method in METHODS if method not in (FLOWERS, BOUNDED)]
-COMPARED = (FEDAVG, BALANCED, TAU, RATE)
 EPISODIC = (FEDAVG, BALANCED, "asp", "ssp", "dssp")
 CONSTANT = "constant rate, lasting"
 CELLS = [
