@@ -176,7 +176,7 @@ class Request:
         _Argument("a scheme string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp() returns", _scheme),
     ] = None
     global_batch_size: Annotated[
-        int | None, _Argument(f"a whole number of samples from 1 to {UNLIMITED}, or 'auto'", _batch_size)
+        int | None, _Argument(f"a whole number of samples from 1 to {UNLIMITED}", _batch_size)
     ] = None
     batch_sizes: Annotated[
         Sequence[int] | Mapping[Any, int] | None,
