@@ -8,7 +8,7 @@ from evenstep.report.iterations import Iterations
 
 COLUMNS = (
     "numbers", "began", "iteration_seconds", "input_seconds", "wait_seconds", "comm_seconds", "staleness", "behind",
-    "lead",
+    "lead", "cost", "padding",
 )  # fmt: skip
 
 

@@ -45,10 +45,13 @@ def test_unlike_devices_are_filled_in_the_next_start(tmp_path, devices, capfd):
     assert main([*options, "--find-batch", SCRIPT, "plain"]) == 0
     said = capfd.readouterr().out
     found = FoundBatch.read(Path(folder))
-    # 5 % of each memory stay free; at equal speed, the small one limits both.
+    # 5 % of each memory stay free.
     assert [each.holds for each in found.workers] == [37, 18]
     assert [each.memory_bytes for each in found.workers] == [2100 * 10**6, 1100 * 10**6]
-    assert 34 <= found.global_batch_size <= 40
+    # The largest that, shared out by the measured speeds, both hold: the small one limits it at equal speeds.
+    together = sum(each.samples_per_second for each in found.workers)
+    most = min(each.holds * together / each.samples_per_second for each in found.workers)
+    assert most - 2 <= found.global_batch_size <= most + 1
     assert f"a global batch of {found.global_batch_size} samples uses every device fully" in said
     assert "all hold 55" in said
     assert re.search(r"0 +\S+, emulated +2\.1 GB +37 ", said)
@@ -72,11 +75,11 @@ def test_padded_batches_are_found_by_cost(tmp_path, devices, capfd):
 
 def test_a_limit_of_addresses_is_learned_and_kept(tmp_path, capfd):
     options = ["run", "--workers", "2", "--find-batch", "--json", "--largest", "4096"]
-    assert main([*options, SCRIPT, "plain", "900"]) == 0
+    assert main([*options, SCRIPT, "plain", "2000"]) == 0
     found = json.loads(capfd.readouterr().out.splitlines()[-1])
     # At least 0.5 MB a sample; some are kept free, and threads of the communication and their arenas take others.
     for worker in found["workers"]:
-        assert 50 < worker["holds"] < 1800
+        assert 50 < worker["holds"] < 4000
         assert not worker["more"]
 
 

@@ -84,7 +84,13 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
         assert each["arguments"] == ["--workers", "7", "--json", "x"]
         settings = json.loads(each["EVENSTEP_LAUNCH"])
         assert not Path(settings.pop("marks")).exists()
-        assert settings == {"resume": False, "servers": [], "profile": None, "heartbeat_seconds": 20.0}
+        assert settings == {
+            "resume": False,
+            "servers": [],
+            "profile": None,
+            "heartbeat_seconds": 20.0,
+            "find_batch": None,
+        }
         assert {name: each[name] for name in VARIABLES.values()} == {
             "EVENSTEP_SCHEME": "bsp",
             "EVENSTEP_SLOW": "1=4x,0=+1ms",

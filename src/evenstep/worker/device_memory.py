@@ -75,7 +75,8 @@ class HostMemory:
 class AddressSpace:
     """The addresses that RLIMIT_AS leaves to this process beside those that it has taken, most of them for libraries.
 
-    Their peak never falls, so sizes must rise.
+    Their peak never falls, so sizes must rise. A quarter stays free: what the C library keeps of freed addresses, and
+    how it places a tensor between them, differ from one size to the next.
     """
 
     base_bytes = 0
@@ -83,7 +84,7 @@ class AddressSpace:
 
     def __init__(self) -> None:
         self._taken = _peak_addresses()
-        self.capacity_bytes = max(resource.getrlimit(resource.RLIMIT_AS)[0] - self._taken, 1)
+        self.capacity_bytes = max(3 * (resource.getrlimit(resource.RLIMIT_AS)[0] - self._taken) // 4, 1)
 
     def begin(self) -> None:
         """The peak cannot be reset."""

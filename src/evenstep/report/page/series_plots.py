@@ -55,12 +55,11 @@ def _whole_slices(run: RecordedRun) -> dict[int, npt.NDArray[np.bool_]]:
     every = {worker: np.ones(len(done), dtype=np.bool_) for worker, done in run.iterations.items()}
     if run.servers is not None or run.unrecorded:
         return every
-    numbers = {worker: done.numbers.astype(np.int64) for worker, done in run.iterations.items()}
-    totals = np.zeros(1 + max((int(each.max()) for each in numbers.values() if len(each)), default=0))
-    for worker, done in run.iterations.items():
-        np.add.at(totals, numbers[worker], done.samples)
-    found = totals >= run.global_batch_size
-    return {worker: found[each] for worker, each in numbers.items()} if found.any() else every
+    together = list(run.iterations.values())
+    numbers, at = np.unique(np.concatenate([each.numbers for each in together]), return_inverse=True)
+    totals = np.bincount(at, weights=np.concatenate([each.samples for each in together]), minlength=len(numbers))
+    whole = numbers[totals >= run.global_batch_size]
+    return {worker: np.isin(each.numbers, whole) for worker, each in run.iterations.items()} if len(whole) else every
 
 
 def speeds_plot(overview: RunOverview) -> Plot:

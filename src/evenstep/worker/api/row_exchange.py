@@ -107,19 +107,19 @@ class RowExchange:
         except ConnectionLostError:
             raise WorkerLostError(_gone(0)) from None
 
-    def _listen(self, rank: int) -> None:
+    def _listen(self, rank: int, peer: Connection) -> None:
         """On worker 0, in a thread for each other worker: receive until that worker is gone, and tell the others."""
         try:
             while True:
-                self._came.put((rank, *_received(self._peers[rank], None)))
+                self._came.put((rank, *_received(peer, None)))
         except ConnectionLostError:
             if self._closed:
                 return  # By this worker, and not by that one.
             said = _gone(rank).encode()
-            for other, peer in self._peers.items():
-                if other != rank:
+            for other in self._peers.values():
+                if other is not peer:
                     with suppress(ConnectionLostError):
-                        peer.send(said, wait=False)
+                        other.send(said, wait=False)
             self._came.put((rank, said, b""))
 
     def _close(self) -> None:
@@ -148,7 +148,9 @@ class RowExchange:
                 peer = listener.accept()
                 self._peers[json.loads(peer.receive(TIMEOUT_SECONDS).header)] = peer
         for rank in self._peers:
-            Thread(target=self._listen, args=(rank,), name=f"evenstep rows of {rank}", daemon=True).start()
+            Thread(
+                target=self._listen, args=(rank, self._peers[rank]), name=f"evenstep rows of {rank}", daemon=True
+            ).start()
 
 
 def _received(peer: Connection, timeout: float | None) -> tuple[bytes, bytes]:
