@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs an environment of its own: make test-all")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg, FedAvgM
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, FedAvgM
 from support.flower_federation import Federation, Nodes, size_of, task  # noqa: F401
 
 from evenstep.cli.main import main
@@ -483,3 +483,76 @@ def test_the_report_knows_nodes_rounds_sizes_and_staleness(scheme, tmp_path, cap
     assert summary.served.samples_committed == sum(worker.samples for worker in summary.workers)
     main(["report", "--json", str(tmp_path)])
     assert len(json.loads(capsys.readouterr().out)[0]["workers"]) == 3
+
+
+def test_a_wrapper_of_privacy_keeps_the_weights_of_the_strategy_inside(logged):
+    """Its own attribute says nothing of the weight, so the one of FedAvg counts."""
+
+    def app(message, context):
+        reply = client(examples=lambda node: node)(message, context)
+        for metrics in reply.content.metric_records.values():
+            metrics["rows"] = metrics.pop("num-examples")
+        return reply
+
+    for wrap, given in ((balanced, {}), (asynchronous, {"sync": "bsp"})):
+        federation = Federation(app, SPEEDS)
+        private = DifferentialPrivacyServerSideFixedClipping(FedAvg(weighted_by_key="rows"), 0.0, 100.0, 3)
+        result = started(wrap(federation, strategy=private, **given), federation, 2)
+        assert result.arrays["w"].numpy() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("wrap", ["balanced", "asynchronous"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (np.ones(3), "has other arrays than the model"),
+        (np.array(["x"]), "has other arrays than the model"),
+        (None, "has bytes in 'w' that are not an array"),
+    ],
+)
+def test_the_bytes_of_an_array_count_and_not_the_shape_that_it_states(logged, wrap, data, said):
+    usual = client()
+
+    def app(message, context):
+        reply = usual(message, context)
+        if context.node_id == 12 and message.metadata.message_type == MessageType.TRAIN:
+            reply.content["arrays"]["w"].data = b"junk" if data is None else Array(data).data
+        return reply
+
+    federation = Federation(app, SPEEDS)
+    strategy = balanced(federation) if wrap == "balanced" else asynchronous(federation, "ssp:bound=1")
+    result = started(strategy, federation, 3)
+    assert f"the reply of node 12 {said}, and is left out" in text(logged)
+    assert result.arrays["w"].numpy().shape == (1,)
+
+
+def test_a_late_reply_that_comes_during_an_evaluation_is_no_lie(logged):
+    """Node 13 needs 140 s in its third round, which the others leave for an evaluation of 2000 s."""
+    speeds = dict.fromkeys((11, 12, 14, 15), 1.0) | {13: lambda number: 0.2 if number == 2 else 1.0}
+    federation = Federation(client(), speeds)
+    strategy = balanced(federation, FedAvg(fraction_evaluate=0.0), patience=1.5)
+    started(strategy, federation, 6, evaluate_fn=lambda number, model: federation.sleep(2000.0))
+    assert "round 3 goes on without node 13" in text(logged)
+    assert "the reply of node 13 to round 3 counts in round 4" in text(logged)
+    assert "node 13 says" not in text(logged)
+
+
+def test_an_evaluation_that_takes_longer_than_the_timeout_lets_no_node_leave(logged):
+    federation = Federation(client(), SPEEDS)
+    strategy = asynchronous(federation, "ssp:bound=3")
+    started(strategy, federation, 4, evaluate_fn=lambda number, model: federation.sleep(120.0), timeout=100)
+    assert "has been away" not in text(logged)
+    assert sum(map(len, federation.sizes)) == 12
+
+
+def test_training_without_rounds_ends_though_fewer_nodes_are_left_than_the_strategy_needs(logged, monkeypatch):
+    """FedAvg would wait for two nodes in the last evaluation."""
+
+    def waited(seconds):
+        raise AssertionError("the strategy waits for a node")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", waited)
+    federation = Federation(client(), {11: 1.0, 12: 2.0}, vanished={12: 60.0})
+    result = started(asynchronous(federation, "ssp:bound=1"), federation, 8)
+    assert "node 12 has vanished" in text(logged)
+    assert list(result.evaluate_metrics_clientapp) == [8]

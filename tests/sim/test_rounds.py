@@ -1,5 +1,7 @@
 """Federated training in virtual time."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -123,3 +125,32 @@ def test_what_cannot_work_is_refused(given, says):
 def test_a_scheme_of_which_a_part_would_be_ignored_is_refused(scheme):
     with pytest.raises(ConfigError, match="use lb-bsp or bsp for rounds"):
         run(scheme)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rounds": 0}, {"batch_size": 0}, {"steps": 0}, {"steps": 2.5}, {"late": "never"}, {"notice_seconds": math.nan}],
+)
+@pytest.mark.parametrize("scheme", ["lb-bsp", "asp"])
+def test_a_scenario_out_of_range_is_refused(wrong, scheme):
+    with pytest.raises(ConfigError, match="use"):
+        FederatedScenario(clients=(Client(examples=1, seconds_per_sample=1.0),), scheme=scheme, **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"examples": 0}, {"seconds_per_sample": -1.0}, {"fixed_seconds": math.nan}, {"message_seconds": math.inf}]
+    + [{"away": away} for away in (((5.0, 4.0),), ((5.0, 9.0), (9.0, 12.0)), ((5.0, 9.0), (1.0, 2.0)), ((-1.0, 2.0),))],
+)
+def test_a_client_out_of_range_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"use at least|give intervals"):
+        Client(**({"examples": 1, "seconds_per_sample": 1.0} | wrong))
+
+
+@pytest.mark.parametrize("scheme", ["lb-bsp", "ssp:bound=2", "asp"])
+def test_clients_that_all_leave_for_good_end_the_simulation(scheme):
+    gone = Client(examples=10, seconds_per_sample=0.01, away=((5.0, math.inf),))
+    with pytest.raises(ConfigError, match="all clients leave for good"):
+        simulate_rounds(FederatedScenario(clients=(gone, gone), scheme=scheme))
+    stays = Client(examples=10, seconds_per_sample=0.01)
+    assert simulate_rounds(FederatedScenario(clients=(gone, stays), scheme=scheme)).pieces[1] >= 10

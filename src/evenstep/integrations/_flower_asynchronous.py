@@ -70,7 +70,7 @@ class Asynchronous(Wrapper):
         self._buffer, self._rate = buffer, rate
         self._clock, self._sleep = clock, sleep
         self._run_dir = None if run_dir is None else Path(run_dir)
-        self._key: str = getattr(strategy, "weighted_by_key", "num-examples")
+        self._key = self.weight_key
         # Refuses a wrong buffer or rate before a node gets a message.
         AsynchronousRounds(Unbounded(), 1, 1, buffer=buffer, rate=rate)
 
@@ -112,9 +112,8 @@ class Asynchronous(Wrapper):
         if self._run_dir is not None:
             run.write_to(self._run_dir, self._name)
         run.train(rounds, num_rounds, timeout, result, evaluate_fn)
-        messages = self.configure_evaluate(num_rounds, result.arrays, evaluate_config or ConfigRecord(), grid)
-        there = [message for message in messages if message.metadata.dst_node_id not in run.away]
-        replies = grid.send_and_receive(there, timeout=timeout) if there else []
+        messages = run.evaluation(num_rounds, evaluate_config or ConfigRecord())
+        replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
         metrics = self.aggregate_evaluate(num_rounds, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[num_rounds] = metrics

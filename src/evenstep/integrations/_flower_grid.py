@@ -12,12 +12,20 @@ _LONGEST_POLL: Final = 1.0
 
 
 class Reply(NamedTuple):
-    """A reply, the id of the message that it answers, and the seconds between the two."""
+    """A reply, the id of the message that it answers, and the seconds between the two.
+
+    `unseen` of these seconds, at the end, no reply was looked for, as in an evaluation: it may have come in them.
+    """
 
     node: int
     message: Message
     asked: str
     away: float
+    unseen: float = 0.0
+
+    def away_if(self, said: float) -> float:
+        """Of the times that the node may have been away, that which is nearest to the seconds that it reports."""
+        return max(self.away - self.unseen, min(said, self.away))
 
 
 @final
@@ -28,6 +36,7 @@ class Exchange:
         self.grid = grid
         self._clock = clock
         self._open: dict[str, tuple[int, float]] = {}
+        self._looked = clock()
 
     @property
     def away(self) -> set[int]:
@@ -50,11 +59,13 @@ class Exchange:
     def receive(self) -> list[Reply]:
         """The replies that have come since the last call."""
         replies = []
+        before, self._looked = self._looked, self._clock()
         for message in self.grid.pull_messages(list(self._open)) if self._open else ():
             asked = message.metadata.reply_to_message_id
             node, since = self._open.pop(asked, (None, 0.0))
             if node is not None:
-                replies.append(Reply(node, message, asked, self._clock() - since))
+                unseen = max(self._looked - max(before, since) - _LONGEST_POLL, 0.0)
+                replies.append(Reply(node, message, asked, self._clock() - since, unseen))
         return replies
 
     def forget(self, asked: str) -> None:

@@ -94,14 +94,17 @@ def examples_of(content: RecordDict, key: str) -> float:
 
 def wrong_with(content: RecordDict, key: str, model: ArrayRecord) -> str | None:
     """Why a reply cannot be part of a mean of such models, in one clause."""
-    shapes = {name: tuple(array.shape) for name, array in model.items()}
-    if [{name: tuple(array.shape) for name, array in each.items()} for each in content.array_records.values()] != [
-        shapes
-    ]:
+    if [set(each) for each in content.array_records.values()] != [set(model)]:
         return "has other arrays than the model"
     for record in content.array_records.values():
         for name, array in record.items():
-            values = array.numpy()
+            try:
+                values = array.numpy()
+            except (EOFError, OSError, TypeError, ValueError):
+                return f"has bytes in {shown(name)} that are not an array"
+            # The shape and type that the record states are the node's words.
+            if values.shape != tuple(model[name].shape) or values.dtype.kind in "SUMm":
+                return "has other arrays than the model"
             if values.dtype.kind in "fc" and not np.isfinite(values).all():
                 return f"has a NaN or an infinity in {shown(name)}"
     if not any(key in metrics for metrics in content.metric_records.values()):

@@ -1,6 +1,7 @@
 """One training without rounds: carries out the decisions of `AsynchronousRounds` with Flower's messages."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, final
@@ -84,10 +85,17 @@ class Run:
         self._samples = (size if isinstance(size, int) else 1) * (steps if isinstance(steps, int) else 1)
         self._events = RunLog(folder, scheme, samples=self._samples, nodes=len(self.first), clock=self._clock)
 
-    @property
-    def away(self) -> set[int]:
-        """The nodes that have not replied."""
-        return self._exchange.away
+    def evaluation(self, number: int, config: ConfigRecord) -> list[Message]:
+        """The strategy's messages of evaluation, for the nodes that are present and have replied.
+
+        A node that has vanished fills its place in the list, so that the strategy does not wait for another one.
+        """
+        present = list(self._grid.get_node_ids())
+        gone = [node for node in self.first if node not in present][: max(len(self.first) - len(present), 0)]
+        listed = _Listed(self._grid, present + gone)
+        without = self._exchange.away.union(gone)
+        messages = self._strategy.configure_evaluate(number, self._arrays, config, listed)
+        return [message for message in messages if message.metadata.dst_node_id not in without]
 
     def train(
         self,
@@ -104,13 +112,14 @@ class Run:
         looked = -_MEMBERS_EVERY
         try:
             while not rounds.done:
-                now = self._clock()
-                if now - looked >= _MEMBERS_EVERY:
-                    looked = now
-                    self._members(timeout)
                 replies = self._exchange.receive()
                 for reply in replies:
                     self._take(reply)
+                now = self._clock()
+                if now - looked >= _MEMBERS_EVERY:
+                    looked = now
+                    # An update may evaluate for long, and other replies have come since then.
+                    self._members(math.inf if replies else timeout)
                 pause.after(bool(replies))
             self._carry(rounds.finish(self._clock()))
             self._evaluate_up_to(number)

@@ -32,6 +32,14 @@ class Wrapper(Strategy):
             )
         self.strategy = strategy
 
+    @property
+    def weight_key(self) -> str:
+        """The metric that is a reply's weight: that of the innermost strategy, such as one wrapped for privacy."""
+        inner: object = self.strategy
+        while not hasattr(inner, "weighted_by_key") and hasattr(inner, "strategy"):
+            inner = inner.strategy
+        return str(getattr(inner, "weighted_by_key", "num-examples"))
+
     @staticmethod
     def scheme(given: Scheme | str) -> Scheme:
         """The scheme itself, or the one with this name.

@@ -105,7 +105,7 @@ class LoadBalanced(Wrapper):
         self._patience = required_patience(patience)
         self._clock, self._sleep = clock, sleep
         self._late, self._by_samples = late, weights == "samples"
-        self._key: str = getattr(strategy, "weighted_by_key", "num-examples")
+        self._key = self.weight_key
         self._round = 0
         self._plan: dict[int, Work] = {}
         self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # Round, model and work of each node's last message.
@@ -228,12 +228,14 @@ class LoadBalanced(Wrapper):
     def _arrived(self, reply: Reply) -> bool:
         """Record how long the node was away; whether its reply counts."""
         number, _, work = self._begun[reply.node]
+        said = 0.0 if reply.message.has_error() else said_seconds(reply.message.content)
+        away = reply.away_if(said)
         if self._events is not None:
             if reply.message.has_error():
                 self._events.left(reply.node, reply.message.error.reason)
             else:
-                self._events.replied(reply.node, reply.away, said_seconds(reply.message.content))
-        self._away[reply.asked] = reply.away
+                self._events.replied(reply.node, away, said)
+        self._away[reply.asked] = away
         if self._late == "next" or number == self._round or reply.message.has_error():
             return True
         _log.warning("the reply of node %d to round %d is too late, and is dropped", reply.node, number)

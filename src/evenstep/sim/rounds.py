@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Protocol, final
 
 import numpy as np
@@ -12,6 +13,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import AsynchronousRounds, Counted, Mode, RoundTimes, RoundWork, Step, Work, staleness_factor
 from evenstep.core.rounds.times import required_patience
 from evenstep.schemes import Scheme, parse_scheme
+from evenstep.schemes.scheme import one_of
 
 _NEVER: Final = float("inf")
 _INSTANT: Final = 1e-9
@@ -28,7 +30,11 @@ class Client:
         examples: The size of its dataset.
         seconds_per_sample, fixed_seconds: A local step on x samples takes fixed_seconds + x * seconds_per_sample.
         message_seconds: Seconds to receive the model and send its change back, together.
-        away: Intervals of virtual seconds, in order. Work that is not finished when one begins is lost.
+        away: Intervals of virtual seconds, in order. Work that is not finished when one begins is lost. The last one
+            may end at infinity: the client does not come back.
+
+    Raises:
+        ConfigError: A number is out of range, or the intervals are not in order.
     """
 
     examples: int
@@ -36,6 +42,17 @@ class Client:
     fixed_seconds: float = 0.0
     message_seconds: float = 0.0
     away: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        seconds = (self.seconds_per_sample, self.fixed_seconds, self.message_seconds)
+        if not self.examples >= 1 or not all(0.0 <= each < _NEVER for each in seconds):
+            raise ConfigError(f"{self} cannot train: use at least 1 example, and finite seconds that are not negative")
+        moments = [moment for interval in self.away for moment in interval]
+        if moments and not (moments[0] >= 0.0 and all(earlier < later for earlier, later in pairwise(moments))):
+            raise ConfigError(
+                f"a client cannot be away in {self.away}: give intervals (begin, end) of at least 0 s, in order and"
+                " with time between them"
+            )
 
     def leaves_after(self, now: float) -> float:
         """When the client is away next: `now` if it is away."""
@@ -91,6 +108,12 @@ class FederatedScenario:
 
     def __post_init__(self) -> None:
         required_patience(self.patience)
+        one_of("late", self.late, ("next", "drop"))
+        for name in ("rounds", "batch_size", "steps"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ConfigError(f"{name} cannot be {getattr(self, name)}: use a whole number of at least 1")
+        if not 0.0 <= self.notice_seconds < _NEVER:
+            raise ConfigError(f"notice_seconds cannot be {self.notice_seconds}: use a finite number of at least 0")
         if not self.clients:
             raise ConfigError("there is no client to train on: give at least one")
         if not 0.0 < self.fraction <= 1.0:
@@ -211,6 +234,12 @@ class _Run:
         if self._learner is not None:
             self._learner.update(parts, self._now)
 
+    @staticmethod
+    def _back(when: float) -> float:
+        if when == _NEVER:
+            raise ConfigError("all clients leave for good before the last round: give one of them an `away` that ends")
+        return when
+
     # With rounds.
 
     def in_rounds(self, work: RoundWork) -> None:
@@ -220,7 +249,7 @@ class _Run:
         for number in range(1, of.rounds + 1):
             free = self._free(asked)
             while not free and not asked:
-                self._now = min(client.back_after(self._now) for client in of.clients)
+                self._now = self._back(min(client.back_after(self._now) for client in of.clients))
                 free = self._free(asked)
             count = max(round(of.fraction * len(free)), min(1, len(free)))
             chosen = sorted(generator.choice(free, size=count, replace=False).tolist()) if count < len(free) else free
@@ -278,7 +307,8 @@ class _Run:
                 self._queue.append((max(end, noticed), _JOIN, index, 0))
         heapq.heapify(self._queue)
         while not rounds.done and self._queue:
-            self._now, kind, index, number = heapq.heappop(self._queue)
+            when, kind, index, number = heapq.heappop(self._queue)
+            self._now = self._back(when)
             if kind == _LEAVE:
                 self._asked.pop(index, None)
                 step = rounds.leave(index, self._now) if index in rounds.nodes else Step()

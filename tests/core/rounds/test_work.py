@@ -129,3 +129,10 @@ def test_a_round_is_predicted_with_its_steps_and_a_new_node_as_the_median():
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match="use one of batch, steps, batch-and-lr"):
         balanced(mode="tau")
+
+
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_a_mean_that_is_no_multiple_is_refused_for_any_number_of_nodes(nodes):
+    """Four nodes could have such sizes, and the three that are left when one vanishes could not."""
+    with pytest.raises(ConfigError, match="use a mean that is a multiple too"):
+        balanced("lb-bsp:multiple=8").plan(list(range(nodes)), 28)

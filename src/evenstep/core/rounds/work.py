@@ -120,6 +120,11 @@ class RoundWork:
         if not count:
             return {}
         load = self._load
+        if mean % load.multiple:
+            raise ConfigError(
+                f"sizes of nodes that come and go cannot be multiples of {load.multiple} with a mean of {mean}: use a"
+                " mean that is a multiple too"
+            )
         problem = Problem(
             global_batch_size=mean * count,
             minimum=np.full(count, 1 if load.minimum is None else load.minimum, dtype=np.int64),
