@@ -78,7 +78,7 @@ def test_who_has_no_absence_does_not_come_back() -> None:
         ('[spots.s]\nrecorded = [["0 s", "1 s"], ["1 s", "2 s"]]', "after the one before it ended"),
         ('[[workers]]\nspot = "none"', "spot 'none' is unknown"),
         ('[[servers]]\nhost = "none"', "host 'none' is unknown"),
-        ('[links.l]\nbandwidth = "1 Gbit/s"\n[hosts.h]\n[[workers]]\nhost = "h"\nlink = "l"', "a host of its own"),
+        ('[links.l]\nbandwidth = "1 Gbit/s"\n[hosts.h]\n[[workers]]\nhost = "h"\nlink = "l"', "that shares no host"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(text: str, fragment: str) -> None:

@@ -114,7 +114,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]
     options = run_subcommand.parse([*others, str(_SCRIPT)])
     if options.training_script != str(_SCRIPT):
         raise ConfigError(
-            f"evenstep doctor takes no script, and {options.training_script} would be one: it trains a model of its own"
+            f"evenstep doctor takes no script, and {options.training_script} would be one: it trains its own model"
         )
     for name in _OWN:
         if getattr(options, name) is not None:

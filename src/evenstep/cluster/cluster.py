@@ -56,7 +56,7 @@ class ClusterWorker:
 
     def __post_init__(self) -> None:
         if self.host is not None and self.link is not None:
-            raise ConfigError("the key 'link' is for a worker with a host of its own: remove it, or 'host'")
+            raise ConfigError("the key 'link' is for a worker that shares no host: remove it, or 'host'")
 
     def disturbance(self) -> Disturbance:
         """The device, then the disturbances one on top of the other; Undisturbed without any."""
@@ -70,7 +70,7 @@ class Cluster:
     """The workers, in the order of their ids, and all hosts and links that the file defines.
 
     `servers` are the hosts of the parameter servers: server i runs on host i modulo their number. Empty: each server is
-    on a host of its own, whose network costs nothing. `gradient_bytes` is the size of the gradients of the model that
+    on another host, whose network costs nothing. `gradient_bytes` is the size of the gradients of the model that
     trains on it; None: not known.
     """
 

@@ -52,7 +52,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
       points from `fit_from` (16) samples up. `largest_batch`: the samples that its memory is known to hold. Or `memory`
       and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learned by trying.
     * `[links.NAME]`: `bandwidth`, `latency` ("0 s"). `[hosts.NAME]`: `link`.
-    * `[[workers]]`: `device` (the real one), `host`, or `link` for a host of its own, `disturb` (a list of names,
+    * `[[workers]]`: `device` (the real one), `host`, or `link` for one that shares no host, `disturb` (a list of names,
       applied in this order), `spot`, `count` (1). Workers are numbered from 0 in the order of the file.
     * `[[servers]]`: `host`, `count` (1): the hosts of parameter servers, in this order, repeated where a scheme has
       more servers. Without any, they are reached over the workers' links alone.

@@ -143,7 +143,7 @@ def main() -> None:
     salt = [os.urandom(16)]
     dist.broadcast_object_list(salt, src=0)
     log = Path(settings.run_dir, f"worker-{dist.get_rank()}.jsonl").read_bytes()
-    # Each host has a run directory of its own, and advice needs the events of all workers.
+    # Each host has its own run directory, and advice needs the events of all workers.
     everything: list[tuple[bytes, bytes]] = [(b"", b"")] * dist.get_world_size()
     dist.all_gather_object(everything, (log, msgspec.json.encode(host_facts(device, salt[0]))))
     if dist.get_rank() == 0:

@@ -11,7 +11,7 @@ from evenstep.core.load.shares import shares
 from evenstep.core.values import UNLIMITED, IntArray, Problem, State
 
 DEFAULT_MINIMUM: Final = 2
-"""Many models and losses treat a batch of one sample as a case of its own: BatchNorm refuses it, `squeeze` drops it."""
+"""Many models and losses treat a batch of one sample as a special case: BatchNorm refuses it, `squeeze` drops it."""
 
 
 def smallest_batch(

@@ -140,7 +140,7 @@ class EpochCosts:
 
 
 def _pieces(units: IntArray, most: int) -> list[IntArray]:
-    """Where the samples of each piece stand; in no more pieces than are needed, as far as `balanced` finds them."""
+    """Where the samples of each piece stand; in as few pieces as `balanced` finds."""
     count, length = -(-int(units.sum()) // most), len(units)
     # Beside the costliest sample stands another one.
     most = max(most, int(units.max()) + int(units.min()))

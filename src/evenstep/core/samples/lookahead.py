@@ -95,8 +95,9 @@ class Lookahead:
         self._window: deque[_Planned] = deque()
         self.misses = 0
         self._unsettled = 0
-        self._part = 0
         """Slices to hand out before sizes count as settled."""
+        self._part = 0
+        """The part of a sample's time beside its cost that the window was shared out with, in thousandths."""
         self._use(sizes)
         self._extend()
 

@@ -31,7 +31,8 @@ class PerSample:
     gives p and its error by the residuals, and p is their mean by precision. A worker whose speed changes has large
     residuals and counts little. p is adopted if it differs by more than noise explains.
 
-    The sums are of whole numbers, and the few divisions and roots after them are rounded alike on every processor.
+    The sums are of whole numbers, and the few operations after them are rounded alike on every processor and by every
+    Python: no powers, and `fsum`, since `sum` of floats differs between releases.
 
     Attributes:
         thousandths: p, in thousandths, 0 to 1000.
@@ -61,9 +62,10 @@ class PerSample:
         fits = list(self._fits())
         if not fits:
             return
-        weights = [error**-2 for _, error in fits]
-        error = math.sqrt(1.0 / sum(weights))
-        part = sum(weight * found for weight, (found, _) in zip(weights, fits, strict=True)) / sum(weights)
+        weights = [1.0 / (error * error) for _, error in fits]
+        whole = math.fsum(weights)
+        error = math.sqrt(1.0 / whole)
+        part = math.fsum(weight * found for weight, (found, _) in zip(weights, fits, strict=True)) / whole
         part = min(max(part, 0.0), 1.0)
         step = abs(part - self.thousandths / THOUSAND)
         if error <= _MOST_ERROR and step > max(_SIGNIFICANT * error, _LEAST_STEP):
