@@ -4,11 +4,13 @@ A TCPStore client whose server is stopped or cut off waits forever, even with a 
 call is made in a daemon thread, which is abandoned if the call does not return.
 """
 
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar, final
 
@@ -52,6 +54,8 @@ class StoreLine:
 
     def __init__(self, store: Store) -> None:
         self._silent = False
+        self._cut = False
+        self._connection = set[int]()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[Store], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(store,), daemon=True, name="evenstep-store")
         self._thread.start()
@@ -73,9 +77,19 @@ class StoreLine:
             raise StoreSilentError from None
 
     def close(self) -> None:
-        """Close the connection, unless a call is under way."""
+        """Close the connection. A call that is under way and does not return is cut off, so that its thread ends.
+
+        Python ends a daemon thread that returns from a call while the interpreter shuts down, and C++ ends the process
+        for that: `terminate called without an active exception` (Python before 3.14).
+        """
         self._calls.put(None)
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(0 if self._silent else _CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._cut = True
+            with _no_stderr():  # c10d would print a stack.
+                for number in self._connection:
+                    _shut(number)
+                self._thread.join(_CLOSE_SECONDS)
 
     def _serve(self, store: Store) -> None:
         probe: socket.socket | None = None
@@ -83,22 +97,23 @@ class StoreLine:
         with suppress(OSError, RuntimeError):
             address = address_of(store)
             probe = None if address is None else socket.create_connection(address, timeout=_CONNECT_SECONDS)
+            others = _connections(address)
             own = store.clone()  # type: ignore[attr-defined]
+            self._connection = _connections(address) - others
         while (asked := self._calls.get()) is not None:
-            _make(asked[0], lambda: _answer(own, probe, asked[1]))
+            _make(asked[0], lambda: self._answer(own, probe, asked[1]))
         if probe is not None:
             with suppress(OSError):
                 probe.close()
 
-
-def _answer(store: Store | None, probe: socket.socket | None, call: Callable[[Store], Result]) -> Result:
-    # A call on a connection that is closed would print a stack of c10d's.
-    if store is None or (probe is not None and _closed(probe)):
-        raise StoreGoneError
-    try:
-        return call(store)
-    except RuntimeError as error:
-        raise StoreGoneError from error
+    def _answer(self, store: Store | None, probe: socket.socket | None, call: Callable[[Store], Result]) -> Result:
+        # A call on a connection that is closed would print a stack of c10d's.
+        if store is None or self._cut or (probe is not None and _closed(probe)):
+            raise StoreGoneError
+        try:
+            return call(store)
+        except RuntimeError as error:
+            raise StoreGoneError from error
 
 
 def _closed(probe: socket.socket) -> bool:
@@ -110,6 +125,45 @@ def _closed(probe: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def _connections(address: tuple[str, int] | None) -> set[int]:
+    """The descriptors of this process's connections to a store, where the system lists them."""
+    found = set[int]()
+    with suppress(OSError):
+        for each in Path("/proc/self/fd").iterdir() if address is not None else ():
+            with suppress(OSError), _socket(int(each.name)) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername()[1] == address[1]:
+                    found.add(int(each.name))
+    return found
+
+
+def _shut(number: int) -> None:
+    with suppress(OSError), _socket(number) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _socket(number: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor, which stays open; OSError if it is none."""
+    sock = socket.socket(fileno=number)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Drop what this process writes to its standard error, by descriptor."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def address_of(store: Store) -> tuple[str, int] | None:
