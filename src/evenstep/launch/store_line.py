@@ -130,8 +130,10 @@ def _closed(probe: socket.socket) -> bool:
 def _connections(address: tuple[str, int] | None) -> set[int]:
     """The descriptors of this process's connections to a store, where the system lists them."""
     found = set[int]()
+    if address is None:
+        return found
     with suppress(OSError):
-        for each in Path("/proc/self/fd").iterdir() if address is not None else ():
+        for each in Path("/proc/self/fd").iterdir():
             with suppress(OSError), _socket(int(each.name)) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername()[1] == address[1]:
                     found.add(int(each.name))
