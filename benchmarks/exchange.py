@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from contestants import bare_sockets, evenstep, memory_copy, ps_lite
+from contestants import bare_sockets, evenstep, memory_copy, native, ps_lite
 from contestants.case import Case
 from harness import environments, record
 
@@ -34,6 +34,9 @@ GOALS = {
 }
 """For every large model, over which reference: the network path over the same network."""
 IN_A_SCRIPT = "evenstep, in a script"
+NATIVE = "C, shared memory"
+OF_SMALL_MODELS = (IN_A_SCRIPT, NATIVE)
+"""Where the time that each exchange takes counts, beside that of its bytes."""
 SMALL_GOALS = {"evenstep, network": ">= 3000", "evenstep, shared memory": ">= 4000", IN_A_SCRIPT: ">= 4000"}
 
 
@@ -93,6 +96,7 @@ def _contestants(options):
         "bare sockets, TCP, whole replies": bare_sockets.over_tcp_whole,
         "bare sockets, Unix, whole replies": bare_sockets.over_unix_whole,
         "memory copy": memory_copy.measure,
+        NATIVE: native.measure,
     }
     every |= {name: partial(ps_lite.measure, layout=name.removeprefix("ps-lite, ")) for name in PS_LITE}
     chosen = {name: one for name, one in every.items() if not options.only or name.startswith(tuple(options.only))}
@@ -148,7 +152,7 @@ def _unit(case):
 
 
 def _empty(contestants, case):
-    return {name: [] for name in contestants if name != IN_A_SCRIPT or case in SMALL}
+    return {name: [] for name in contestants if name not in OF_SMALL_MODELS or case in SMALL}
 
 
 if __name__ == "__main__":
