@@ -5,7 +5,6 @@ from support import training
 from support.processes import results, run_workers
 from support.training import Run
 
-import evenstep
 from evenstep.cluster import parse_cluster
 
 SMALL_MEMORY = """
@@ -68,22 +67,6 @@ def test_several_backwards_in_an_iteration_are_measured_once():
     run = Run(samples=800, batch_size=20, epochs=1, scheme="lb-bsp", options={"emulate": cluster})
     values = results(run_workers(training.train_twice_backward, 2, run))
     assert abs(values[0]["sizes"][0] - 30) <= 2
-
-
-def test_host_and_gpu_names_choose_sizes():
-    from evenstep.torch.agree import sizes_by_rank
-
-    described = [
-        {"rank": "0", "host": "a", "gpu": "RTX 3090"},
-        {"rank": "1", "host": "a", "gpu": ""},
-        {"rank": "2", "host": "b", "gpu": "RTX 3090"},
-    ]
-    assert sizes_by_rank({"gpu:RTX 3090": 24, "host:a": 10}, described) == (10, 10, 24)
-    assert sizes_by_rank({"gpu:RTX 3090": 24, "host:a": 10, "rank:0": 4}, described) == (4, 10, 24)
-    assert sizes_by_rank({0: 1, 1: 2, 2: 3}, described) == (1, 2, 3)
-    assert sizes_by_rank([1, 2, 3], described) == (1, 2, 3)
-    with pytest.raises(evenstep.ConfigError, match="did you mean 'host:a'"):
-        sizes_by_rank({"host:aa": 3}, described)
 
 
 @pytest.mark.multiprocess

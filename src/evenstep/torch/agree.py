@@ -12,13 +12,12 @@ import evenstep
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.checked import load_policy
+from evenstep.core.load.given import sizes_by_rank
 from evenstep.core.load.limits import DEFAULT_MINIMUM
 from evenstep.core.load.memory import size_after_failure
-from evenstep.core.nearest import nearest
 from evenstep.core.samples import Costs
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.core.workers import name_workers
 from evenstep.schemes import Scheme, placed, static
 from evenstep.torch.costs import costs_of
 from evenstep.torch.data.order import EpochOrder, order_of
@@ -60,9 +59,6 @@ _MUST_AGREE: Final = {
     "cost": Field(phrase="costs of samples with the checksum {}", none="no costs of samples"),
     "parameters": Field(phrase="a model of {} parameters"),
 }
-
-_KINDS: Final = ("rank", "host", "gpu")
-"""What a key of `batch_sizes` may name; the first that matches wins."""
 
 
 @final
@@ -381,36 +377,3 @@ def _require_samples_for_all(order: EpochOrder, global_batch_size: int, workers:
             f"an epoch of {order.length} samples leaves some of {workers} workers without any, which empty='shrink'"
             " rules out: start fewer workers, or leave out empty"
         )
-
-
-def sizes_by_rank(
-    batch_sizes: Sequence[int] | Mapping[Any, int], described: Sequence[Mapping[str, str]]
-) -> tuple[int, ...]:
-    """The sizes of all workers. `batch_sizes`: one per worker, or by `rank:2` (or 2), `host:node7`, `gpu:NAME`.
-
-    Raises:
-        ConfigError: A key matches no worker, or a worker matches no key.
-    """
-    if not isinstance(batch_sizes, Mapping):
-        if len(batch_sizes) != len(described):
-            raise ConfigError(
-                f"batch_sizes has {len(batch_sizes)} sizes but there are {len(described)} workers: give one for each"
-            )
-        return tuple(batch_sizes)
-    by_key = {(f"rank:{key}" if isinstance(key, int) else str(key)): size for key, size in batch_sizes.items()}
-    present = [f"{kind}:{worker[kind]}" for worker in described for kind in _KINDS if worker[kind]]
-    for key in by_key:
-        if key.partition(":")[0] not in _KINDS:
-            raise ConfigError(f"batch_sizes has the key {key!r}: write rank:NUMBER, host:NAME or gpu:NAME")
-        if key not in present:
-            raise ConfigError(f"batch_sizes has {key!r}, which matches no worker: {nearest(key, present)}")
-    chosen = [
-        next((key for kind in _KINDS if (key := f"{kind}:{worker[kind]}") in by_key), None) for worker in described
-    ]
-    unmatched = [rank for rank, key in enumerate(chosen) if key is None]
-    if unmatched:
-        worker = described[unmatched[0]]
-        raise ConfigError(
-            f"batch_sizes says nothing of {name_workers(unmatched)}: add a key such as 'host:{worker['host']}'"
-        )
-    return tuple(by_key[key] for key in chosen if key is not None)
