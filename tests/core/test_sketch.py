@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from evenstep.core.sketch import Leaf, alike, unlike
+from evenstep.core.sketch import Leaf, alike, leaf_of, unlike
 
 
 def leaf(values, digest=0, shape=None):
@@ -55,3 +55,16 @@ def test_the_first_worker_that_differs_is_found_and_one_without_a_sketch_is_like
     assert unlike([(), one, other]) == 2
     assert unlike([(), one, ()]) is None
     assert unlike([one, one + one]) == 1
+
+
+@pytest.mark.parametrize("kind", ["float32", "complex64", "uint8", "int64", "bool"])
+def test_the_leaf_of_an_array_says_which_values_it_has(kind):
+    values = (np.random.default_rng(0).normal(size=(300, 200)) * 50).clip(0).astype(kind)
+    assert alike((leaf_of(values, values.shape),), (leaf_of(values.copy(), values.shape),))
+    assert not alike((leaf_of(values, values.shape),), (leaf_of(values.T.copy(), values.shape),))
+    assert not alike((leaf_of(values, values.shape),), (leaf_of(values, values.T.shape),))
+
+
+def test_a_number_has_a_leaf_and_a_text_has_none():
+    assert leaf_of(np.asarray(2.5), ()).mean == 2.5
+    assert leaf_of(np.asarray("a text"), ()) is None

@@ -1,8 +1,10 @@
 """Flower: each node gets its own batch size, by the speed that its replies tell, with Flower's own messages."""
 
+import gc
 import json
 import logging
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,13 @@ import pytest
 pytest.importorskip("flwr", reason="needs an environment of its own: make test-all")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, FedAvgM
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedAvgM,
+    FedXgbBagging,
+    FedXgbCyclic,
+)
 from support.flower_federation import Federation, Nodes, size_of, task  # noqa: F401
 
 from evenstep.cli.main import main
@@ -556,3 +564,46 @@ def test_training_without_rounds_ends_though_fewer_nodes_are_left_than_the_strat
     result = started(asynchronous(federation, "ssp:bound=1"), federation, 8)
     assert "node 12 has vanished" in text(logged)
     assert list(result.evaluate_metrics_clientapp) == [8]
+
+
+@pytest.mark.parametrize("wrap", [LoadBalanced, Asynchronous])
+@pytest.mark.parametrize("strategy", [FedXgbBagging, FedXgbCyclic])
+def test_a_strategy_of_trees_is_refused(wrap, strategy):
+    """Its replies have other shapes than the model, so that each would be left out."""
+    with pytest.raises(ConfigError, match=f"cannot wrap {strategy.__name__}, whose models are trees"):
+        wrap(strategy())
+
+
+def test_another_strategy_around_a_wrapper_whose_start_it_does_not_call_is_refused(logged, tmp_path):
+    federation = Federation(client(), SPEEDS)
+    for inner, said in (
+        (asynchronous(federation, "asp"), "let Asynchronous wrap the other strategy"),
+        (balanced(federation, patience=2), "let LoadBalanced wrap the other strategy"),
+        (balanced(federation, run_dir=tmp_path), "let LoadBalanced wrap the other strategy"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            started(DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 100.0, 3), federation, 2)
+    started(DifferentialPrivacyServerSideFixedClipping(balanced(federation), 0.0, 100.0, 3), federation, 2)
+    assert federation.sizes[-1][13] > federation.sizes[-1][11]
+
+
+def test_models_of_earlier_rounds_are_not_kept(logged):
+    """A node of a large federation is in few rounds, and its last model would be another one than the others'."""
+    federation = Federation(client(), dict.fromkeys(range(1, 41), 1.0))
+    strategy = balanced(federation, FedAvg(fraction_train=0.05, fraction_evaluate=0.0))
+    models = []
+    started(
+        strategy,
+        federation,
+        20,
+        evaluate_fn=lambda number, model: models.append(weakref.ref(model)),
+    )
+    gc.collect()
+    assert sum(model() is not None for model in models) < 5
+
+
+def test_without_a_timeout_nodes_are_waited_for(logged):
+    federation = Federation(client(), SPEEDS | {11: lambda number: 1e-3 if number == 1 else 1.0})
+    result = started(asynchronous(federation, "ssp:bound=1"), federation, 3, timeout=None)
+    assert "has been away" not in text(logged)
+    assert result.arrays["w"].numpy()[0] > 2.0

@@ -20,6 +20,16 @@ PAGE = Path(__file__).parents[2] / "docs/frameworks/jax.md"
 ROWS = np.arange(20.0, dtype=np.float32)
 
 
+class Short:
+    """Data that leave out a sample."""
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, indices):
+        return ROWS[indices][:-1]
+
+
 def session_of(scheme="bsp", **given):
     from evenstep.jax import Session
 
@@ -69,6 +79,12 @@ def test_the_script_on_the_page(tmp_path):
             {"scheme": "lb-bsp"},
             "the sizes of 'lb-bsp' change by single samples, and jit compiles for every new size: g",
         ),
+        (
+            {"scheme": "local-sgd:load=lb-bsp"},
+            "the sizes of 'local-sgd:load=lb-bsp' change by single samples, and jit compiles for every new size: give",
+        ),
+        ({"data": Short()}, "data returned ndarray of shape [2] for 3 indices: let its __getitem__ take an array of"),
+        ({"partition": "private"}, "partition must be 'common' or None, not 'private': data that stay with their"),
         ({"pad": 0}, "pad must be a whole number from 1"),
         ({"scheme": "ssp"}, "the scheme 'ssp' trains on parameter servers: use evenstep.Client"),
     ],
@@ -147,6 +163,39 @@ def test_an_error_in_the_script_of_one_worker_ends_the_others(tmp_path):
     first, second = (worker.communicate(timeout=GUARD_SECONDS)[1] for worker in workers)
     assert "ValueError: an error of the script" in second
     assert "WorkerLostError: worker 1 is gone: its own output tells why" in first
+    assert [worker.returncode for worker in workers] == [1, 1]
+
+
+SHARDED = """
+import sys
+
+import jax
+import numpy as np
+
+import evenstep.jax
+
+address, rank = sys.argv[1], int(sys.argv[2])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, 2, rank)
+rows = np.arange(100.0)[rank::2]
+session = evenstep.jax.Session("bsp", data=rows, global_batch_size=10, partition="common")
+evenstep.jax.Session("bsp", data=rows, global_batch_size=10)
+"""
+
+
+@pytest.mark.multiprocess
+def test_shards_of_the_same_length_are_no_common_data(tmp_path):
+    (tmp_path / "train.py").write_text(SHARDED)
+    address = f"127.0.0.1:{free_port()}"
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "train.py", address, str(rank)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for worker in workers:
+        said = worker.communicate(timeout=GUARD_SECONDS)[1]
+        assert "DisagreementError: worker 1 has other samples than worker 0, in a dataset of the same length" in said
     assert [worker.returncode for worker in workers] == [1, 1]
 
 

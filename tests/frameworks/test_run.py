@@ -133,6 +133,50 @@ def test_the_mean_loss_of_one_sample_counts_as_a_mean(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+SHARDED = """
+import os
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+import evenstep
+import evenstep.mxnet
+
+
+def prepared(rows, **given):
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.Zero())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="dist_sync")
+    return evenstep.mxnet.prepare(trainer, gluon.data.DataLoader(gluon.data.ArrayDataset(rows), 4), "bsp", **given)
+
+
+rows = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
+shard = rows[int(os.environ["RANK"])::2]
+prepared(shard, partition="common")
+try:
+    prepared(shard)
+except evenstep.DisagreementError as error:
+    assert str(error).startswith("worker 1 has other samples than worker 0"), error
+else:
+    raise AssertionError("each worker has a shard of its own")
+trainer, loader = prepared(rows)
+assert len(loader) == 5
+for part in (trainer.allreduce_grads, lambda: trainer.update(4)):
+    try:
+        part()
+    except evenstep.ConfigError as error:
+        assert str(error).startswith("the gradients of all workers are summed in step alone"), error
+    else:
+        raise AssertionError("a step on the gradient of this worker alone")
+"""
+
+
+def test_shards_and_steps_of_one_worker_alone_are_refused_by_mxnet(tmp_path):
+    ended = run(tmp_path, "mxnet", SHARDED, 2)
+    assert ended.returncode == 0, ended.stderr
+
+
 DIES_IN_A_SUM = """
 import os
 import signal

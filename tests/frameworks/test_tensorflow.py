@@ -29,6 +29,9 @@ def found(tmp_path_factory):
     jobs["fit ahead"] = "fit", {"scheme": CHANGING, "prefetched": True}
     jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
     jobs["odd"] = "odd", {"scheme": CHANGING}
+    jobs["validated by the first"] = "validated_by_first", {}
+    jobs["sharded"] = "sharded", {}
+    jobs["as if alike"] = "sharded", {"partition": "common"}
     jobs["refused"] = "refused", {}
     jobs |= {"alone": ("alone", {}), "alone float64": ("alone", {"kind": "float64"}), "odd alone": ("odd", {})}
     return [*of_tensorflow.do(folder, jobs), folder]
@@ -78,6 +81,23 @@ def test_callbacks_get_the_same_metrics_of_an_epoch_on_every_worker(found):
     assert low < first["history"]["loss"][-1] < high
 
 
+def test_where_one_worker_validates_the_others_know_its_metrics(found):
+    """Otherwise a callback lowers the rate of that worker alone, and weights drift apart."""
+    first, second = (worker["validated by the first"] for worker in found[:2])
+    assert first["history"] == second["history"]
+    assert first["history"]["val_loss"][-1] == pytest.approx(first["true"], rel=1e-5)
+    assert first["rate"] == second["rate"] < 0.05
+    assert close(first["weights"], second["weights"], 0.0)
+
+
+def test_shards_of_the_same_length_are_no_common_data(found):
+    for worker in found[:2]:
+        assert worker["sharded"].startswith(
+            "DisagreementError: worker 1 has other samples than worker 0, in a dataset of the same length: give all"
+        )
+        assert worker["as if alike"] is None
+
+
 def test_what_fetches_ahead_is_refused_in_one_sentence(found):
     for worker in found[:2]:
         assert "ConfigError: a batch was asked for before the step on the last one: let the" in worker["fit ahead"]
@@ -124,6 +144,12 @@ REFUSED = {
     "sum": "ConfigError: the loss has reduction='sum', and evenstep weights means over batches: leave reduction out",
     "classes": "ConfigError: with class_weight Keras fetches batches ahead of their steps: give the weight of each",
     "validation": "ConfigError: the prepared dataset is for training: give validation_data other data",
+    "rows": "ConfigError: the data returned an array of shape [2, 8] for 3 indices: let its __getitem__ take an array",
+    "lists": "ConfigError: the data has a number where it should have an array: give arrays, as in (inputs, labels)",
+    "private": "ConfigError: partition must be 'common' or None, not 'private': data that stay with their workers",
+    "another optimizer": "ConfigError: the model was compiled with another optimizer than the prepared one, which sums",
+    "scaled": "ConfigError: under mixed_float16 Keras would look for overflows in the gradients of each worker alone",
+    "scaled before": "ConfigError: compile has wrapped the optimizer in a LossScaleOptimizer, which looks for",
     "xla": "ConfigError: jit_compile=True would compile the step again for each size of a batch",
 }
 

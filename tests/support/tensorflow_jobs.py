@@ -107,6 +107,29 @@ def fit(scheme, seed=None, prefetched=False, **options):
     return {**found, "own": own, "history": history.history}
 
 
+def validated_by_first():
+    """A fit of which only worker 0 validates, with a callback that rests on it."""
+    model, optimizer = made(seed=1)
+    inputs, labels, _ = data()
+    model, optimizer, dataset = evenstep.tensorflow.prepare(
+        model, optimizer, (inputs, labels), "bsp", global_batch_size=GLOBAL
+    )
+    model.compile(optimizer, LOSS)
+    slower = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=0, min_delta=1e3)
+    held_out = (inputs[:40], labels[:40])
+    history = model.fit(
+        dataset, epochs=2, verbose=0, callbacks=[slower], validation_data=None if WORKERS.rank else held_out
+    )
+    found = {"history": history.history, "rate": float(optimizer.learning_rate), "weights": model.get_weights()}
+    return {**found, "true": model.evaluate(*held_out, batch_size=40, verbose=0)}
+
+
+def sharded(partition=None):
+    """What is said where each worker has a shard of its own."""
+    shard = [each[WORKERS.rank :: 2] for each in data()[:2]]
+    evenstep.tensorflow.prepare(*made(), shard, "bsp", global_batch_size=GLOBAL, partition=partition)
+
+
 def slices():
     """The indices of the union batch of each iteration, for all epochs."""
     balancer = evenstep.Balancer("bsp", rank=0, workers=1, length=LENGTH, global_batch_size=GLOBAL, seed=5)
@@ -148,13 +171,44 @@ def odd(scheme=None):
     return {"weights": model.get_weights()}
 
 
+class Short:
+    """The data, of which each batch lacks a sample."""
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, indices):
+        return [each[indices][:-1] for each in data()]
+
+
+def prepared_plainly(model=None, samples=None, scheme="bsp"):
+    """A model, its optimizer and its dataset."""
+    model, optimizer = made()[0] if model is None else model, keras.optimizers.SGD(0.1)
+    samples = data()[:2] if samples is None else samples
+    return evenstep.tensorflow.prepare(model, optimizer, samples, scheme, global_batch_size=GLOBAL)
+
+
+def fit_with_another_optimizer():
+    model, _, dataset = prepared_plainly()
+    model.compile("sgd", LOSS)
+    model.fit(dataset)
+
+
+def scale_alone(first=False):
+    """Compile in half precision, before `prepare` or after it, so that Keras wraps the optimizer."""
+    model, optimizer = made()
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    if first:
+        model.compile(optimizer)
+    evenstep.tensorflow.prepare(model, optimizer, data()[:2], "bsp", global_batch_size=GLOBAL)
+    model.compile(optimizer)
+
+
 def refused():
     """What is said to each of these mistakes, which all workers make."""
     inputs, labels, _ = data()
 
-    def prepare(model=None, data=(inputs, labels), scheme="bsp"):
-        model, optimizer = made()[0] if model is None else model, keras.optimizers.SGD(0.1)
-        return evenstep.tensorflow.prepare(model, optimizer, data, scheme, global_batch_size=GLOBAL)
+    prepare = prepared_plainly
 
     def scoped():
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
@@ -173,10 +227,10 @@ def refused():
         evenstep.tensorflow.prepare(model, optimizer, (inputs, labels), global_batch_size=GLOBAL)
 
     mistakes = {
-        "a dataset": lambda: prepare(data=tf.data.Dataset.from_tensors(inputs)),
-        "unequal": lambda: prepare(data=(inputs, labels[1:])),
-        "no index": lambda: prepare(data=map(abs, [1])),
-        "numbers": lambda: prepare(data=([1, 2], [3, 4])),
+        "a dataset": lambda: prepare(samples=tf.data.Dataset.from_tensors(inputs)),
+        "unequal": lambda: prepare(samples=(inputs, labels[1:])),
+        "no index": lambda: prepare(samples=map(abs, [1])),
+        "numbers": lambda: prepare(samples=([1, 2], [3, 4])),
         "a scope": scoped,
         "not built": lambda: prepare(keras.Sequential([keras.layers.Dense(1)])),
         "servers": lambda: prepare(scheme="ssp"),
@@ -186,6 +240,12 @@ def refused():
         "classes": lambda: fitted(class_weight={0: 2.0}),
         "validation": lambda: fitted(validated=True),
         "xla": lambda: prepare()[0].compile("sgd", jit_compile=True),
+        "rows": lambda: prepare(samples=Short()),
+        "lists": lambda: prepare(samples={"inputs": inputs.tolist()}),
+        "private": lambda: sharded("private"),
+        "another optimizer": fit_with_another_optimizer,
+        "scaled": scale_alone,
+        "scaled before": lambda: scale_alone(first=True),
         "parameter servers": lambda: placed(worker=["a:1"], ps=["b:1"]),
         "another task": lambda: placed("evaluator", worker=["a:1"]),
         "no such worker": lambda: placed(index=2, worker=["a:1", "b:1"]),

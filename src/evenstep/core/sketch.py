@@ -1,16 +1,22 @@
-"""Whether the sketches of some samples, taken on different workers, are of the same samples."""
+"""Sketches of samples, and whether those that were taken on different workers are of the same samples."""
 
 import math
+import zlib
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 NEAR: Final = 0.02
 """Of the spread of a sample's values: decoders and processors differ by less, other samples by more."""
 _NEAR_VALUE: Final = 0.1
 """Of the spread, for single values."""
 _ROUNDING: Final = 1e-3
+MAX_ELEMENTS: Final = 2**14
+"""Of an array, evenly spaced, which a sketch is made of."""
+_VALUES: Final = 8
 
 
 @final
@@ -36,6 +42,23 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True):
 
 Sketch = tuple[Leaf, ...]
 """Of a few samples of a dataset; empty if nothing in them can be compared."""
+
+
+def leaf_of(array: NDArray[Any], shape: Sequence[int]) -> Leaf | None:
+    """The leaf of an array of this shape, from all of its elements or from some; None if they cannot be compared."""
+    flat, kind = array.reshape(-1), array.dtype.kind
+    flat = flat[:: max(1, -(-len(flat) // MAX_ELEMENTS))]
+    if kind == "c":
+        flat, kind = np.stack([flat.real, flat.imag]).reshape(-1), "f"
+    if kind == "f" or flat.dtype == np.uint8:
+        with np.errstate(all="ignore"):
+            numbers = flat.astype(np.float64)
+            mean, spread = (float(numbers.mean()), float(numbers.std())) if len(numbers) else (0.0, 0.0)
+        values = numbers[:: max(1, -(-len(numbers) // _VALUES))]
+        return Leaf(kind=kind, shape=tuple(shape), mean=mean, spread=spread, values=tuple(values.tolist()))
+    if kind in "iub":
+        return Leaf(kind=kind, shape=tuple(shape), digest=zlib.crc32(np.ascontiguousarray(flat).tobytes()))
+    return None
 
 
 def unlike(sketches: Sequence[Sketch]) -> int | None:

@@ -1,12 +1,13 @@
 """Flower without rounds: each node gets the newest model as soon as the sync policy allows."""
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, final
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -79,12 +80,25 @@ class Asynchronous(Wrapper):
         super().summary()
         _log.info("\t└──> evenstep: %s without rounds, %d replies for an update", self._name, self._buffer)
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Not called by `start`, but by the rounds of a strategy around this one.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "Asynchronous has no rounds, and the strategy around it has: let Asynchronous wrap the other strategy,"
+            " not the other way round"
+        )
+
     def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: float | None = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
@@ -95,7 +109,7 @@ class Asynchronous(Wrapper):
             grid: As in `Strategy.start`.
             initial_arrays: As there.
             num_rounds: As there.
-            timeout: Seconds after which a node that has not replied leaves.
+            timeout: Seconds after which a node that has not replied leaves. None: it does not.
             train_config: As there.
             evaluate_config: As there.
             evaluate_fn: As there.
@@ -111,7 +125,7 @@ class Asynchronous(Wrapper):
         rounds = AsynchronousRounds(self._sync, len(run.first), num_rounds, buffer=self._buffer, rate=self._rate)
         if self._run_dir is not None:
             run.write_to(self._run_dir, self._name)
-        run.train(rounds, num_rounds, timeout, result, evaluate_fn)
+        run.train(rounds, num_rounds, math.inf if timeout is None else timeout, result, evaluate_fn)
         messages = run.evaluation(num_rounds, evaluate_config or ConfigRecord())
         replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
         metrics = self.aggregate_evaluate(num_rounds, replies)

@@ -148,6 +148,7 @@ class Run:
     def _leave(self, node: int, why: str) -> None:
         if self._events is not None:
             self._events.left(node, why)
+        self._base.pop(node, None)
         self._carry(self._rounds.leave(node, self._clock()))
 
     def _take(self, reply: Reply) -> None:
@@ -162,12 +163,13 @@ class Run:
         if self._events is not None:
             self._events.replied(node, reply.away, said_seconds(message.content))
         taken_seconds(message.content)
+        base = self._base.pop(node)
         wrong = wrong_with(message.content, self._key, self._arrays)
         if wrong is not None:
             _log.warning("the reply of node %d %s, and is left out", node, wrong)
             self._carry(self._rounds.reply(node, 0, now))
             return
-        self._replies[node, self._number[node]] = message, self._base[node]
+        self._replies[node, self._number[node]] = message, base
         examples = max(round(examples_of(message.content, self._key)), 1)
         self._carry(self._rounds.reply(node, examples, now))
 

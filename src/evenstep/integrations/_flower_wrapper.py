@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
@@ -31,14 +31,24 @@ class Wrapper(Strategy):
                 " strategy inside it"
             )
         self.strategy = strategy
+        if isinstance(self._innermost, FedXgbBagging | FedXgbCyclic):
+            raise ConfigError(
+                f"{name} cannot wrap {type(self._innermost).__name__}, whose models are trees: they have no mean, and"
+                " are trained without batches"
+            )
 
     @property
-    def weight_key(self) -> str:
-        """The metric that is a reply's weight: that of the innermost strategy, such as one wrapped for privacy."""
+    def _innermost(self) -> object:
+        """The strategy that aggregates, also where another one wraps it for privacy."""
         inner: object = self.strategy
         while not hasattr(inner, "weighted_by_key") and hasattr(inner, "strategy"):
             inner = inner.strategy
-        return str(getattr(inner, "weighted_by_key", "num-examples"))
+        return inner
+
+    @property
+    def weight_key(self) -> str:
+        """The metric that is a reply's weight."""
+        return str(getattr(self._innermost, "weighted_by_key", "num-examples"))
 
     @staticmethod
     def scheme(given: Scheme | str) -> Scheme:

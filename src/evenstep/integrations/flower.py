@@ -108,7 +108,7 @@ class LoadBalanced(Wrapper):
         self._key = self.weight_key
         self._round = 0
         self._plan: dict[int, Work] = {}
-        self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # Round, model and work of each node's last message.
+        self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # Round, model and work of the nodes that train.
         self._away: dict[str, float] = {}  # Seconds between message and reply, by message id.
         self._arrays = ArrayRecord()
         self._rounds: Rounds | None = None
@@ -141,6 +141,11 @@ class LoadBalanced(Wrapper):
         Raises:
             ConfigError: The config lacks a number that the mode needs.
         """
+        if self._rounds is None and (self._patience is not None or self._run_dir is not None):
+            raise ConfigError(
+                "patience and run_dir need the rounds of LoadBalanced.start: let LoadBalanced wrap the other strategy,"
+                " not the other way round"
+            )
         mean = mean_work(config, self._mode)
         away = self._rounds.exchange.away if self._rounds else set()
         messages = [
@@ -149,6 +154,9 @@ class LoadBalanced(Wrapper):
             if message.metadata.dst_node_id not in away
         ]
         self._round = server_round
+        # The models of replies that have come are not kept.
+        self._begun = {node: begun for node, begun in self._begun.items() if node in away}
+        self._away.clear()
         self._plan = self._speeds.work.plan(
             [each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps
         )

@@ -3,20 +3,23 @@
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Literal, TypeVar, final
 
 import jax
 import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.core.values import IntArray
 from evenstep.jax.compiling import Compiling
 from evenstep.jax.processes import Processes
 from evenstep.schemes import Scheme
 from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.gather import Gather
 from evenstep.worker.api.setup import require_whole
 from evenstep.worker.api.share import Share
+from evenstep.worker.common_data import require_common
 
 Tree = TypeVar("Tree")
 
@@ -59,13 +62,16 @@ class Session(BalancedLoader):
         drop_last: Leave out a last iteration of fewer samples.
         shuffle: Whether the samples come in a new random order in each epoch.
         seed: Of that order.
+        partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
+            data.
         smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
         largest_batch: The largest share that this worker's memory holds, if it is known.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
 
     Raises:
         ConfigError: Something asked for cannot work on this worker or on another, which is named.
-        DisagreementError: The workers were started with different schemes, lengths, sizes or seeds.
+        DisagreementError: The workers were started with different schemes, lengths, sizes or seeds, or have different
+            data.
         WorkerLostError: A worker is gone.
     """
 
@@ -79,6 +85,7 @@ class Session(BalancedLoader):
         drop_last: bool = False,
         shuffle: bool = True,
         seed: int = 0,
+        partition: Literal["common"] | None = None,
         smallest_batch: int = 1,
         largest_batch: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
@@ -102,6 +109,13 @@ class Session(BalancedLoader):
             run_dir=run_dir,
         )
         _require_steps(self._balancer.scheme, self._pad)
+        require_common(
+            lambda indices: jax.tree.leaves(self._batch(indices)),
+            _length_of(data),
+            Gather(self._processes.all_gather, rank=self._processes.rank, workers=self._processes.count).records,
+            rank=self._processes.rank,
+            partition=partition,
+        )
         self._compiling = Compiling()
         self._share: Share | None = None
         self._since: float | None = None
@@ -122,7 +136,7 @@ class Session(BalancedLoader):
             self._require_averaged()
             for share in self._balancer.epoch(epoch):
                 indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
-                batch = jax.tree.map(lambda each, at=indices: each[at], self._data)
+                batch = self._batch(indices)
                 self._share = share
                 self._compiling.restart()
                 self._since = time.perf_counter()
@@ -184,6 +198,10 @@ class Session(BalancedLoader):
         means = iter(self._processes.mean(list(filter(_is_floating, leaves)), self._share.average))
         return jax.tree.unflatten(form, [next(means) if _is_floating(each) else each for each in leaves])
 
+    def _batch(self, indices: IntArray) -> Any:
+        """The samples with these indices, in the form of `data`."""
+        return jax.tree.map(lambda each: _rows_of(each, indices), self._data)
+
     def _settled(self) -> Balancer:
         return self._balancer
 
@@ -220,10 +238,10 @@ def _require_steps(scheme: Scheme, pad: int | None) -> None:
     """Refuse sizes that are new in nearly every iteration, for each of which jit would compile."""
     load = scheme.load
     if load.follows_speed and not load.by_epoch and load.multiple == 1 and pad is None:
-        name = scheme.name.partition(":")[0]
+        steps = f"sizes in steps, as in '{scheme.name.partition(':')[0]}:multiple=8', or give pad=8"
         raise ConfigError(
-            f"the sizes of {scheme.name!r} change by single samples, and jit compiles for every new size: give sizes in"
-            f" steps, as in '{name}:multiple=8', or give pad=8"
+            f"the sizes of {scheme.name!r} change by single samples, and jit compiles for every new size: give"
+            f" {steps if scheme.period is None else 'pad=8'}"
         )
 
 
@@ -242,6 +260,18 @@ def _length_of(data: Any) -> int:
         found = "there are none" if not leaves else f"they have {', '.join(map(str, sorted(lengths)))}"
         raise ConfigError(f"the arrays of data must have equally many rows, one for each sample, but {found}")
     return lengths.pop()
+
+
+def _rows_of(data: Any, indices: IntArray) -> Any:
+    """The rows with these indices; ConfigError if the data returned something else."""
+    rows = data[indices]
+    for each in jax.tree.leaves(rows):
+        if np.shape(each)[:1] != (len(indices),):
+            raise ConfigError(
+                f"data returned {shown(each)} of shape {list(np.shape(each))} for {len(indices)} indices: let its"
+                " __getitem__ take an array of indices and return arrays with a row for each of them"
+            )
+    return rows
 
 
 def _padded(share: Share, pad: int) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import mxnet as mx
 import numpy as np
@@ -11,10 +11,13 @@ from mxnet import gluon
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.core.values import IntArray
 from evenstep.mxnet.workers import Workers, join
 from evenstep.schemes import Scheme
 from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.gather import Gather
+from evenstep.worker.common_data import require_common
 
 if TYPE_CHECKING:
     from evenstep.worker.api.share import Share
@@ -29,6 +32,7 @@ def prepare(
     scheme: Scheme | str | None = None,
     *,
     seed: int = 0,
+    partition: Literal["common"] | None = None,
     smallest_batch: int = 1,
     largest_batch: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -45,13 +49,15 @@ def prepare(
             are workers. `shuffle` and `last_batch` hold for the union of all batches.
         scheme: As for `evenstep.Balancer`, and so are the arguments that follow.
         seed: Of the order of samples.
+        partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
+            data.
         smallest_batch: The smallest batch that a worker can compute on.
         largest_batch: The largest batch that this worker's memory holds, if it is known.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
 
     Raises:
         ConfigError: Something given cannot work on this worker or on another.
-        DisagreementError: The workers were started with different things.
+        DisagreementError: The workers were started with different things, or have different data.
         WorkerLostError: A worker is gone.
     """
     _require_trainer(trainer)
@@ -72,11 +78,19 @@ def prepare(
         averages=True,
         run_dir=run_dir,
     )
+    prepared = Loader(loader, balancer, trainer, workers)
+    require_common(
+        lambda indices: [each.asnumpy() for each in _arrays(prepared._batch(indices))],
+        len(loader._dataset),
+        Gather(workers.all_gather, rank=workers.rank, workers=workers.count).records,
+        rank=workers.rank,
+        partition=partition,
+    )
     # The trainer's own exchange is not used: the keys of a second trainer would be those of the first.
     trainer._kv_initialized, trainer._kvstore, trainer._update_on_kvstore = True, None, False
     workers.broadcast([each.data() for each in trainer._params])
-    prepared = Loader(loader, balancer, trainer, workers)
     trainer.step = prepared._stepping(trainer.step)
+    trainer.allreduce_grads = trainer.update = _refuse_parts
     return trainer, prepared
 
 
@@ -98,7 +112,7 @@ class Loader(BalancedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         for share in self._balancer.epoch():
-            batch = self._loader._batchify_fn([self._loader._dataset[int(at)] for at in share.indices])
+            batch = self._batch(share.indices)
             self.current, self._handed = share, time.perf_counter()
             yield batch
             if self._handed is not None:
@@ -106,6 +120,16 @@ class Loader(BalancedLoader):
 
     def _settled(self) -> Balancer:
         return self._balancer
+
+    def __len__(self) -> int:
+        """The iterations of an epoch."""
+        sampler, workers = self._loader._batch_sampler, self._workers.count
+        whole, rest = divmod(len(self._loader._dataset), sampler._batch_size * workers)
+        return whole + (rest > 0 and sampler._last_batch == "keep")
+
+    def _batch(self, indices: IntArray) -> Any:
+        """The samples with these indices."""
+        return self._loader._batchify_fn([self._loader._dataset[int(at)] for at in indices])
 
     def _stepping(self, step: Callable[..., None]) -> Callable[..., None]:
         """The trainer's `step`, on the gradients of all workers."""
@@ -147,8 +171,14 @@ class Loader(BalancedLoader):
                 at += each.size
 
 
+def _refuse_parts(*_: Any, **__: Any) -> None:
+    raise ConfigError(
+        f"the gradients of all workers are summed in step alone, and not by allreduce_grads and update: {_NO_STEP}"
+    )
+
+
 def _arrays(states: Any) -> list[Any]:
-    """The floating-point arrays in an optimizer's state, in the same order on every worker."""
+    """The arrays in an optimizer's state or in a batch, in the same order on every worker."""
     if isinstance(states, dict):
         return [array for key in sorted(states) for array in _arrays(states[key])]
     if isinstance(states, list | tuple):

@@ -15,7 +15,7 @@ from evenstep.worker.api.gather import Gather
 _NO_MEANS: Final = ("sum", "mean_with_sample_weight")
 
 
-def guard(model: Any, workers: Workers, balanced: Balanced) -> None:
+def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced) -> None:
     """Refuse options of `compile` and `fit` that cannot work, and turn XLA off, which Keras chooses unless told not to.
 
     XLA would compile the step again for each size, and has no kernel for the exchange.
@@ -37,6 +37,8 @@ def guard(model: Any, workers: Workers, balanced: Balanced) -> None:
             )
         _require_single_steps(given.get("steps_per_execution", 1))
         _require_means(given.get("loss"))
+        if given.get("auto_scale_loss", True):
+            _require_common_scale(model, given.get("optimizer"))
         compiled(*arguments, **{**options, "jit_compile": False})
 
     @functools.wraps(fitted)
@@ -51,6 +53,7 @@ def guard(model: Any, workers: Workers, balanced: Balanced) -> None:
                     "with class_weight Keras fetches batches ahead of their steps: give the weight of each sample as"
                     " the third of the arrays, (inputs, labels, weights)"
                 )
+            _require_prepared(model, optimizer)
             given["callbacks"] = [averaged, given.get("callbacks") or []]
         return fitted(*bound.args, **bound.kwargs)
 
@@ -74,12 +77,34 @@ def _require_means(losses: Any) -> None:
             )
 
 
+def _require_prepared(model: Any, optimizer: Any) -> None:
+    """Refuse another optimizer, which would step on the gradients of this worker alone."""
+    compiled = getattr(model, "optimizer", None)  # Of a model that was not compiled Keras says so itself.
+    if compiled not in (None, optimizer) and type(model).train_step is tf.keras.Model.train_step:
+        raise ConfigError(
+            "the model was compiled with another optimizer than the prepared one, which sums the gradients of all"
+            " workers: give compile the optimizer that prepare returned"
+        )
+
+
+def _require_common_scale(model: Any, optimizer: Any) -> None:
+    """Refuse that Keras wraps the prepared optimizer, since the wrapper skips a step by one worker's gradients."""
+    prepared = isinstance(optimizer, tf.keras.optimizers.Optimizer)
+    scales = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
+    if model.dtype_policy.name == "mixed_float16" and prepared and not scales:
+        raise ConfigError(
+            "under mixed_float16 Keras would look for overflows in the gradients of each worker alone: give prepare and"
+            " compile keras.optimizers.LossScaleOptimizer(optimizer), or give compile auto_scale_loss=False"
+        )
+
+
 @final
 class _Averaged(tf.keras.callbacks.Callback):
     """Gives the callbacks behind it the same metrics of an epoch on every worker.
 
     Otherwise ReduceLROnPlateau and EarlyStopping would decide on the samples of each worker alone. Metrics of training
-    are weighted by the samples of each worker in the epoch, those of validation alike.
+    are weighted by the samples of each worker in the epoch, those of validation alike. A metric that only some workers
+    have, such as those that validate, is theirs on all workers.
     """
 
     def __init__(self, workers: Workers, balanced: Balanced) -> None:
@@ -99,12 +124,12 @@ class _Averaged(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Put the averages in the place of this worker's metrics, in the dictionary that all callbacks get."""
-        own = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        logs = {} if logs is None else logs
+        own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         records = self._gather.records({"samples": self._samples, "metrics": own})
-        samples = [record["samples"] for record in records]
-        for name in own:
-            weights = [1] * len(records) if name.startswith("val_") or not any(samples) else samples
-            values = [
-                record["metrics"].get(name, 0.0) * weight for record, weight in zip(records, weights, strict=True)
-            ]
-            logs[name] = sum(values) / sum(weights)
+        for name in sorted({name for record in records for name in record["metrics"]}):
+            having = [record for record in records if name in record["metrics"]]
+            weights = [1 if name.startswith("val_") else record["samples"] for record in having]
+            weights = weights if any(weights) else [1] * len(having)
+            total = sum(record["metrics"][name] * weight for record, weight in zip(having, weights, strict=True))
+            logs[name] = total / sum(weights)

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -15,6 +15,8 @@ from evenstep.tensorflow.fitting import guard
 from evenstep.tensorflow.source import Source
 from evenstep.tensorflow.workers import joined
 from evenstep.worker.api.balancer import Balancer
+from evenstep.worker.api.gather import Gather
+from evenstep.worker.common_data import require_common
 
 _PREPARED = "_evenstep_prepared"
 
@@ -29,6 +31,7 @@ def prepare(
     drop_last: bool = False,
     shuffle: bool = True,
     seed: int = 0,
+    partition: Literal["common"] | None = None,
     smallest_batch: int = 1,
     largest_batch: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -50,17 +53,19 @@ def prepare(
         drop_last: As for `evenstep.Balancer`, also the arguments that follow.
         shuffle: Whether the samples come in a new random order in each epoch.
         seed: Of that order.
+        partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
+            data.
         smallest_batch: The smallest batch that a worker can compute on; 2 for models with batch normalisation.
         largest_batch: The largest batch that this worker's memory holds, if it is known.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
 
     Raises:
         ConfigError: `init` was not called, or something given cannot work on this worker or on another.
-        DisagreementError: The workers were started with different things.
+        DisagreementError: The workers were started with different things, or have different data.
     """
     workers = joined()
     _require_model(model)
-    _require_optimizer(optimizer)
+    _require_optimizer(model, optimizer)
     source = Source(data)
     arguments: dict[str, Any] = {
         "rank": workers.rank,
@@ -75,6 +80,13 @@ def prepare(
         "run_dir": run_dir,
     }
     balancer = Balancer(scheme, all_gather=workers.all_gather, averages=True, **arguments)
+    require_common(
+        lambda indices: tf.nest.flatten(source.batch(indices)),
+        source.length,
+        Gather(workers.all_gather, rank=workers.rank, workers=workers.count).records,
+        rank=workers.rank,
+        partition=partition,
+    )
     whole, rest = divmod(source.length, global_batch_size)
     balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last))
     optimizer.build(model.trainable_variables)
@@ -89,7 +101,7 @@ def prepare(
         return stepped
 
     optimizer.apply = apply
-    guard(model, workers, balanced)
+    guard(model, optimizer, workers, balanced)
     setattr(optimizer, _PREPARED, True)
     return model, optimizer, BalancedDataset(source.spec, balanced)
 
@@ -107,8 +119,13 @@ def _require_model(model: Any) -> None:
         raise ConfigError("the model has no weights yet: begin it with a keras.Input, or call it once before prepare")
 
 
-def _require_optimizer(optimizer: Any) -> None:
+def _require_optimizer(model: Any, optimizer: Any) -> None:
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise ConfigError(f"the optimizer is {shown(optimizer)}: prepare takes a Keras 3 optimizer")
+    if getattr(getattr(model, "optimizer", None), "inner_optimizer", None) is optimizer:
+        raise ConfigError(
+            f"compile has wrapped the optimizer in a {type(model.optimizer).__name__}, which looks for overflows before"
+            " the gradients are summed: give prepare model.optimizer"
+        )
     if getattr(optimizer, _PREPARED, False):
         raise ConfigError("the optimizer was prepared already: prepare each optimizer once")

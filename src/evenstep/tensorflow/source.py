@@ -37,6 +37,7 @@ class Source:
                 f"a PyDataset has batches, and no samples that can be asked for by their indices: {_WANTED}"
             )
         self._batch_of: Callable[[IntArray], Any]
+        data = _tuples(data)
         parts = tf.nest.flatten(data)
         if len(parts) == 1 and parts[0] is data and not hasattr(data, "shape"):
             if isinstance(data, str | bytes) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
@@ -53,8 +54,19 @@ class Source:
             self._batch_of = lambda indices: tf.nest.map_structure(lambda each: each[indices], arrays)
 
     def batch(self, indices: IntArray) -> Any:
-        """The samples with these indices, int64 of shape [rows]."""
-        return tf.nest.map_structure(np.asarray, self._batch_of(indices))
+        """The samples with these indices, int64 of shape [rows].
+
+        Raises:
+            ConfigError: The data returned something else than arrays with a row for each index.
+        """
+        batch = tf.nest.map_structure(np.asarray, _tuples(self._batch_of(indices)))
+        for each in tf.nest.flatten(batch):
+            if each.shape[:1] != (len(indices),):
+                raise ConfigError(
+                    f"the data returned an array of shape {list(each.shape)} for {len(indices)} indices: let its"
+                    " __getitem__ take an array of indices and return arrays with a row for each of them"
+                )
+        return batch
 
     @property
     def spec(self) -> Any:
@@ -62,3 +74,12 @@ class Source:
         return tf.nest.map_structure(
             lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), self.batch(np.zeros(1, dtype=np.int64))
         )
+
+
+def _tuples(nest: Any) -> Any:
+    """The nest with tuples in the place of lists, which tf.data would take for tensors."""
+    if isinstance(nest, dict):
+        return {name: _tuples(part) for name, part in nest.items()}
+    if type(nest) in (list, tuple):
+        return tuple(map(_tuples, nest))
+    return nest

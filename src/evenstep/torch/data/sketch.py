@@ -14,18 +14,19 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from evenstep.core.errors import DisagreementError
-from evenstep.core.sketch import Leaf, Sketch, unlike
+from evenstep.core.sketch import MAX_ELEMENTS, Leaf, Sketch, leaf_of
 from evenstep.torch.data.randomness import seeded_randomness
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.data.shards import ShardedDataset
+from evenstep.worker.common_data import require_alike
 
 _MAX_LEAVES: Final = 32
 _MAX_DEPTH: Final = 8
-_MAX_ELEMENTS: Final = 2**14
-_VALUES: Final = 8
-_REPEATS: Final = 3
 _MAX_PARTS: Final = 256
+_ADVICE: Final = (
+    'give all workers the same dataset; or, for data that stay with their workers, partition="private" with local-sgd;'
+    ' or partition="common" if the datasets are the same'
+)
 _OTHERS: Final = sys.stdlib_module_names | {"numpy", "torch"}
 
 
@@ -35,32 +36,16 @@ def require_common(
     exchange: Callable[[Mapping[str, Any]], list[dict[str, Any]]],
     rank: int,
 ) -> None:
-    """Check that all workers have the same dataset, by their sketches; all workers must call it together.
+    """Check that all workers have the same dataset, by the `sketch` in their records.
 
-    If they do not, each worker sketches its dataset again. Samples that differ from one fetch to the next say nothing.
-
-    Args:
-        loader: This worker's.
-        records: Of all workers, each with its dataset's `sketch`.
-        exchange: Exchanges this worker's record for those of all.
-        rank: This worker's.
-
-    Raises:
-        DisagreementError: Workers have different datasets; the message names two, alike on every worker.
+    All workers must call it together. Errors as for `require_alike`.
     """
-    sketches = [msgspec.convert(record["sketch"], Sketch) for record in records]
-    odd = unlike(sketches)
-    if odd is None:
-        return
-    again = [msgspec.to_builtins(sketch_of(loader)) for _ in range(_REPEATS)]
-    same = all(repr(each) == repr(msgspec.to_builtins(sketches[rank])) for each in again)
-    if not all(each["same"] for each in exchange({"same": same})):
-        return
-    first = next(rank for rank, sketch in enumerate(sketches) if sketch)
-    raise DisagreementError(
-        f"worker {odd} has other samples than worker {first}, in a dataset of the same length: give all workers the"
-        ' same dataset; or, for data that stay with their workers, partition="private" with local-sgd; or'
-        ' partition="common" if the datasets are the same'
+    require_alike(
+        [msgspec.convert(record["sketch"], Sketch) for record in records],
+        exchange,
+        rank,
+        again=lambda: sketch_of(loader),
+        advice=_ADVICE,
     )
 
 
@@ -183,18 +168,10 @@ def _of_tensor(value: torch.Tensor) -> Iterator[Leaf]:
 
 def _thinned(flat: Any) -> Any:
     """At most this many of the elements, evenly spaced."""
-    return flat[:: max(1, -(-len(flat) // _MAX_ELEMENTS))]
+    return flat[:: max(1, -(-len(flat) // MAX_ELEMENTS))]
 
 
-def _of_array(flat: Any, shape: tuple[int, ...]) -> Iterator[Leaf]:
-    shape, kind = tuple(shape), flat.dtype.kind
-    if kind == "c":
-        flat, kind = np.stack([flat.real, flat.imag]).reshape(-1), "f"
-    if kind == "f" or flat.dtype == np.uint8:
-        with np.errstate(all="ignore"):
-            numbers = flat.astype(np.float64)
-            mean, spread = (float(numbers.mean()), float(numbers.std())) if len(numbers) else (0.0, 0.0)
-        values = numbers[:: max(1, -(-len(numbers) // _VALUES))]
-        yield Leaf(kind=kind, shape=shape, mean=mean, spread=spread, values=tuple(values.tolist()))
-    elif kind in "iub":
-        yield Leaf(kind=kind, shape=shape, digest=zlib.crc32(np.ascontiguousarray(flat).tobytes()))
+def _of_array(flat: Any, shape: Sequence[int]) -> Iterator[Leaf]:
+    leaf = leaf_of(flat, shape)
+    if leaf is not None:
+        yield leaf
