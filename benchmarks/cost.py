@@ -1,21 +1,34 @@
 """Samples that cost differently: sharing out by predicted seconds, by count, in groups of like length, by equal cost.
 
-Real DistributedDataParallel over Gloo, 64 texts an iteration whose lengths are log-normal (sigma 1, as of text corpora;
-at most 16 times the median). Each worker sleeps before its backward for as long as its device would take for its
-tokens, whichever contestant it runs, so seconds follow cost on all of them alike. The contestants:
+Real DistributedDataParallel over Gloo, 64 texts an iteration of 4 workers. Each worker sleeps before its backward for
+as long as its device would take for its tokens, whichever contestant it runs, so seconds follow cost on all of them
+alike. The cases:
+
+* `packed`: a batch has the tokens of its texts. Lengths are log-normal (sigma 1, as of text corpora; at most 16 times
+  the median).
+* `padded`: a collate function pads each batch to its longest text, as most training of texts does, and padding takes as
+  long as tokens. The same lengths.
+* `padded docstrings`: the same, with the lengths of the docstrings in the standard library's modules.
+
+The contestants:
 
 * `ddp`: as many texts for each worker, in random order
 * `ddp, grouped`: the same, in groups of like length (sorted in megabatches of 50 iterations, as `group_by_length` does)
-* `ddp, equal cost`: unequal counts so that the cost of each worker is equal (the rule of the Transformers library's
-  rebalancing sampler, reimplemented; its gradients are not weighed here, which takes no time)
+* `ddp, equal cost`: unequal counts so that the cost of each worker is equal: the rule of the Transformers library's
+  rebalancing sampler, reimplemented. Of padded texts it sorts each global batch, and cuts it where all parts cost alike.
+  (Its gradients are not weighed here, which takes no time.)
 * `lb-bsp`: sizes follow speed, without `cost=`
-* `lb-bsp, cost`: with `cost=`
+* `lb-bsp, cost`: with `cost=`, which of padded texts is `evenstep.Padded`
+* `lb-bsp, cost, grouped`: the same, with the groups of like length as the loader's sampler
 
-Each figure is the part of the ideal, tokens per second over the sum of the devices' speeds.
+Each figure is the part of the ideal: tokens per second, without padding, over the sum of the devices' speeds.
 """
 
+import ast
 import sys
+import sysconfig
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,16 +36,19 @@ import torch.distributed as dist
 from harness import record
 from harness.workers import run_workers
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 import evenstep
-from evenstep.core.samples import balanced
+from evenstep.core.samples import balanced, balanced_padded
 from evenstep.core.values import UNLIMITED
 
 CLUSTERS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
-CONTESTANTS = ("ddp", "ddp, grouped", "ddp, equal cost", "lb-bsp", "lb-bsp, cost")
-EACH, IDEAL_SECONDS, WARMUP, MEGABATCH = 16, 0.4, 12, 50
-FEATURES = 16
+CASES = {"packed": 0.3, "padded": 0.06, "padded docstrings": 0.06}
+"""The seconds of an iteration of mean length, at best; padding takes several times as long."""
+CONTESTANTS = ("ddp", "ddp, grouped", "ddp, equal cost", "lb-bsp", "lb-bsp, cost", "lb-bsp, cost, grouped")
+EACH, WARMUP, PLAIN_WARMUP, MEGABATCH = 16, 12, 2, 50
+FEATURES, MEDIAN = 16, 100
 
 
 def main():
@@ -42,19 +58,21 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.repetitions, options.iterations = 1, 4
-    plan = options.seed, options.repetitions, options.iterations
+    docstrings = _docstrings()
+    plan = options.seed, options.repetitions, options.iterations, docstrings
     raw = run_workers(4, _measure, plan, show=record.console.print)
     done = record.publish(
         "cost",
-        f"Part of the ideal with texts of unequal length, 4 workers, {IDEAL_SECONDS:g} s an iteration at best",
+        "Part of the ideal with texts of unequal length, 4 workers",
         options,
         config={
             "clusters": CLUSTERS,
             "global_batch_size": 4 * EACH,
-            "ideal_seconds": IDEAL_SECONDS,
+            "ideal_seconds": CASES,
             "warmup": WARMUP,
             "iterations": options.iterations,
             "repetitions": options.repetitions,
+            "docstrings": len(docstrings),
         },
         figures=_figures(raw),
         raw=raw,
@@ -64,21 +82,24 @@ def main():
 
 def _figures(raw):
     figures = []
-    for cluster, parts in raw.items():
-        figures += [record.figure(f"{cluster}: {name}, of the ideal", parts[name], goal=_goal(cluster, name))
-                    for name in CONTESTANTS]  # fmt: skip
-        for other, goal in _OVER[cluster].items():
-            ratios = [ours / theirs for ours, theirs in zip(parts["lb-bsp, cost"], parts[other], strict=True)]
-            figures.append(record.figure(f"{cluster}: lb-bsp, cost, times {other}", ratios, goal=goal))
-    for samples, workers, most in ((10_000, 64, 5.0), (4 * EACH, 4, 1000 * IDEAL_SECONDS / 100)):
-        figures.append(
-            record.figure(
-                f"sharing {samples} samples out to {workers}",
-                _planning(samples, workers),
-                goal=f"<= {most:g}",
-                unit="ms",
+    for case, clusters in raw.items():
+        for cluster, parts in clusters.items():
+            where = f"{case}, {cluster}"
+            figures += [record.figure(f"{where}: {name}, of the ideal", parts[name], goal=_goal(case, cluster, name))
+                        for name in CONTESTANTS]  # fmt: skip
+            for other, goal in _OVER[cluster].items():
+                ratios = [ours / theirs for ours, theirs in zip(parts["lb-bsp, cost"], parts[other], strict=True)]
+                figures.append(record.figure(f"{where}: lb-bsp, cost, times {other}", ratios, goal=goal))
+    for samples, workers, most in ((10_000, 64, 5.0), (4 * EACH, 4, 1000 * CASES["packed"] / 100)):
+        for padded in (False, True):
+            figures.append(
+                record.figure(
+                    f"sharing {samples} {'padded ' * padded}samples out to {workers}",
+                    _planning(samples, workers, padded=padded),
+                    goal=f"<= {most:g}",
+                    unit="ms",
+                )
             )
-        )
     return figures
 
 
@@ -88,75 +109,115 @@ _OVER = {
 }
 
 
-def _goal(cluster, name):
-    return ">= 0.93" if (cluster, name) == ("1:1:2:4", "lb-bsp, cost") else None
+def _goal(case, cluster, name):
+    """Padding takes time that the ideal leaves out, so there is a goal only without it."""
+    return ">= 0.93" if (case, cluster, name) == ("packed", "1:1:2:4", "lb-bsp, cost") else None
 
 
-def _planning(samples, workers):
+def _planning(samples, workers, *, padded):
     """Milliseconds of a few calls."""
     generator = np.random.default_rng(0)
     speeds, nothing = generator.integers(500, 2000, workers), np.zeros(workers, dtype=np.int64)
     found = []
     for _ in range(9):
-        costs = (_lengths(generator, samples) * 2**20).astype(np.int64)
+        costs = _lengths(generator, samples) * 2**13
+        limits = {"lower": nothing, "upper": np.full(workers, UNLIMITED), "fixed": nothing}
         began = time.perf_counter()
-        balanced(costs, speeds, lower=nothing, upper=np.full(workers, UNLIMITED))
+        (balanced_padded if padded else balanced)(costs, speeds, **limits)
         found.append(1000 * (time.perf_counter() - began))
     return found
 
 
 def _lengths(generator, count):
-    """Tokens, of median 1."""
-    return np.minimum(generator.lognormal(0, 1, count), 16.0)
+    """Whole tokens, int64."""
+    return np.maximum(np.rint(MEDIAN * np.minimum(generator.lognormal(0, 1, count), 16.0)), 1.0).astype(np.int64)
+
+
+def _docstrings():
+    """The lengths of the docstrings in the standard library's modules, in words, at most 16 times their median."""
+    found = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append(len((ast.get_docstring(node, clean=False) or "").split()))
+    lengths = np.array([each for each in found if each])
+    return np.minimum(lengths, 16 * int(np.median(lengths)))
 
 
 # On each worker.
 
 
 def _measure(rank, plan, tell):
-    seed, repetitions, iterations = plan
-    found = {cluster: {name: [] for name in CONTESTANTS} for cluster in CLUSTERS}
+    seed, repetitions, iterations, docstrings = plan
+    found = {case: {cluster: {name: [] for name in CONTESTANTS} for cluster in CLUSTERS} for case in CASES}
+    count = 4 * EACH * (WARMUP + iterations)
     for repetition in range(repetitions):
-        lengths = _lengths(np.random.default_rng([seed, repetition]), 4 * EACH * (WARMUP + iterations))
-        for cluster, speeds in CLUSTERS.items():
-            # So that an iteration of mean length takes the ideal time where nobody waits.
-            scale = 4 * EACH * lengths.mean() / sum(speeds) / IDEAL_SECONDS
-            for name in CONTESTANTS:
-                part = _run(name, rank, lengths, speeds[rank] * scale, sum(speeds) * scale, seed)
-                found[cluster][name].append(part)
-                tell(f"{repetition + 1}/{repetitions} {cluster}, {name}: {part:.3f} of the ideal")
+        for case, ideal_seconds in CASES.items():
+            generator = np.random.default_rng([seed, repetition])
+            lengths = _lengths(generator, count)
+            if case == "padded docstrings":
+                lengths = generator.choice(docstrings, count)
+            for cluster, speeds in CLUSTERS.items():
+                # So that an iteration of mean length takes the ideal time if no worker waits and nothing is padded.
+                scale = 4 * EACH * lengths.mean() / sum(speeds) / ideal_seconds
+                texts = _Texts(lengths, padded=case != "packed")
+                for name in CONTESTANTS:
+                    part = _run(name, rank, texts, speeds[rank] * scale, sum(speeds) * scale, seed)
+                    found[case][cluster][name].append(part)
+                    tell(f"{repetition + 1}/{repetitions} {case}, {cluster}, {name}: {part:.3f} of the ideal")
     return found
 
 
-def _run(name, rank, lengths, speed, speeds, seed):
+class _Texts:
+    """A dataset of texts of these lengths, and how a batch of them is made."""
+
+    def __init__(self, lengths, *, padded):
+        self.lengths = lengths
+        self.padded = padded
+        self.features = torch.randn(len(lengths), FEATURES)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return self.features[index], torch.zeros(int(self.lengths[index]), dtype=torch.uint8)
+
+    def collate(self, texts):
+        """The features, all tokens that are computed on, and how many of these are no padding."""
+        features, tokens = zip(*texts, strict=True)
+        joined = pad_sequence(list(tokens), batch_first=True) if self.padded else torch.cat(tokens)
+        return torch.stack(features), joined, sum(map(len, tokens))
+
+
+def _run(name, rank, texts, speed, speeds, seed):
     """The part of the ideal over the measured iterations."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    tokens = torch.from_numpy(lengths)
-    dataset = TensorDataset(torch.randn(len(lengths), FEATURES), tokens)
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
     closing = None
     if name.startswith("lb-bsp"):
-        loader = DataLoader(dataset, batch_size=EACH, shuffle=True)
-        cost = {"cost": lengths} if name.endswith("cost") else {}
+        order = _order(name, texts, seed).tolist()
+        loader = DataLoader(texts, batch_size=EACH, sampler=order, collate_fn=texts.collate)
+        cost = evenstep.Padded(texts.lengths) if texts.padded else texts.lengths
+        cost = {"cost": cost} if "cost" in name else {}
         model, optimizer, batches = evenstep.prepare(model, optimizer, loader, scheme="lb-bsp", seed=seed, **cost)
         closing = batches
     else:
         model = DistributedDataParallel(model)
-        batches = ([tensor[own] for tensor in dataset.tensors] for own in _parts(name, rank, order, tokens))
+        batches = (texts.collate([texts[each] for each in own.tolist()]) for own in _parts(name, rank, texts, seed))
     done = torch.zeros(1, dtype=torch.float64)
-    for number, (inputs, own) in enumerate(batches):
+    for number, (features, tokens, own) in enumerate(batches):
         if number == WARMUP:
             dist.barrier()
             began = time.perf_counter()
-        loss = model(inputs).square().mean()
+        loss = model(features).square().mean()
         real = closing is None or closing.current.samples > 0
-        time.sleep(float(own.sum()) / speed)
+        if closing is not None or number >= WARMUP - PLAIN_WARMUP:  # Plain DDP has nothing to learn.
+            time.sleep(tokens.numel() / speed)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        done += float(own.sum()) if number >= WARMUP and real else 0.0
+        done += own if number >= WARMUP and real else 0
     dist.barrier()
     seconds = time.perf_counter() - began
     dist.all_reduce(done)
@@ -165,28 +226,30 @@ def _run(name, rank, lengths, speed, speeds, seed):
     return float(done) / seconds / speeds
 
 
-def _parts(name, rank, order, tokens):
+def _parts(name, rank, texts, seed):
     """The samples of this worker in each iteration, as a plain script would choose them."""
-    if name == "ddp, grouped":
-        order = _grouped(order, tokens)
-    for union in order.split(4 * EACH):
+    order = _order(name, texts, seed)
+    one, nothing = np.ones(4, dtype=np.int64), np.zeros(4, dtype=np.int64)
+    for union in np.split(order, range(4 * EACH, len(order), 4 * EACH)):
         if name == "ddp, equal cost":
-            costs, counts = (tokens[union].numpy() * 2**20).astype(np.int64), np.full(4, UNLIMITED)
-            owners = balanced(costs, np.ones(4, dtype=np.int64), lower=np.ones(4, dtype=np.int64), upper=counts)
-            yield union[torch.from_numpy(owners == rank)]
+            share_out = balanced_padded if texts.padded else balanced
+            owners = share_out(texts.lengths[union], one, lower=one, upper=np.full(4, UNLIMITED), fixed=nothing)
+            yield union[owners == rank]
         else:
             yield union[rank::4]
 
 
-def _grouped(order, tokens):
-    """Sorted by length in megabatches, whose iterations then come in random order."""
-    generator = torch.Generator().manual_seed(1)
+def _order(name, texts, seed):
+    """The epoch's order; of those that are grouped sorted by length in megabatches, whose iterations are shuffled."""
+    lengths, order = texts.lengths, np.random.default_rng(seed).permutation(len(texts))
+    if not name.endswith("grouped"):
+        return order
     pieces = [
         piece
-        for mega in order.split(MEGABATCH * 4 * EACH)
-        for piece in mega[torch.argsort(tokens[mega], descending=True)].split(4 * EACH)
+        for mega in np.split(order, range(MEGABATCH * 4 * EACH, len(order), MEGABATCH * 4 * EACH))
+        for piece in np.split(mega[np.argsort(-lengths[mega], kind="stable")], range(4 * EACH, len(mega), 4 * EACH))
     ]
-    return torch.cat([pieces[each] for each in torch.randperm(len(pieces), generator=generator).tolist()])
+    return np.concatenate([pieces[each] for each in np.random.default_rng(1).permutation(len(pieces))])
 
 
 if __name__ == "__main__":
