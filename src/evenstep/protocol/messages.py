@@ -13,6 +13,10 @@ from evenstep.core.values import Reports
 from evenstep.protocol.encoding import Count, Incarnation, Record, Sequence, Version
 from evenstep.protocol.optimizer import Finite, Options
 
+MAX_COST: Final = 2**31
+"""Of one sample."""
+COST_BYTES: Final = 4
+"""Of the cost of one position."""
 MAX_ROUNDS: Final = 8
 """Rounds of the rendezvous."""
 
@@ -29,11 +33,20 @@ class Initialise(Record, frozen=True, kw_only=True):
 
 
 class Begin(Record, frozen=True, kw_only=True):
-    """Begin a pass over the data. `ahead`: the number of claims to hold in addition to the present one."""
+    """Begin a pass over the data.
+
+    If samples differ in cost, the payload is the cost of each position of the pass, as whole numbers from 1 to
+    `MAX_COST` of 4 bytes, the lowest first.
+
+    Attributes:
+        ahead: The number of claims to hold in addition to the present one.
+        mean: The cost of an average sample of the dataset; None if all samples cost alike.
+    """
 
     number: Count
     epoch: Count
     ahead: Annotated[int, Meta(ge=0, le=1)]
+    mean: Annotated[int, Meta(ge=1, le=MAX_COST)] | None = None
 
 
 class Push(Record, frozen=True, kw_only=True):

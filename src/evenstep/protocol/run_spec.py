@@ -19,7 +19,7 @@ MAX_BYTES: Final = 2**26
 _Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**62)]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     scheme: str
     global_batch_size: _Size
     minimum: list[_Size]
@@ -29,6 +29,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drop_last: bool
     layout: Layout
     optimizers: tuple[OptimizerSpec, ...]
+    costs: str | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Record)
@@ -40,6 +41,7 @@ class RunSpec:
     """A run, which all workers describe in the same way.
 
     `length` is the number of samples in an epoch. With `drop_last`, an incomplete last global batch is left out.
+    `costs`: a checksum of what the samples cost; None if all cost alike.
     """
 
     scheme: Scheme
@@ -48,6 +50,7 @@ class RunSpec:
     drop_last: bool
     layout: Layout
     optimizers: tuple[OptimizerSpec, ...]
+    costs: str | None = None
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -62,6 +65,7 @@ class RunSpec:
                 drop_last=self.drop_last,
                 layout=self.layout,
                 optimizers=self.optimizers,
+                costs=self.costs,
             )
         )
 
@@ -88,6 +92,7 @@ class RunSpec:
             drop_last=record.drop_last,
             layout=record.layout,
             optimizers=record.optimizers,
+            costs=record.costs,
         )
 
     def difference(self, others: Self) -> str:
@@ -104,6 +109,7 @@ class RunSpec:
             "scheme": self.scheme.name,
             "global batch size": self.problem.global_batch_size,
             "dataset's length": self.length,
+            "checksum of costs": self.costs,
             **{
                 f"parameter {each.name!r}": f"{each.dtype} of shape {list(each.shape)}"
                 for each in self.layout.parameters

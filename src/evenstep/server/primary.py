@@ -7,6 +7,7 @@ from typing import final
 from evenstep.core.activity import Seen
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand, Discard, Given
 from evenstep.core.errors import ConfigError, DisagreementError, ProtocolError
+from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.supervision import Why
 from evenstep.protocol.messages import Drained, SendWeights
 from evenstep.protocol.optimizer import Options
@@ -76,7 +77,7 @@ class Primary:
         self._coordinator: Coordinator | None = None
         self._incarnation = first_incarnation
         self._initialiser: int | None = None
-        self._begins: dict[int, tuple[int, int, int]] = {}
+        self._begins: dict[int, tuple[int, int, int, PassCosts | None]] = {}
         """The passes that workers asked to begin before the run had weights."""
 
     @property
@@ -222,14 +223,14 @@ class Primary:
 
     # A pass.
 
-    def begin(self, worker: int, number: int, epoch: int, ahead: int) -> None:
+    def begin(self, worker: int, number: int, epoch: int, ahead: int, costs: PassCosts | None = None) -> None:
         """A worker begins a pass. In a new run, one worker is asked for its weights first."""
         if self.shard_state.version < 0:
-            self._begins[worker] = (number, epoch, ahead)
+            self._begins[worker] = (number, epoch, ahead, costs)
             self._ask_to_initialise()
             return
         now = self._clock()
-        commands = self.coordinator.begin(worker, number, epoch, now, ahead=ahead)
+        commands = self.coordinator.begin(worker, number, epoch, now, ahead=ahead, costs=costs)
         self._journal.begun(worker, now, number=number, epoch=epoch, ahead=ahead)
         self._carry_out(commands)
 

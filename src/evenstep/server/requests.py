@@ -6,8 +6,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+
 from evenstep.core.coordinate import Arrival
 from evenstep.core.errors import ProtocolError
+from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.protocol import messages
 from evenstep.protocol.encoding import encode
 from evenstep.protocol.optimizer import Options
@@ -98,6 +101,8 @@ class Requests:
             self._push(request, body, message)
         elif isinstance(body, messages.Initialise):
             self._initialise(request, message)
+        elif isinstance(body, messages.Begin):
+            self._begin(request, body, message)
         else:
             with self._lock:
                 slot = self.place()
@@ -105,9 +110,7 @@ class Requests:
                     return
                 slot.take_in(request.sequence, request.has)
                 primary = self._service.deciding
-                if isinstance(body, messages.Begin):
-                    primary.begin(slot.worker, body.number, body.epoch, body.ahead)
-                elif isinstance(body, messages.More):
+                if isinstance(body, messages.More):
                     primary.more(slot.worker, body.ahead)
                 elif isinstance(body, messages.Rest):
                     primary.rest(slot.worker, body.done, ended=body.ended)
@@ -116,16 +119,35 @@ class Requests:
 
     def _receive_gradients(self, slot: WorkerSlot, message: Message, *, empty: bool = False) -> None:
         """Receive gradients or initial weights."""
-        expected = 0 if empty or not slot.travels else self._shard_state.nbytes
-        if message.payload_bytes != expected:
-            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes, not of {expected}")
-        if expected:
+        self._receive(slot, message, memory_of(slot.gradients[: 0 if empty or not slot.travels else None]))
+
+    def _receive(self, slot: WorkerSlot, message: Message, buffer: memoryview) -> None:
+        """Receive a payload of exactly the bytes of the buffer."""
+        if message.payload_bytes != buffer.nbytes:
+            raise ConnectionLostError(f"a payload of {message.payload_bytes} bytes, not of {buffer.nbytes}")
+        if buffer.nbytes:
             slot.receiving = True
             try:
-                self._connection.receive_payload(memory_of(slot.gradients))
+                self._connection.receive_payload(buffer)
                 self.hear()
             finally:
                 slot.receiving = False
+
+    def _begin(self, request: messages.Request, begin: messages.Begin, message: Message) -> None:
+        slot, sequence = self.place(), request.sequence
+        if not slot.is_new(sequence):
+            return
+        spec = self._shard_state.spec
+        assert spec is not None
+        units = np.empty(0 if begin.mean is None else spec.length, dtype="<u4")
+        self._receive(slot, message, units.view(np.uint8).data)
+        if units.size and not 1 <= int(units.min()) <= int(units.max()) <= messages.MAX_COST:
+            raise ProtocolError(f"a position costs {int(units.min())} or {int(units.max())}, not 1 to 2^31")
+        costs = None if begin.mean is None else PassCosts.of(units, begin.mean)
+        with self._lock:
+            if self._still_new(sequence):
+                slot.take_in(sequence, request.has)
+                self._service.deciding.begin(slot.worker, begin.number, begin.epoch, begin.ahead, costs)
 
     def _initialise(self, request: messages.Request, message: Message) -> None:
         slot, sequence = self.place(), request.sequence

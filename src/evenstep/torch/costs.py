@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast, final
+from typing import Any, Final, TypeAlias, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,15 @@ from torch.utils.data import default_collate
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Costs
 from evenstep.core.shown import shown
+from evenstep.protocol.messages import COST_BYTES
+from evenstep.protocol.run_spec import MAX_BYTES
 from evenstep.schemes import Scheme
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.request import Request
+
+_MAX_SERVED: Final = MAX_BYTES // COST_BYTES
+"""The positions whose costs fit into a message."""
 
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any] | torch.Tensor | Callable[[int], float] | str
 """A number for each sample of a dataset, by index, or a function of an index, or the name of a field of the samples."""
@@ -50,6 +55,11 @@ def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | Non
     _require_costs_work(request, scheme)
     if order.endless:
         raise ConfigError("shares without a length never end, and cost has one number for each: give shares a length")
+    if scheme.served is not None and order.length > _MAX_SERVED:
+        raise ConfigError(
+            f"on parameter servers cost is possible for epochs of at most {_MAX_SERVED} samples, not {order.length}:"
+            " leave out cost, or use lb-bsp"
+        )
     length, padded = order.dataset_length, isinstance(request.cost, Padded)
     asked = request.cost if isinstance(request.cost, Padded) else Padded(cast("Numbers", request.cost))
     if asked.power not in (1, 2):
@@ -68,10 +78,15 @@ def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | Non
 
 
 def _require_costs_work(request: Request, scheme: Scheme) -> None:
-    if scheme.served is not None or scheme.period is not None:
+    if scheme.period is not None:
         raise ConfigError(
-            f"cost goes with schemes that sum gradients behind a barrier, and {scheme.name!r} is none: leave out cost,"
-            " or use lb-bsp, dbs or bsp"
+            f"cost goes with schemes that exchange gradients, and {scheme.name!r} averages models: leave out cost, or"
+            " use another scheme, such as lb-bsp, dbs, bsp or asp"
+        )
+    if scheme.served is not None and isinstance(request.cost, Padded):
+        raise ConfigError(
+            "Padded gives workers samples of like length, and on parameter servers samples are claimed in the order of"
+            " the epoch, which saves no padding: use lb-bsp, or give the lengths themselves as cost"
         )
     if scheme.load.multiple not in (1, scheme.micro_batch):
         raise ConfigError(

@@ -230,6 +230,7 @@ class Running:
                 drop_last=bool(self._agreement.terms.order.sampling.drop_last),
                 layout=layout,
                 optimizers=(spec,),
+                costs=None if (costs := self._agreement.terms.costs) is None else costs.checksum,
             )
             layouts = layout.shards(served.servers)
             link.start(run.encode(), [each.nbytes for each in layouts])

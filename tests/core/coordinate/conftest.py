@@ -6,6 +6,8 @@ from support.watched_sync import WatchedSync
 
 from evenstep.core.coordinate import Answer, Arrival, Coordinator, Discard, Given
 from evenstep.core.load import Equal
+from evenstep.core.samples.pass_costs import PassCosts
+from evenstep.core.sync import Regroup
 from evenstep.core.values import UNLIMITED, Problem
 
 
@@ -16,7 +18,11 @@ class Run:
     it computes), `0: nothing`, `0: over`, `commit 0+1` (their pushes as one) and `discard 0`.
     """
 
-    def __init__(self, sync, *, workers=2, batch=8, length=16, minimum=1, maximum=UNLIMITED, load=None, **more):
+    def __init__(
+        self, sync, *, workers=2, batch=8, length=16, minimum=1, maximum=UNLIMITED, load=None, costs=None, **more
+    ):
+        self.costs = None if costs is None else PassCosts.of(np.array(costs), 10)  # In tenths of an average sample.
+        length = length if costs is None else len(costs)
         limits = np.ones(workers, dtype=np.int64)
         problem = Problem(global_batch_size=batch, minimum=limits * minimum, maximum=limits * maximum)
         self.coordinator = Coordinator(
@@ -42,7 +48,7 @@ class Run:
         for worker in workers:
             self.held[worker] = []
             epoch = number if epoch is None else epoch
-            told += self.told(self.coordinator.begin(worker, number, epoch, self.now, ahead=ahead))
+            told += self.told(self.coordinator.begin(worker, number, epoch, self.now, ahead=ahead, costs=self.costs))
         return told
 
     def push(self, *workers, skips=0, samples=None, version=None, row=(1, 1, 0, 0, 0, 0, UNLIMITED)):
@@ -90,6 +96,8 @@ class Run:
     def _line(self, command):
         if isinstance(command, Discard):
             return f"discard {command.key[0]}"
+        if isinstance(command, Regroup):
+            return f"groups {command.groups}"
         if not isinstance(command, Answer | Given):
             self.updates.append(command)
             return "commit " + "+".join(str(key[0]) for key, _ in command.pushes)

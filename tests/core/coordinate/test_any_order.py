@@ -14,6 +14,7 @@ from evenstep.core.coordinate import Answer, Apply, Arrival, Bundle, Coordinator
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
 from evenstep.core.load import Equal, PerEpoch, Predicted, Static
+from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
 
@@ -89,6 +90,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     part = None
     settling = False
+    costs = None
 
     @initialize(data=st.data())
     def start(self, data):
@@ -212,9 +214,14 @@ class AnyOrder(RuleBasedStateMachine):
             assert len(positions) == len(claim.positions)
             assert positions <= set(range(self.used))
             assert not any(positions & others for others in [*taken.values(), self.done.get(worker.begun, set())])
-            assert len(positions) <= self.problem.maximum[rank]
-            if not isinstance(self.load, Static):
-                assert len(positions) <= self.limits[rank].now
+            if self.costs is None:
+                assert len(positions) <= self.problem.maximum[rank]
+                if not isinstance(self.load, Static):
+                    assert len(positions) <= self.limits[rank].now
+            elif not self.part.in_step and len(positions) > self.minimum:
+                # By cost; slices that cost more than all workers hold are computed all the same.
+                cost = sum(self.costs.between(start, stop) for start, stop in claim.ranges)
+                assert cost <= min(int(self.problem.maximum[rank]), self.limits[rank].now) * self.costs.mean
             assert claim.number not in taken
             taken[claim.number] = positions
             worker.claims.append((worker.begun, claim))
@@ -312,7 +319,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.asked(rank, "begin")
             self.send(
                 lambda coordinator, rank=rank, number=number: coordinator.begin(
-                    rank, number, number + 3, self.now, ahead=ahead
+                    rank, number, number + 3, self.now, ahead=ahead, costs=self.costs
                 )
             )
 
@@ -528,6 +535,22 @@ class AnyScheme(AnyOrder):
 
 def test_nobody_waits_for_ever_under_any_scheme():
     run_state_machine_as_test(AnyScheme, settings=settings(max_examples=50, stateful_step_count=60))
+
+
+class AnyCosts(AnyScheme):
+    """The same with samples that differ in cost: claims are sized by it, and nothing else changes."""
+
+    @initialize(data=st.data())
+    def start(self, data):
+        super().start(data=data)
+        self.load = Equal() if isinstance(self.load, Static) else self.load
+        self.coordinator, self.again = self.new(), self.new()
+        drawn = data.draw(st.lists(st.integers(1, 40), min_size=self.length, max_size=self.length))
+        self.costs = PassCosts.of(np.array(drawn), max(sum(drawn) // len(drawn), 1))
+
+
+def test_promises_hold_whatever_samples_cost():
+    run_state_machine_as_test(AnyCosts, settings=settings(max_examples=50, stateful_step_count=60))
 
 
 class TwoLevels(AnyOrder):

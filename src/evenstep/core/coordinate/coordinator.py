@@ -16,6 +16,7 @@ from evenstep.core.coordinate.worker import Worker, hand_out
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.load.base import Load
 from evenstep.core.samples.claims import Claims
+from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.sync.base import Command, Commit, Push, Regroup, Release, Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import Problem, State
@@ -104,11 +105,21 @@ class Coordinator:
         self._iterations[worker] = self._workers.pop(worker).iteration
         return commands + self._go_on(now)
 
-    def begin(self, worker: int, number: int, epoch: int, now: float, *, ahead: int = 0) -> list[CoordinatorCommand]:
+    def begin(
+        self,
+        worker: int,
+        number: int,
+        epoch: int,
+        now: float,
+        *,
+        ahead: int = 0,
+        costs: PassCosts | None = None,
+    ) -> list[CoordinatorCommand]:
         """A worker begins the pass of that number, or waits until it opens; if it is over, the answer says so.
 
         With `ahead` the worker is given that many claims more than the one that it computes on, to continue with while
-        it is held. DisagreementError if the others run that pass as another epoch.
+        it is held. With `costs`, sizes count average samples in this pass, and claims are sized by cost.
+        DisagreementError if the others run that pass as another epoch.
         """
         state = self._known(worker)
         self.passes.check_epoch(worker, number, epoch)
@@ -119,10 +130,12 @@ class Coordinator:
         if number < self.passes.number:
             commands.append(self._answer(worker, True))
             return commands + self._go_on(now)
-        self.passes.enter(worker, number, epoch)
+        self.passes.enter(worker, number, epoch, costs)
         state.waits = True
         if number == self.passes.number:
             self._resting[worker] = None
+            if costs is not None and self.claims.costs is None:  # After a restart within the pass.
+                self.claims.weigh(costs)
         return commands + self._go_on(now)
 
     def push(self, arrival: Arrival, now: float) -> list[CoordinatorCommand]:
@@ -250,7 +263,7 @@ class Coordinator:
         if not waiting or not self._may_run or (self._in_step and waiting < len(self._workers)):
             return False
         self._resting.update(dict.fromkeys(self.passes.open_next()))
-        self.claims = Claims(self._length)
+        self.claims = Claims(self._length, self.passes.costs)
         self.sizes.begin_epoch(self.passes.epoch)
         return True
 

@@ -4,14 +4,16 @@ from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.core.errors import DisagreementError
+from evenstep.core.samples.pass_costs import PassCosts
 
 
 @dataclass(slots=True)
 class _Gathering:
-    """The workers that wait for a pass to open."""
+    """The workers that wait for a pass to open, and what its positions cost."""
 
     epoch: int
     workers: set[int] = field(default_factory=set)
+    costs: PassCosts | None = None
 
 
 @final
@@ -20,12 +22,14 @@ class Passes:
 
     Attributes:
         number, epoch: the current pass, or the last one, and its epoch; -1 before the first.
+        costs: what the positions of the pass cost, as the first worker in it said; None if all cost alike.
         inside: how many workers are in it.
     """
 
     def __init__(self) -> None:
         self.number = -1
         self.epoch = -1
+        self.costs: PassCosts | None = None
         self.inside = 0
         self._pass_of: dict[int, int] = {}
         self._gatherings: dict[int, _Gathering] = {}
@@ -56,13 +60,19 @@ class Passes:
                 " loop over the same epochs on all workers"
             )
 
-    def enter(self, worker: int, number: int, epoch: int) -> None:
-        """The worker enters the current pass, or waits for the later one of that number."""
+    def enter(self, worker: int, number: int, epoch: int, costs: PassCosts | None = None) -> None:
+        """The worker enters the current pass, or waits for the later one of that number.
+
+        `costs`: what the positions of that pass cost, which all workers of a run say alike.
+        """
         self._pass_of[worker] = number
         if number == self.number:
             self.inside += 1
+            self.costs = self.costs or costs
         else:
-            self._gatherings.setdefault(number, _Gathering(epoch)).workers.add(worker)
+            gathering = self._gatherings.setdefault(number, _Gathering(epoch))
+            gathering.workers.add(worker)
+            gathering.costs = gathering.costs or costs
 
     def leave(self, worker: int) -> None:
         """The worker leaves its pass, or no longer waits for one, if it does."""
@@ -80,5 +90,6 @@ class Passes:
         self.number = min(self._gatherings)
         gathering = self._gatherings.pop(self.number)
         self.epoch = gathering.epoch
+        self.costs = gathering.costs
         self.inside = len(gathering.workers)
         return sorted(gathering.workers)

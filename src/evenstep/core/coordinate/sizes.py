@@ -14,6 +14,7 @@ from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.load.shares import shares
 from evenstep.core.samples.assignment import short_slice_sizes
+from evenstep.core.samples.pass_costs import ClaimBounds
 from evenstep.core.values import Problem, Reports, State
 
 _SMALLEST_TAIL: Final = 4
@@ -130,7 +131,7 @@ class Sizes:
         return self._all
 
     def next_of(self, worker: int, unclaimed: int) -> int:
-        """How much of what is unclaimed (1 or more) this worker claims next, alone."""
+        """How much of what is unclaimed (1 or more) this worker claims next, alone; both in average samples."""
         if self._changed:
             self._settle()
         part = self._part_of[worker]
@@ -141,21 +142,35 @@ class Sizes:
 
     def slice_of(self, workers: Sequence[int], unclaimed: int) -> dict[int, int]:
         """The sizes of these workers in their next iteration, which those of a group take together."""
-        self._settle()
-        together: dict[_Part, list[int]] = {}
-        for worker in workers:
-            together.setdefault(self._part_of[worker], []).append(worker)
         sizes: dict[int, int] = {}
-        for part, members in together.items():
+        for members in self.together(workers):
+            part = self._part_of[members[0]]
             planned = np.array([(part.sizes or self._plan(part))[worker] for worker in members], dtype=np.int64)
             whole = int(planned.sum())
             # One group is a barrier: its slices are those of the epoch, whatever is left after them.
-            taken = min(whole, unclaimed) if len(self._groups) == 1 else self._taken(whole, members, unclaimed)
+            taken = min(whole, unclaimed) if self.one_slice else self._taken(whole, members, unclaimed)
             if taken < whole:
                 planned = short_slice_sizes(planned, taken, self._minimum)
             sizes |= {members[0]: taken} if taken > whole else dict(zip(members, planned.tolist(), strict=True))
             unclaimed -= taken
         return sizes
+
+    def together(self, workers: Sequence[int]) -> list[list[int]]:
+        """These workers by the slice that they take together."""
+        self._settle()
+        found: dict[_Part, list[int]] = {}
+        for worker in workers:
+            found.setdefault(self._part_of[worker], []).append(worker)
+        return list(found.values())
+
+    @property
+    def one_slice(self) -> bool:
+        """Whether all workers take each iteration together, in slices of the epoch."""
+        return len(self._groups) == 1
+
+    def bounds(self, worker: int) -> ClaimBounds:
+        """What a claim of this worker may be if samples differ in cost."""
+        return ClaimBounds(fewest=self._minimum, most=self._limits.most, room=self._limits.of(worker))
 
     def _taken(self, planned: int, workers: Sequence[int], unclaimed: int) -> int:
         """How much of what is unclaimed these workers claim together, if `planned` is their size.

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from evenstep.core.coordinate.sizes import Sizes
 from evenstep.core.errors import ProtocolError
 from evenstep.core.samples.claims import Claim, Claims
@@ -63,6 +65,9 @@ class Worker:
 
 def hand_out(wanting: Sequence[Worker], claims: Claims, sizes: Sizes, *, in_step: bool) -> None:
     """Give each worker the claims that it wants, while samples are left, in rounds; in step, a round is a slice."""
+    if claims.costs is not None:
+        _hand_out_by_cost(wanting, claims, sizes, in_step=in_step)
+        return
     while wanting and claims.unclaimed:
         planned = sizes.slice_of([each.rank for each in wanting], claims.unclaimed) if in_step else None
         still_wanting = []
@@ -75,3 +80,30 @@ def hand_out(wanting: Sequence[Worker], claims: Claims, sizes: Sizes, *, in_step
             if len(worker.claims) <= worker.ahead:
                 still_wanting.append(worker)
         wanting = still_wanting
+
+
+def _hand_out_by_cost(wanting: Sequence[Worker], claims: Claims, sizes: Sizes, *, in_step: bool) -> None:
+    while wanting and claims.unclaimed:
+        given = _slices(wanting, claims, sizes) if in_step else {}
+        for worker in wanting:
+            rank = worker.rank
+            if not in_step and claims.unclaimed:
+                given[rank] = claims.take_cost(rank, sizes.next_of(rank, claims.unclaimed), sizes.bounds(rank))
+            claim = given.get(rank)
+            if claim is not None:
+                worker.claims.append(claim.number)
+                worker.fresh.append(claim)
+        wanting = [worker for worker in wanting if len(worker.claims) <= worker.ahead]
+
+
+def _slices(wanting: Sequence[Worker], claims: Claims, sizes: Sizes) -> dict[int, Claim | None]:
+    """The next slice of each group, shared out by cost among those of its workers that want a claim."""
+    ranks, by_count = [each.rank for each in wanting], sizes.one_slice
+    planned = sizes.slice_of(ranks, claims.left if by_count else claims.unclaimed)
+    given: dict[int, Claim | None] = {}
+    for members in sizes.together(ranks):
+        own = np.array([planned.get(each, 0) for each in members], dtype=np.int64)
+        if own.any() and claims.unclaimed:
+            bounds = [sizes.bounds(each) for each in members]
+            given |= zip(members, claims.take_slice(members, own, bounds, by_count=by_count), strict=True)
+    return given

@@ -1,12 +1,15 @@
 """The exactly-once ledger of an epoch that workers share without a barrier: who computes on what, and what is done."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast, final
 
+import numpy as np
+
 from evenstep.core.errors import ProtocolError
-from evenstep.core.values import State
+from evenstep.core.samples.pass_costs import ClaimBounds, PassCosts
+from evenstep.core.values import IntArray, State
 
 Range = tuple[int, int]
 """Positions of an epoch, the first included, the last excluded."""
@@ -46,18 +49,28 @@ class Claims:
 
     Attributes:
         length: number of positions in the epoch.
-        unclaimed: how many of them can be claimed now.
-        finished: how many are finished.
+        costs: what each position costs; None if all cost alike.
+        unclaimed: how many positions can be claimed now; with costs, how many average samples cost as much, rounded up.
+        finished: how many positions are finished.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, costs: PassCosts | None = None) -> None:
         self.length = length
+        self.costs: PassCosts | None = None
         self.unclaimed = length
         self.finished = 0
         self._next = 0
         self._number = 0
         self._returned: deque[Range] = deque()
         self._open: dict[int, tuple[int, Claim]] = {}  # Worker and claim by number.
+        self._cost = 0  # Of the positions that can be claimed now.
+        if costs is not None:
+            self.weigh(costs)
+
+    def weigh(self, costs: PassCosts) -> None:
+        """From now on claims are sized by these costs."""
+        self.costs = costs
+        self._count_cost(sum(costs.between(*piece) for piece in self._pieces()))
 
     @property
     def over(self) -> bool:
@@ -83,6 +96,99 @@ class Claims:
         self.unclaimed -= size
         return claim
 
+    def take_cost(self, worker: int, size: int, bounds: ClaimBounds) -> Claim | None:
+        """Claim the next positions that cost about what `size` average samples cost; None if none is left to claim.
+
+        It costs at most half of its last sample more than the size, unless it has the fewest samples. It includes what
+        is left after it if that is less than a worker can compute on and the bounds allow it.
+        """
+        if not size or not self.unclaimed:
+            return None
+        costs = self._known_costs
+        ranges = self._gather(size * costs.mean, bounds)
+        count, spent = _count(ranges), sum(costs.between(*piece) for piece in ranges)
+        pieces = self._pieces()
+        if 0 < (rest := _count(pieces)) < bounds.fewest and count + rest <= bounds.most:
+            left = bounds.room * costs.mean - spent
+            if sum(costs.between(*piece) for piece in pieces) <= left:
+                for piece in self._gather(None, ClaimBounds()):
+                    _append(ranges, piece)
+        return self._claim(worker, ranges)
+
+    def take_slice(
+        self, workers: Sequence[int], sizes: IntArray, bounds: Sequence[ClaimBounds], *, by_count: bool
+    ) -> list[Claim | None]:
+        """Claims of workers that compute together on the next positions, with costs in proportion to their sizes.
+
+        Args:
+            workers: Their ranks.
+            sizes: The planned size of each, int64 of shape [workers], in average samples; not all are 0.
+            bounds: Those of each.
+            by_count: Whether the slice has as many positions as the sizes, whatever they cost, if all find room. If
+                not, it costs about as much as the sizes.
+        """
+        whole, costs = int(sizes.sum()), self._known_costs
+        most = sum(max(each.most, size) for each, size in zip(bounds, sizes.tolist(), strict=True))
+        fewest = max(int(np.minimum(sizes, bounds[0].fewest).sum()), 1)
+        room = sum(each.room for each in bounds)
+        of_all = ClaimBounds(fewest=fewest, most=min(most, whole) if by_count else most, room=room)
+        ranges = self._gather(None if by_count else whole * costs.mean, of_all)
+        positions = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        owners = costs.owners(positions, sizes, bounds)
+        claims: list[Claim | None] = []
+        for place, worker in enumerate(workers):
+            own: list[Range] = []
+            for position in positions[owners == place].tolist():
+                _append(own, (position, position + 1))
+            claims.append(self._claim(worker, own) if own else None)
+        return claims
+
+    @property
+    def left(self) -> int:
+        """How many positions can be claimed now."""
+        return _count(self._pieces())
+
+    @property
+    def _known_costs(self) -> PassCosts:
+        assert self.costs is not None
+        return self.costs
+
+    def _pieces(self) -> list[Range]:
+        """What can be claimed now, in the order in which it is handed out."""
+        return [*self._returned, (self._next, self.length)] if self._next < self.length else [*self._returned]
+
+    def _gather(self, wanted: int | None, bounds: ClaimBounds) -> list[Range]:
+        """Take the next positions, of about this cost or as many as the bounds allow. Some are left."""
+        costs, ranges, count = self._known_costs, list[Range](), 0
+        room = bounds.room * costs.mean
+        for start, stop in self._pieces():
+            cut = min(stop if wanted is None else costs.cut(start, stop, wanted), costs.reach(start, stop, room))
+            cut = min(max(cut, start + bounds.fewest - count), start + bounds.most - count, stop)
+            if cut <= start:
+                break
+            if self._returned:
+                del self._returned[0]
+                if cut < stop:
+                    self._returned.appendleft((cut, stop))
+            else:
+                self._next = cut
+            _append(ranges, (start, cut))
+            spent = costs.between(start, cut)
+            self._count_cost(self._cost - spent)
+            count, room, wanted = count + cut - start, room - spent, None if wanted is None else wanted - spent
+            if cut < stop:
+                break
+        return ranges
+
+    def _count_cost(self, cost: int) -> None:
+        self._cost, self.unclaimed = cost, self._known_costs.average(cost)
+
+    def _claim(self, worker: int, ranges: list[Range]) -> Claim:
+        claim = Claim(self._number, tuple(ranges))
+        self._open[claim.number] = worker, claim
+        self._number += 1
+        return claim
+
     def _take_returned(self, ranges: list[Range], wanted: int) -> int:
         """Add up to this many positions that were given back; returns how many are still wanted."""
         while wanted and self._returned:
@@ -103,7 +209,10 @@ class Claims:
         for number in numbers:
             claim = self._close(worker, number)
             self._returned.extend(claim.ranges)
-            self.unclaimed += claim.samples
+            if self.costs is None:
+                self.unclaimed += claim.samples
+            else:
+                self._count_cost(self._cost + sum(self.costs.between(*piece) for piece in claim.ranges))
 
     def _close(self, worker: int, number: int) -> Claim:
         holder, claim = self._open.get(number, _UNKNOWN)
@@ -123,14 +232,19 @@ class Claims:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where the given state was taken."""
+        """Continue where the given state was taken; what positions cost is told again."""
+        self.costs = None
         self.length = cast("int", state["length"])
         self._next = cast("int", state["next"])
         self._number = cast("int", state["number"])
         self._returned = deque((start, stop) for start, stop in cast("list[Range]", state["returned"]))
         self._open = {}
-        self.unclaimed = self.length - self._next + sum(stop - start for start, stop in self._returned)
+        self.unclaimed = self.left
         self.finished = self.length - self.unclaimed
+
+
+def _count(ranges: Iterable[Range]) -> int:
+    return sum(stop - start for start, stop in ranges)
 
 
 def _append(ranges: list[Range], piece: Range) -> None:

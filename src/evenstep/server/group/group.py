@@ -141,10 +141,11 @@ class Group:
         if isinstance(body, messages.Push | messages.Initialise):
             self._put(member, request, body, message)
             return
+        payload = self._payload_of(member.connection, message)  # The costs of a pass.
         with self._lock:
             if member.is_new(request.sequence):
                 self._bundle.ask(member.line)
-                self._pass_on(member, request, b"")
+                self._pass_on(member, request, payload)
 
     def _put(
         self,

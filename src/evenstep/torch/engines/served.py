@@ -102,7 +102,8 @@ class ServedEngine(Engine):
 
     def shares(self, ledger: Ledger, *, epoch: int, depth: int, costs: EpochCosts | None = None) -> Shares:
         # The servers compare the epochs of all workers, and so their loaders.
-        return self._pass.start(epoch + (self._looped.number * _LOADER if self._looped else 0))
+        number = epoch + (self._looped.number * _LOADER if self._looped else 0)
+        return self._pass.start(number, length=ledger.length, costs=costs)
 
     def enter_loader(self) -> None:
         if self._in_step:

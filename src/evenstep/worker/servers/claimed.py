@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from evenstep.core.samples import Request, Share
+from evenstep.core.samples import EpochCosts, Request, Share
 from evenstep.core.samples.claims import Claim
 from evenstep.core.values import IntArray
 
@@ -18,12 +18,14 @@ class ClaimedShares:
     Args:
         more: Called before each share. Adds claims with `add` if they are needed; returns False if there are none.
         minimum: The smallest number of samples that a worker can compute on.
+        costs: What the samples of the epoch cost; None if all cost alike.
     """
 
-    def __init__(self, more: Callable[[], bool], minimum: int) -> None:
+    def __init__(self, more: Callable[[], bool], minimum: int, costs: EpochCosts | None = None) -> None:
         self.misses = 0
         self._more = more
         self._minimum = minimum
+        self._costs = costs
         self._claims: deque[Claim] = deque()
         self._asked: deque[tuple[int, tuple[int, ...]]] = deque()
         self._sizes: IntArray = np.zeros(0, dtype=np.int64)
@@ -57,11 +59,13 @@ class ClaimedShares:
         claim = self._claims[0]
         positions = claim.positions
         copies = -(-self._minimum // len(positions))
+        positions = positions * copies if copies > 1 else positions
         return Share(
             iteration=claim.number,
-            positions=positions * copies if copies > 1 else positions,
+            positions=positions,
             samples=claim.samples,
             sizes=self._sizes,
+            cost=None if self._costs is None else self._costs.samples(positions),
         )
 
     def advance(self) -> None:

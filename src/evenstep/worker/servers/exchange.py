@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 import numpy as np
 
 from evenstep.core.errors import EvenstepError
+from evenstep.core.samples import EpochCosts
 from evenstep.core.samples.claims import Claim
 from evenstep.protocol import messages
 from evenstep.protocol.optimizer import Options
@@ -128,6 +129,9 @@ class ServedExchange:
         """The version of weights that have arrived and are not in the parameters yet."""
         self._number = -1
         self._epoch = -1
+        self._mean: int | None = None
+        self._costs: tuple[memoryview, ...] = ()
+        """What the positions of the pass cost, as `Begin` takes it; empty if all cost alike."""
         self._pushes = 0
         self._peeked = False
         """Whether this worker left the last pass before its end, and had pushed nothing."""
@@ -140,10 +144,11 @@ class ServedExchange:
         self._answer: messages.Work | None = None
         """The answer to the push, until it is recorded."""
 
-    def start(self, epoch: int) -> ClaimedShares:
+    def start(self, epoch: int, *, length: int = 0, costs: EpochCosts | None = None) -> ClaimedShares:
         """Take part in the next pass. Batches of the last one that were not pushed are done with.
 
-        Where workers may rejoin, a pass that was only looked at is taken part in again.
+        Where workers may rejoin, a pass that was only looked at is taken part in again. If samples differ in cost, the
+        servers are told the `costs` of the `length` positions of the epoch.
         """
         again = self._rejoins and epoch == self._epoch and (self._peeked or (self.ended and not self._pushes))
         if self.ended and not again:
@@ -154,7 +159,9 @@ class ServedExchange:
         self._number += not again
         self._epoch = epoch
         self._pushes, self._peeked = 0, False
-        self.shares = ClaimedShares(self._more, self._balancer.smallest_batch)
+        self._mean = None if costs is None else costs.costs.mean
+        self._costs = () if costs is None else (costs.of(np.arange(length)).astype("<u4").view(np.uint8).data,)
+        self.shares = ClaimedShares(self._more, self._balancer.smallest_batch, costs)
         self._begin()
         return self.shares
 
@@ -274,7 +281,8 @@ class ServedExchange:
             self._parameters.view()
             self._before_weights()
             with suppress(ExpiredError):
-                answer = self._link.ask(messages.Begin(number=self._number, epoch=self._epoch, ahead=self._ahead))
+                begin = messages.Begin(number=self._number, epoch=self._epoch, ahead=self._ahead, mean=self._mean)
+                answer = self._link.ask(begin, *self._costs)
                 if not isinstance(answer.body, messages.SendWeights):
                     self._take(answer)
                     return

@@ -118,7 +118,7 @@ class Link:
 
     # A run.
 
-    def ask(self, body: messages.RequestBody, *, gradients: bool = False) -> messages.Answer:
+    def ask(self, body: messages.RequestBody, *payload: memoryview, gradients: bool = False) -> messages.Answer:
         """Send a request and wait for its answer, and for the weights of every shard if it announces them.
 
         Raises:
@@ -126,13 +126,14 @@ class Link:
             WorkerLostError: The servers are lost.
             ConfigError, DisagreementError, ProtocolError: The servers refused.
         """
-        self.send(body, gradients=gradients)
+        self.send(body, *payload, gradients=gradients)
         return self.collect()
 
-    def send(self, body: messages.RequestBody, *, gradients: bool = False) -> None:
+    def send(self, body: messages.RequestBody, *payload: memoryview, gradients: bool = False) -> None:
         """Send a request, and nothing else before `collect` has returned its answer."""
         self._sequence += 1
-        self._replies.asked = Asked(messages.Request(sequence=self._sequence, has=self.has, body=body), gradients)
+        request = messages.Request(sequence=self._sequence, has=self.has, body=body)
+        self._replies.asked = Asked(request, gradients, payload)
         try:
             self._retrying(self._send)
         except BaseException:
@@ -270,7 +271,7 @@ class Link:
                 shard.send(messages.Stage(sequence=sequence), *self._gradients(shard))
             for shard in self.shards[1:]:
                 self._replies.next(shard, messages.Staged, sequence)
-        self.shards[0].send(asked.request, *(self._gradients(self.shards[0]) if asked.gradients else []))
+        self.shards[0].send(asked.request, *(self._gradients(self.shards[0]) if asked.gradients else asked.payload))
 
     def _gradients(self, shard: RemoteShard) -> list[memoryview]:
         """The payload of a message of gradients; empty if they are in shared memory."""

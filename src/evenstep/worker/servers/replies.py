@@ -18,10 +18,11 @@ _Said = TypeVar("_Said", bound=messages.Answered)
 @final
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that is not yet answered. `gradients`: those in the buffers belong to it."""
+    """A request that is not yet answered. `gradients`: those in the buffers belong to it. Or it has a `payload`."""
 
     request: messages.Request
     gradients: bool
+    payload: tuple[memoryview, ...] = ()
 
 
 @dataclass(slots=True)
