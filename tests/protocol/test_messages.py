@@ -31,6 +31,7 @@ ROUNDS = 30_000
     [
         PUSH,
         Request(sequence=2**62, has=7, body=Begin(number=0, epoch=0, ahead=1)),
+        Request(sequence=1, has=7, body=Begin(number=0, epoch=0, ahead=0, mean=2**31)),
         Ping(doing=Doing.WAITING, iteration=-1, seconds=0.5, echo=True),
         Start(rank=0, incarnation=-1, has=-1, timeout=60.0, process=1),
     ],

@@ -107,9 +107,11 @@ class Trial:
         shards: Servers.
         rates: The share of messages that each fault befalls.
         local: Gradients and weights lie in shared memory; else they travel with the messages.
+        costs: What each sample costs, in whole numbers; None if all cost alike.
     """
 
-    def __init__(self, folder, scheme, shards, rates, *, seed=0, local=True):
+    def __init__(self, folder, scheme, shards, rates, *, seed=0, local=True, costs=None):
+        self.costs = costs
         self.scheme = parse_scheme(scheme)
         self.rates = rates
         self.seed = seed
@@ -240,7 +242,7 @@ class Trial:
             wait=lambda seconds: None,
         )
         link.start(described.encode(), [each.nbytes for each in layouts])
-        worker = self.workers[rank] = Worker(link, layouts, model, options_of(spec, optimizer))
+        worker = self.workers[rank] = Worker(link, layouts, model, options_of(spec, optimizer), self.costs)
         for number in range(2):
             self.committed.append((number, worker.epoch(number)))
         self.weights[rank] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
@@ -251,8 +253,10 @@ class Trial:
 class Worker:
     """What a worker does with its link; `pushed` has the version, the positions and the weights of each push."""
 
-    def __init__(self, link, layouts, model, options):
+    def __init__(self, link, layouts, model, options, costs=None):
         self.pushed = []
+        self.mean = None if costs is None else sum(costs) // len(costs)
+        self.costs = [] if costs is None else [np.array(costs, dtype="<u4").view(np.uint8).data]
         self.link = link
         self.model = model
         self.options = options
@@ -271,12 +275,12 @@ class Worker:
 
     def epoch(self, number):
         """The positions that were computed on."""
-        begin = Begin(number=number, epoch=number, ahead=0)
-        answer = self.link.ask(begin)
+        begin = Begin(number=number, epoch=number, ahead=0, mean=self.mean)
+        answer = self.link.ask(begin, *self.costs)
         if isinstance(answer.body, SendWeights):
             self.put(lambda parameter: parameter.detach())
             self.link.ask(Initialise(), gradients=True)
-            answer = self.link.ask(begin)
+            answer = self.link.ask(begin, *self.costs)
         positions = []
         while True:
             self.take(answer)

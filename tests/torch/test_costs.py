@@ -293,7 +293,7 @@ def test_costs_are_a_field_of_the_samples(dataset):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"scheme": "local-sgd"}, "leave out cost, or use lb-bsp, dbs or bsp"),
+        ({"scheme": "local-sgd"}, "leave out cost, or use another scheme, such as lb-bsp, dbs, bsp or asp"),
         ({"scheme": "lb-bsp:multiple=2"}, "multiple=2 rules most of them out"),
         ({"batch_sizes": [4]}, "batch_sizes fixes how many samples"),
     ],

@@ -14,6 +14,7 @@ from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.protocol import messages
 from evenstep.protocol.encoding import encode
 from evenstep.protocol.optimizer import Options
+from evenstep.protocol.run_spec import MAX_BYTES
 from evenstep.server.primary import Primary
 from evenstep.server.rendezvous import Rendezvous
 from evenstep.server.shard_state import ShardState
@@ -139,15 +140,20 @@ class Requests:
             return
         spec = self._shard_state.spec
         assert spec is not None
-        units = np.empty(0 if begin.mean is None else spec.length, dtype="<u4")
-        self._receive(slot, message, units.view(np.uint8).data)
-        if units.size and not 1 <= int(units.min()) <= int(units.max()) <= messages.MAX_COST:
-            raise ProtocolError(f"a position costs {int(units.min())} or {int(units.max())}, not 1 to 2^31")
-        costs = None if begin.mean is None else PassCosts.of(units, begin.mean)
+        costs = None if begin.mean is None else self._receive_costs(slot, message, spec.length, begin.mean)
         with self._lock:
             if self._still_new(sequence):
                 slot.take_in(sequence, request.has)
                 self._service.deciding.begin(slot.worker, begin.number, begin.epoch, begin.ahead, costs)
+
+    def _receive_costs(self, slot: WorkerSlot, message: Message, length: int, mean: int) -> PassCosts:
+        if length * messages.COST_BYTES > MAX_BYTES:
+            raise ProtocolError(f"the costs of {length} positions do not fit into a message")
+        units = np.empty(length, dtype="<u4")
+        self._receive(slot, message, units.view(np.uint8).data)
+        if not 1 <= int(units.min()) <= int(units.max()) <= messages.MAX_COST:
+            raise ProtocolError(f"positions cost {int(units.min())} to {int(units.max())}, and 1 to 2^31 is possible")
+        return PassCosts.of(units, mean)
 
     def _initialise(self, request: messages.Request, message: Message) -> None:
         slot, sequence = self.place(), request.sequence

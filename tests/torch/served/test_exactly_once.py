@@ -45,6 +45,18 @@ def test_without_a_barrier_each_push_is_committed_once(tmp_path, scheme):
         assert set(trial.fired) == set(Fault)
 
 
+@pytest.mark.parametrize(("scheme", "local"), [("asp", True), ("bsp:engine=server", False)])
+def test_claims_by_cost_are_committed_once(tmp_path, scheme, local):
+    costs = [4 if number % 7 else 100 for number in range(SAMPLES)]
+    trial = Trial(tmp_path, scheme, 1, EVERY, seed=1, local=local, costs=costs)
+    trial.run()
+    each_once(trial)
+    assert set(trial.fired) == set(Fault)
+    claimed = [part for worker in trial.workers.values() for _, part, _ in worker.pushed]
+    # By count no claim has more than 5; a slice of the barrier has 15, and more than that is one worker's of none.
+    assert 5 < max(len(part) for part in claimed) < 15
+
+
 @pytest.mark.parametrize("fault", list(Fault))
 def test_one_kind_of_fault_at_a_time(tmp_path, fault):
     expected = Trial(tmp_path / "calm", "bsp:engine=server", 1, {}).run()

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from support import served_ahead, served_training
+from support import served_ahead, served_training, training
 from support.group_servers import run_grouped
 from support.processes import results
 from support.recorded import by_worker
@@ -15,6 +15,8 @@ from support.training import Run
 
 from evenstep.cluster import parse_cluster
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, Given
+from evenstep.core.samples import Costs
+from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.values import Problem
 from evenstep.schemes import parse_scheme
 
@@ -40,9 +42,13 @@ spread = "20 %"
 
 
 class Replay:
-    """The events of server-0.jsonl fed to a coordinator: its answers to each worker, what becomes of its pushes."""
+    """The events of server-0.jsonl fed to a coordinator: its answers to each worker, what becomes of its pushes.
 
-    def __init__(self, run, events):
+    `costs`: a function that returns the costs of the positions of an epoch, if samples differ.
+    """
+
+    def __init__(self, run, events, costs=lambda epoch: None):
+        self.costs = costs
         scheme = parse_scheme(run.scheme)
         self.coordinator = Coordinator(
             sync=scheme.sync,
@@ -67,7 +73,8 @@ class Replay:
         return ()
 
     def begin(self, event):
-        return self.coordinator.begin(event.worker, event.number, event.epoch, event.at, ahead=event.ahead)
+        costs = self.costs(event.epoch)
+        return self.coordinator.begin(event.worker, event.number, event.epoch, event.at, ahead=event.ahead, costs=costs)
 
     def push(self, event):
         worker = event.worker
@@ -145,10 +152,35 @@ def test_the_parent_decides_alike_for_workers_behind_a_group_server(tmp_path):
     replays(run, values, tmp_path)
 
 
-def replays(run, values, tmp_path):
+@pytest.mark.parametrize(
+    "scheme", ["asp:load=lb-bsp", "ssp:bound=2", "bsp:engine=server", "grouped:groups=2,inside=lb-bsp"]
+)
+def test_the_coordinator_decides_alike_where_samples_differ_in_cost(scheme, tmp_path):
+    lengths = np.random.default_rng(3).lognormal(0, 1, SAMPLES)
+    options = {"emulate": parse_cluster(CLUSTER), "cost": lengths}
+    run = Run(samples=SAMPLES, batch_size=16, epochs=2, scheme=scheme, options=options)
+    values = results(run_served(served_training.train, 3, run, run_dir=tmp_path))
+    costs = Costs.of(lengths, SAMPLES)
+
+    def of_epoch(epoch):
+        return PassCosts.of(costs.units[training.epoch_order(run, epoch)], costs.mean)
+
+    replays(run, values, tmp_path, of_epoch)
+    # What workers recorded is what their claims cost.
+    for value, events in zip(values, by_worker(tmp_path), strict=True):
+        recorded = [event.cost for event in events if event.kind == "iteration"]
+        parts = [(epoch, part) for epoch, parts in enumerate(value["positions"]) for part in parts]
+        cost = [
+            costs.units[training.epoch_order(run, epoch)[part]].sum() * -(-events[0].minimum[0] // len(part))
+            for epoch, part in parts
+        ]
+        np.testing.assert_allclose(recorded, np.array(cost) / costs.units.mean(), rtol=1e-9)
+
+
+def replays(run, values, tmp_path, costs=lambda epoch: None):
     assert {"run", "plan", "iteration", "join", "push", "begin", "tally", "snapshot"} <= check_records(tmp_path)
     workers = by_worker(tmp_path)
-    replay = Replay(workers[0][0], server_events(tmp_path))
+    replay = Replay(workers[0][0], server_events(tmp_path), costs)
     for rank, (value, events) in enumerate(zip(values, workers, strict=True)):
         assert replay.positions[rank] == list(chain.from_iterable(chain.from_iterable(value["positions"])))
         iterations = [event for event in events if event.kind == "iteration"]

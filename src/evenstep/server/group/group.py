@@ -141,7 +141,8 @@ class Group:
         if isinstance(body, messages.Push | messages.Initialise):
             self._put(member, request, body, message)
             return
-        payload = self._payload_of(member.connection, message)  # The costs of a pass.
+        costs = isinstance(body, messages.Begin) and body.mean is not None
+        payload = self._payload_of(member.connection, message) if costs else bytearray()
         with self._lock:
             if member.is_new(request.sequence):
                 self._bundle.ask(member.line)
