@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from evenstep.cli.main import main
@@ -214,3 +215,84 @@ def test_the_file_may_say_how_large_the_gradients_are_and_the_option_goes_before
     path.write_text('gradients = "much"\n' + linked)
     assert main(["simulate", str(path)]) == 2
     assert "gradients must be a memory size" in capsys.readouterr().err
+
+
+def test_the_file_may_say_what_samples_cost_and_the_option_goes_before(cluster, tmp_path, capsys):
+    path = tmp_path / "texts.toml"
+    path.write_text('costs = "lognormal 1.0"\n' + CLUSTER)
+    options = ("--schemes", "lb-bsp", "asp", "--iterations", "30")
+    of_file, same, other, none = (
+        values(capsys, *arguments, *options)
+        for arguments in (
+            (str(path),),
+            (cluster, "--costs", "lognormal 1.0"),
+            (str(path), "--costs", "uniform 1 9"),
+            (cluster,),
+        )
+    )
+    assert of_file["runs"] == same["runs"] != other["runs"] != none["runs"]
+    assert [each["costs"] for each in (of_file, same, other, none)] == [
+        "lognormal 1",
+        "lognormal 1.0",
+        "uniform 1 9",
+        None,
+    ]
+    assert main(["simulate", str(path), *options]) == 0
+    assert "12800 samples an epoch of costs lognormal 1; simulated." in capsys.readouterr().out
+
+
+def test_costs_are_read_from_files_of_three_kinds(cluster, tmp_path, capsys):
+    lengths = [1.5, 2.0, 40.0, 3.0]
+    np.save(tmp_path / "lengths.npy", np.array(lengths))
+    (tmp_path / "lengths.json").write_text(json.dumps(lengths))
+    (tmp_path / "lengths.txt").write_text("1.5 2\n40\n3\n")
+    runs = [
+        values(capsys, cluster, "--schemes", "asp", "--iterations", "20", "--costs", str(tmp_path / f"lengths.{kind}"))
+        for kind in ("npy", "json", "txt")
+    ]
+    assert runs[0]["runs"] == runs[1]["runs"] == runs[2]["runs"]
+    assert runs[2]["costs"].endswith("lengths.txt")
+
+
+def test_what_samples_cost_is_in_the_events_and_the_report(cluster, tmp_path, capsys):
+    folder = tmp_path / "events"
+    assert main(["simulate", cluster, "--costs", "uniform 1 9", "--run-dir", str(folder), "--schemes", "asp"]) == 0
+    capsys.readouterr()
+    assert main(["report", str(folder / "asp"), "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert sum(each["cost"] for each in report["workers"]) == pytest.approx(500 * 128, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("nowhere.txt", None, "cannot be read (No such file or directory): give a file with a number for each sample"),
+        ("normal 1", None, 'or "lognormal SIGMA" or "uniform LEAST MOST"'),
+        ("empty.txt", b"", "does not hold numbers between blanks, a number for each sample"),
+        ("words.txt", b"1 2 three", "does not hold numbers between blanks"),
+        ("negative.txt", b"1 -2", "the cost of sample 1 is -2.0"),
+        ("nan.txt", b"nan 1", "the cost of sample 0 is nan"),
+        ("text.txt", b"\xff\xfe", "does not hold numbers between blanks"),
+        ("table.json", b'{"a": 1}', "does not hold a list as JSON"),
+        ("nested.json", b"[[1], [2]]", "does not hold a list as JSON"),
+        ("broken.json", b"[1, 2", "does not hold a list as JSON"),
+        ("deep.json", b"[" * 100_000, "does not hold a list as JSON"),
+        ("none.json", b"[]", "does not hold a list as JSON"),
+        ("broken.npy", b"\x93NUMPY", "does not hold an array of NumPy"),
+    ],
+)
+def test_costs_that_are_none_are_refused_in_one_sentence(cluster, tmp_path, capsys, name, content, fragment):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    given = name if name == "normal 1" else str(path)
+    assert main(["simulate", cluster, "--costs", given]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("evenstep: --costs: ")
+    assert len(error.splitlines()) == 1
+    assert fragment in error
+
+
+def test_a_distribution_that_is_none_is_refused_in_one_sentence(cluster, capsys):
+    assert main(["simulate", cluster, "--costs", "lognormal -1"]) == 2
+    assert "--costs 'lognormal -1': sigma must be a finite number greater than 0" in capsys.readouterr().err

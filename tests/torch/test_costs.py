@@ -1,5 +1,6 @@
 """Samples that cost differently: the mathematics of one process, each sample once, and workers of equal load."""
 
+from contextlib import closing
 from functools import cache
 
 import numpy as np
@@ -7,15 +8,19 @@ import pytest
 import torch
 from support import habits, session_loops, training
 from support.processes import results, run_workers
+from support.recorded import by_worker
 from support.training import Run
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep import ConfigError, EvenstepError
+from evenstep.cluster import parse_cluster
 from evenstep.report.overview import overview_of, values_of
 from evenstep.report.page.tables import workers_table
 from evenstep.report.recorded import read_run
-from evenstep.schemes import Scheme
+from evenstep.schemes import Scheme, parse_scheme
+from evenstep.sim import Log, Scenario, simulate
+from evenstep.telemetry import JsonlRecorder, Silent
 from evenstep.testing.scripted import Scripted
 
 pytestmark = pytest.mark.multiprocess
@@ -207,6 +212,49 @@ def test_costs_that_differ_between_workers_are_refused_on_all(found):
     for value in found:
         assert value["unlike"].startswith("DisagreementError: worker 1 has costs of samples with the checksum ")
         assert "the cost of sample 0 is 0.0: give each sample a finite number above 0" in value["alone wrong"]
+
+
+def test_a_simulation_shares_out_as_the_real_run_does(tmp_path):
+    text = '[devices.d]\nper_sample = "2 ms"\n[[workers]]\ndevice = "d"\ncount = 3\n'
+    lengths = np.random.default_rng(4).lognormal(0, 1, 12 * 24).tolist()
+    scenario = Scenario(
+        cluster=parse_cluster(text),
+        scheme=parse_scheme("bsp"),
+        global_batch_size=24,
+        iterations=12,
+        costs=lengths,
+    )
+    order = scenario.sample_costs().of_epoch(0).indices.tolist()
+    results(run_workers(in_order, 3, tmp_path, text, lengths, order))
+    folder = tmp_path / "simulated"
+    with closing(Log(workers=[JsonlRecorder(folder, worker) for worker in range(3)], server=Silent())) as log:
+        simulate(scenario, log=log)
+    for both in zip(by_worker(tmp_path), by_worker(folder), strict=True):
+        real, virtual = ([event for event in events if event.kind == "iteration"] for events in both)
+        assert len(real) == 12
+        assert [(event.cost, event.samples) for event in real] == [(event.cost, event.samples) for event in virtual]
+        # A device is emulated by waiting, which ends no earlier.
+        assert all(
+            one.compute_seconds > 0.999 * other.compute_seconds for one, other in zip(real, virtual, strict=True)
+        )
+
+
+def in_order(run_dir, cluster, lengths, order):
+    model, dataset = training.model_of(RUN), TensorDataset(torch.zeros(len(lengths), training.FEATURES).double())
+    loader = DataLoader(dataset, batch_size=8, sampler=order)
+    model, optimizer, loader = evenstep.prepare(
+        model,
+        training.optimizer_of(RUN, model),
+        loader,
+        scheme="bsp",
+        cost=lengths,
+        emulate=parse_cluster(cluster),
+        run_dir=run_dir,
+    )
+    for (inputs,) in loader:
+        model(inputs).sum().backward()
+        optimizer.step()
+    loader.close()
 
 
 # Bad input, on one worker.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rich import box
 from rich.console import Console
@@ -14,13 +14,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from evenstep.cli.arguments import Parser, as_path
+from evenstep.cli.costs_file import read_costs
 from evenstep.cli.simulate_schemes import split_schemes, swept
 from evenstep.cluster import Cluster
 from evenstep.cluster.record import CAPACITY, DURATION, SHARE, Quantity
 from evenstep.core.errors import ConfigError, naming
 from evenstep.launch.launch_settings import read_cluster
 from evenstep.schemes import Scheme, parse_scheme
-from evenstep.sim import Log, Scenario, SimulatedRun, simulate
+from evenstep.sim import CostsOfSamples, Log, Scenario, SimulatedRun, simulate
 from evenstep.telemetry import JsonlRecorder, Recorder, Silent
 
 DEFAULT_SCHEMES: Final = ("bsp", "lb-bsp", "dbs", "ssp", "dssp", "asp")
@@ -55,7 +56,8 @@ def main(arguments: list[str]) -> int:
     options = make_parser().parse(_cluster_first(arguments))
     cluster = read_cluster(options.cluster)
     schemes = _schemes(options.schemes, options.sweep, cluster)
-    scenarios = {name: _scenario(scheme, cluster, options) for name, scheme in schemes.items()}
+    costs = cluster.costs if options.costs is None else read_costs(options.costs)
+    scenarios = {name: _scenario(scheme, cluster, costs, options) for name, scheme in schemes.items()}
     folders = _folders(options.run_dir, list(schemes))
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
@@ -67,9 +69,9 @@ def main(arguments: list[str]) -> int:
             runs.append(replace(run, scheme=name))
             shown.update(task, completed=1.0)
     if options.json:
-        print(json.dumps(_values(runs, options)))
+        print(json.dumps(_values(runs, costs, options)))
     else:
-        _show(runs, next(iter(scenarios.values())))
+        _show(runs, next(iter(scenarios.values())), _described(costs, options))
     if options.run_dir is not None:
         console.print(f"The events are in {options.run_dir}.", markup=False, soft_wrap=True)
     return 0
@@ -109,6 +111,12 @@ def make_parser() -> Parser:
     add("--batch-size", type=int, default=32, metavar="B", help="samples per worker on average (32)")
     add("--global-batch-size", type=int, metavar="X", help="of all workers, instead of --batch-size")
     add("--samples-per-epoch", type=int, metavar="N", help=f"(default: {_EPOCH_ITERATIONS} global batches)")
+    add(
+        "--costs",
+        metavar="COSTS",
+        help='samples differ in cost: "lognormal 1.0", "uniform 1 9", or a file with a number for each sample, as text,'
+        " .json or .npy (what the cluster file says)",
+    )
     add("--gradients", metavar='"100 MB"', help="on the network (what the cluster file says)")
     add("--exchange", metavar='"2 ms"', help="what each exchange takes beside the network (0 s)")
     add("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
@@ -138,7 +146,7 @@ def _schemes(given: list[str] | None, sweeps: list[str], cluster: Cluster) -> di
     return {called[scheme.name]: scheme for scheme in schemes.values()}
 
 
-def _scenario(scheme: Scheme, cluster: Cluster, options: argparse.Namespace) -> Scenario:
+def _scenario(scheme: Scheme, cluster: Cluster, costs: CostsOfSamples | None, options: argparse.Namespace) -> Scenario:
     whole = options.global_batch_size
     if whole is None:
         whole = options.batch_size * len(cluster)
@@ -154,6 +162,7 @@ def _scenario(scheme: Scheme, cluster: Cluster, options: argparse.Namespace) -> 
         exchange_seconds=_quantity("--exchange", options.exchange, DURATION) or 0.0,
         exchange_spread=_quantity("--exchange-spread", options.exchange_spread, SHARE) or 0.0,
         all_reduce=options.all_reduce,
+        costs=costs,
     )
 
 
@@ -187,13 +196,18 @@ def _run(scenario: Scenario, folder: Path | None, progress: Any) -> SimulatedRun
         return simulate(scenario, log=log, progress=progress)
 
 
-def _show(runs: list[SimulatedRun], scenario: Scenario) -> None:
+def _described(costs: CostsOfSamples | None, options: argparse.Namespace) -> str | None:
+    """What the samples cost, in words."""
+    return None if costs is None else str(cast("str | None", options.costs) or costs)
+
+
+def _show(runs: list[SimulatedRun], scenario: Scenario, costs: str | None) -> None:
     console = Console(highlight=False)
     # A narrow terminal wraps lines rather than drop the names of schemes; what is no terminal takes any line.
     console.width = max(console.width, 80 if console.is_terminal else 200)
     console.print(
         f"{len(scenario.cluster)} workers, {scenario.iterations} global batches of {scenario.global_batch_size}"
-        f" samples, {scenario.length} samples an epoch; simulated."
+        f" samples, {scenario.length} samples an epoch{'' if costs is None else f' of costs {costs}'}; simulated."
     )
     console.print(_table(runs))
 
@@ -223,11 +237,12 @@ def _table(runs: Sequence[SimulatedRun]) -> Table:
     return table
 
 
-def _values(runs: list[SimulatedRun], options: argparse.Namespace) -> dict[str, Any]:
+def _values(runs: list[SimulatedRun], costs: CostsOfSamples | None, options: argparse.Namespace) -> dict[str, Any]:
     """The results for machines."""
     return {
         "simulated": True,
         "cluster": str(options.cluster),
         "iterations": options.iterations,
+        "costs": _described(costs, options),
         "runs": [{**run.summary(), "by_worker": [asdict(worker) for worker in run.workers]} for run in runs],
     }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, final
 
+from evenstep.cluster.costs import CostDistribution
 from evenstep.cluster.record import BANDWIDTH, DURATION, NOT_NEGATIVE, POSITIVE, Listed, Named, require_ranges
 from evenstep.cluster.slowness import Chain, Device, DeviceMemory, Disturbance, PerWorker, Undisturbed
 from evenstep.cluster.spot import Spot
@@ -71,7 +72,7 @@ class Cluster:
 
     `servers` are the hosts of the parameter servers: server i runs on host i modulo their number. Empty: each server is
     on another host, whose network costs nothing. `gradient_bytes` is the size of the gradients of the model that
-    trains on it; None: not known.
+    trains on it; None: not known. `costs`: how its samples differ in cost, for the simulator; None: they do not.
     """
 
     workers: tuple[ClusterWorker, ...]
@@ -80,6 +81,7 @@ class Cluster:
     servers: tuple[Host, ...] = ()
     seed: int = 0
     gradient_bytes: int | None = None
+    costs: CostDistribution | None = None
 
     def __len__(self) -> int:
         """The number of workers."""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar, final, get_args
 
 from evenstep.cluster.cluster import Cluster, ClusterWorker, Host, Link
+from evenstep.cluster.costs import COSTS, CostDistribution
 from evenstep.cluster.record import (
     CAPACITY,
     DURATION,
@@ -33,7 +34,18 @@ from evenstep.core.shown import shown
 T = TypeVar("T")
 
 _MAX_WORKERS: Final = 1_000_000
-_SECTIONS: Final = ("seed", "gradients", "devices", "links", "hosts", "disturbances", "spots", "workers", "servers")
+_SECTIONS: Final = (
+    "seed",
+    "gradients",
+    "costs",
+    "devices",
+    "links",
+    "hosts",
+    "disturbances",
+    "spots",
+    "workers",
+    "servers",
+)
 _KINDS: Final[Mapping[str, Callable[..., Disturbance]]] = MappingProxyType(
     {"constant": Constant, "episodic": Episodic, "from": From, "jitter": Jitter, "trace": Trace}
 )
@@ -46,6 +58,8 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
 
     * `seed` (0): draws every random disturbance; each draws by its name, so another one does not change the others.
     * `gradients`: the size of the model's gradients, such as "45 MB", for the simulator where there are links.
+    * `costs`: how samples differ in cost, for the simulator: "lognormal 1.0" (the standard deviation of the logarithm)
+      or "uniform 1 9" (the least and the most). A device's time is then that of as many average samples.
     * `[devices.NAME]`: either `per_sample`, with `fixed` ("0 s") and `flat` (0: samples up to which the time does not
       grow), or `measured`, a built-in curve ("gtx1070-a", "gtx1070-b", "tesla-m40", "gtx750"), or `points`, a list such
       as `[[2, "30.5 ms"], [4, "46.8 ms"]]`. Beyond the largest measured batch the time follows the line through the
@@ -142,6 +156,7 @@ def parse_slow(text: str, source: str = "--slow") -> Constant:
 class _File:
     seed: Annotated[int, SEED] = 0
     gradient_bytes: Annotated[int | None, "gradients", CAPACITY] = None
+    costs: Annotated[CostDistribution | None, COSTS] = None
 
 
 @final
@@ -194,6 +209,7 @@ def _cluster(table: Mapping[str, object]) -> Cluster:
         servers=tuple(server.host for server in _repeated(table, "servers", _Server, defined)),
         seed=seed,
         gradient_bytes=file.gradient_bytes,
+        costs=file.costs,
     )
 
 

@@ -1,6 +1,7 @@
 """The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
 
 from evenstep.schemes.collective import auto, bsp, dbs, lb_bsp, local_sgd, static
+from evenstep.schemes.costs import require_costs
 from evenstep.schemes.grouped import group_servers, grouped, placed
 from evenstep.schemes.recipe import (
     DEFAULT,
@@ -36,6 +37,7 @@ __all__ = [
     "recipe",
     "recipe_modules",
     "recipe_named",
+    "require_costs",
     "sizes_of",
     "ssp",
     "static",

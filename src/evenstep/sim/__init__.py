@@ -1,5 +1,6 @@
 """The second shell around the core: replays its decisions in virtual time, on clusters that one need not have."""
 
+from evenstep.sim.costs import CostsOfSamples
 from evenstep.sim.log import Log
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
 from evenstep.sim.rounds import Client, FederatedRun, FederatedScenario, Learner, simulate_rounds
@@ -8,6 +9,7 @@ from evenstep.sim.simulate import simulate
 
 __all__ = [
     "Client",
+    "CostsOfSamples",
     "FederatedRun",
     "FederatedScenario",
     "Learner",

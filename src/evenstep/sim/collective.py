@@ -1,6 +1,6 @@
 """Schemes without servers in virtual time: what the collective and local engines of the runtime do, in their order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from typing import final
 
@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import Share, ends_period, short_slice_sizes
+from evenstep.core.samples import EpochCosts, PerSample, Share, ends_period, short_slice_sizes
 from evenstep.core.values import Basis, IntArray, Reports
+from evenstep.sim.costs import CostedPart, CostShares
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
@@ -38,9 +39,15 @@ class CollectiveRun:
             VirtualWorker(spec, number, scheme, estimates=estimates)
             for number, spec in enumerate(scenario.cluster.workers)
         ]
+        self._costs = scenario.sample_costs()
+        self._per_sample = PerSample()
+        self._latest: Reports | None = None
         # Reports are only made if something follows from them.
         self._reports = (
-            estimates or scheme.load.follows_speed or any(worker.memory_model is not None for worker in self._workers)
+            estimates
+            or self._costs is not None
+            or scheme.load.follows_speed
+            or any(worker.memory_model is not None for worker in self._workers)
         )
         self._policy = scheme.policy(count)
         self._problem = scenario.problem
@@ -58,6 +65,7 @@ class CollectiveRun:
         self._largest: list[int] = [0] * count
         self._passes = 0
         self._since_meeting = np.zeros(count, dtype=np.int64)
+        self._part: CostedPart | None = None
         # Over the whole run.
         self._samples = np.zeros(count, dtype=np.int64)
         self._compute: _Seconds = np.zeros(count)
@@ -76,6 +84,9 @@ class CollectiveRun:
         return self._result()
 
     def _run_epoch(self, iterations: int, progress: Callable[[float], None]) -> None:
+        if self._costs is not None:
+            self._run_epoch_by_cost(self._costs.of_epoch(self._epoch), iterations, progress)
+            return
         ledger = self._scenario.ledger()
         period = self._scenario.scheme.period or 1
         sizes = self._allocate()
@@ -91,6 +102,39 @@ class CollectiveRun:
             sizes = self._allocate()
             if self._number % _PROGRESS_EVERY == 0:
                 progress(self._number / iterations)
+
+    def _run_epoch_by_cost(self, costs: EpochCosts, iterations: int, progress: Callable[[float], None]) -> None:
+        scheme = self._scenario.scheme
+        shares = CostShares(
+            self._scenario.ledger(),
+            self._allocate(),
+            costs,
+            minimum=self._minimum,
+            maximum=lambda: self._problem.maximum,
+            most=self._limits.most,
+            rates=self._rates,
+            per_sample=self._per_sample,
+            micro_batch=scheme.micro_batch,
+        )
+        while self._number < iterations and (part := shares.take()) is not None:
+            self._part, began = part, self._now
+            seconds = [
+                worker.cost_seconds(self._number, amounts, began)
+                for worker, amounts in zip(self._workers, part.amounts, strict=True)
+            ]
+            self._count(part.sizes, seconds)
+            self._meet()
+            if self._latest is not None:
+                shares.learn(part, self._latest)
+            shares.resize(self._allocate())
+            if self._number % _PROGRESS_EVERY == 0:
+                progress(self._number / iterations)
+
+    def _rates(self) -> IntArray | None:
+        """The newest estimates, as `CostSharing.rates`."""
+        if self._latest is None or not self._scenario.scheme.load.uses_estimates:
+            return None
+        return np.array((self._latest.nanoseconds_per_sample, self._latest.fixed_nanoseconds))
 
     def _allocate(self) -> IntArray:
         """All workers' sizes for the next iteration."""
@@ -111,11 +155,15 @@ class CollectiveRun:
             worker.seconds(number, batch, began + spent)
             for worker, batch, spent in zip(self._workers, batches, self._spent.tolist(), strict=True)
         ]
-        if self._log is not None:
-            self._report_slowness(self._log, began)
         self._batches += batches
-        self._spent += seconds
         self._largest = list(map(max, self._largest, batches))
+        self._count(sizes, seconds)
+
+    def _count(self, sizes: IntArray, seconds: Sequence[float]) -> None:
+        """Each worker has computed on its samples for so many seconds."""
+        if self._log is not None:
+            self._report_slowness(self._log, self._now)
+        self._spent += seconds
         self._passes += 1
         self._number += 1
         self._since_meeting += sizes
@@ -143,19 +191,29 @@ class CollectiveRun:
         self._since_meeting[:] = 0
         self._largest = [0] * len(self._workers)
         self._passes = 0
+        self._latest = reports
         if reports is not None:
             self._policy.observe(reports)
             if self._limits.report_all(reports.largest_size):
                 self._problem = self._limits.stretched(self._problem)
 
     def _report(self) -> Reports:
-        passes = self._passes
-        table = [
-            worker.row(round(batches / passes), spent / passes, largest, learns=self._basis != "comparison")
-            for worker, batches, spent, largest in zip(
-                self._workers, self._batches.tolist(), self._spent.tolist(), self._largest, strict=True
-            )
-        ]
+        passes, learns, part = self._passes, self._basis != "comparison", self._part
+        table = (
+            [
+                worker.row(round(batches / passes), spent / passes, largest, learns=learns)
+                for worker, batches, spent, largest in zip(
+                    self._workers, self._batches.tolist(), self._spent.tolist(), self._largest, strict=True
+                )
+            ]
+            if part is None
+            else [
+                worker.cost_row(load, spent, max(amounts), learns=learns)
+                for worker, load, spent, amounts in zip(
+                    self._workers, part.loads, self._spent.tolist(), part.amounts, strict=True
+                )
+            ]
+        )
         return Reports.from_table(np.array(table, dtype=np.int64))
 
     def _write(self, reports: Reports, slowest: float) -> None:
@@ -173,6 +231,7 @@ class CollectiveRun:
                     epoch=self._epoch,
                     at=self._now,
                     samples=samples,
+                    cost=None if self._part is None else sum(self._part.amounts[worker]),
                     basis=self._basis,
                     iteration_seconds=slowest + self._comm_seconds,
                     input_seconds=0.0,

@@ -15,7 +15,8 @@ from evenstep.core.samples import Ledger
 from evenstep.core.sync import Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme, group_servers, placed
+from evenstep.schemes import Scheme, group_servers, placed, require_costs
+from evenstep.sim.costs import CostsOfSamples, SampleCosts
 
 _BATCH: Final = Number(whole=True, least=1, most=2**62)
 
@@ -41,6 +42,9 @@ class Scenario:
         all_reduce: How workers without servers sum gradients.
         ahead: How many claims workers of servers hold beside the current one; None: as a run without data workers, 1
             where exchanges overlap with compute and 0 elsewhere.
+        costs: What samples cost if they differ: a distribution, or the cost of each sample of a dataset, of which each
+            epoch has as many as it needs in an order of its own. Sizes then count average samples, and a device takes
+            as long as for that many of them. None: all cost alike.
 
     Raises:
         ConfigError: It cannot be simulated; one sentence that says what to change.
@@ -58,6 +62,7 @@ class Scenario:
     exchange_spread: Annotated[float, NOT_NEGATIVE] = 0.0
     all_reduce: Literal["ring", "tree"] = "ring"
     ahead: Annotated[int | None, WHOLE] = None
+    costs: CostsOfSamples | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.scheme, Scheme):
@@ -66,6 +71,9 @@ class Scenario:
         if self.all_reduce not in ("ring", "tree"):
             raise ConfigError(f"there is no all-reduce {self.all_reduce!r}: use ring or tree")
         self.ledger()  # Raises for an epoch without a slice.
+        if self.costs is not None:
+            require_costs(self.scheme)
+            self.sample_costs()  # Raises for costs that are none.
         self._require_workers()
         self._require_network()
         count, minimum = len(self.cluster), self._minimum
@@ -142,6 +150,10 @@ class Scenario:
         epochs, rest = divmod(self.iterations, ledger.iterations)
         of_epoch = min(ledger.iterations * self.global_batch_size, self.length)
         return epochs * of_epoch + min(rest * self.global_batch_size, of_epoch)
+
+    def sample_costs(self) -> SampleCosts | None:
+        """What the samples cost; None if all cost alike."""
+        return None if self.costs is None else SampleCosts(self.costs, self.length, self.cluster.seed)
 
     @property
     def limits(self) -> IntArray:

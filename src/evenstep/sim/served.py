@@ -10,7 +10,10 @@ from evenstep.cluster.slowness import Disturbance, Jitter, Undisturbed
 from evenstep.cluster.slowness.draw import derive_seed
 from evenstep.core.coordinate import Answer, Apply, Arrival, Coordinator, CoordinatorCommand
 from evenstep.core.errors import ConfigError
+from evenstep.core.samples.claims import Claim
+from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.sync import Regroup
+from evenstep.sim.costs import SampleCosts
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedRun
@@ -99,6 +102,8 @@ class _ServedRun:
         self._ahead = int(self._overlaps) if scenario.ahead is None else scenario.ahead
         self._estimates = log is not None or scheme.load.uses_estimates
         self._minimum = int(scenario.problem.minimum[0])
+        self._costs = scenario.sample_costs()
+        self._pass: tuple[int, PassCosts] | None = None
         self.slots = _slots(scenario, grouped=not self._free)
         self.log: ServedLog | None = None
         if log is not None:
@@ -182,7 +187,15 @@ class _ServedRun:
         if self.log is not None:
             self.log.began(slot, now, ahead=self._ahead)
         self._holds_nothing(slot, now)
-        self._carry_out(self.coordinator.begin(slot.number, number, number, now, ahead=self._ahead), now)
+        costs = self._costs_of_pass(number)
+        self._carry_out(self.coordinator.begin(slot.number, number, number, now, ahead=self._ahead, costs=costs), now)
+
+    def _costs_of_pass(self, number: int) -> PassCosts | None:
+        if self._costs is None:
+            return None
+        if self._pass is None or self._pass[0] != number:
+            self._pass = number, self._costs.of_pass(number)
+        return self._pass[1]
 
     def _ask(self, slot: WorkerSlot, now: float) -> None:
         """A worker without claims waits for some, or begins the next pass."""
@@ -202,14 +215,26 @@ class _ServedRun:
         claim = slot.computing = slot.claims.popleft()
         samples = slot.last_batch_size = claim.samples
         slot.batch = batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
+        if self._costs is not None:
+            slot.cost = self._cost_of(claim, batch // samples, slot.epoch, self._costs)
         slot.handed_out_on = slot.version
         slot.began = now
         assert slot.worker is not None
         if self.log is not None:
             self.log.started(slot, now)
-        slot.seconds = seconds = slot.worker.seconds(slot.iterations, batch, now)
+        if slot.cost is None:
+            seconds = slot.worker.seconds(slot.iterations, batch, now)
+        else:
+            seconds = slot.worker.cost_seconds(slot.iterations, (slot.cost,), now)
+        slot.seconds = seconds
         slot.iterations += 1
         heappush(self.heap, (now + seconds, _COMPUTED, slot.number, slot.incarnation))
+
+    def _cost_of(self, claim: Claim, copies: int, number: int, costs: SampleCosts) -> float:
+        """What a claim costs, in average samples."""
+        of_pass = self._costs_of_pass(number)
+        assert of_pass is not None
+        return costs.samples(copies * sum(of_pass.between(start, stop) for start, stop in claim.ranges))
 
     def _compute_ends(self, slot: WorkerSlot, now: float) -> None:
         slot.computed, slot.computing = slot.computing, None
@@ -223,7 +248,8 @@ class _ServedRun:
         assert claim is not None
         assert slot.worker is not None
         samples, batch, seconds = slot.last_batch_size, slot.batch, slot.seconds
-        row = slot.worker.row(batch, seconds, batch)
+        cost = slot.cost
+        row = slot.worker.row(batch, seconds, batch) if cost is None else slot.worker.cost_row(cost, seconds, cost)
         slot.samples += samples
         slot.pushes = sequence = slot.pushes + 1  # Counted over all of its stays.
         # Positional arguments, which take half as long: key, claim, version, samples, units, row.

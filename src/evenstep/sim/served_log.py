@@ -72,6 +72,7 @@ class ServedLog:
             began=slot.began,
             row=tuple(arrival.row),
             factors=() if slot.worker is None else astuple(slot.worker.factors),
+            cost=slot.cost,
         )
 
     def arrived(self, slot: WorkerSlot, arrival: Arrival, now: float) -> None:
@@ -102,6 +103,7 @@ class ServedLog:
                 epoch=slot.epoch,
                 at=pushed.entered,
                 samples=pushed.samples,
+                cost=pushed.cost,
                 iteration_seconds=(now if pushed.ended is None else pushed.ended) - pushed.entered,
                 input_seconds=pushed.began - pushed.entered,
                 compute_seconds=pushed.row[1] / 1e6,

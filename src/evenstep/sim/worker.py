@@ -1,6 +1,8 @@
 """One worker in virtual time: how long it computes, and what it reports."""
 
-from typing import final
+import math
+from collections.abc import Sequence
+from typing import Final, final
 
 from evenstep.cluster import ClusterWorker
 from evenstep.cluster.slowness import DeviceMemory, SlownessNews, factors_of
@@ -8,6 +10,9 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.memory import MemoryModel
 from evenstep.core.values import UNLIMITED, Factors
 from evenstep.schemes import Scheme
+
+_DIGITS: Final = 3
+"""Of a load in average samples, as a real worker rounds it."""
 
 
 @final
@@ -68,19 +73,52 @@ class VirtualWorker:
             )
         return seconds
 
-    def _look_up(self, batch_size: int) -> None:
+    def cost_seconds(self, iteration: int, amounts: Sequence[float], now: float) -> float:
+        """The same for samples that differ in cost: what each micro-batch costs, in average samples."""
+        whole, self._iteration = 0.0, iteration
+        for amount in amounts:
+            self._require_room(math.ceil(amount), " of average cost")
+            seconds = self._curve.seconds(amount)
+            for disturbed in self._disturbances:
+                seconds = disturbed(
+                    worker=self._number, iteration=iteration, batch_size=amount, natural_seconds=seconds, now=now
+                )
+            whole += seconds
+        return whole
+
+    def _require_room(self, batch_size: int, kind: str = "") -> None:
         if batch_size > self._fits:
             raise ConfigError(
-                f"worker {self._number} was given {batch_size} samples but its device holds at most {self._fits}:"
+                f"worker {self._number} was given {batch_size} samples{kind} but its device holds at most {self._fits}:"
                 " lower the batch size or choose a scheme that minds memory, such as lb-bsp"
             )
+
+    def _look_up(self, batch_size: int) -> None:
+        self._require_room(batch_size)
         self._size, self._natural = batch_size, self._curve.seconds(batch_size)
 
-    def row(self, samples: int, compute_seconds: float, largest_pass: int, *, learns: bool = True) -> tuple[int, ...]:
+    def cost_row(
+        self, load: float, compute_seconds: float, largest_pass: float, *, learns: bool = True
+    ) -> tuple[int, ...]:
+        """As `row` where samples differ in cost; `load` and `largest_pass` are in average samples."""
+        load = round(load, _DIGITS)
+        return self.row(
+            round(load) or int(load > 0), compute_seconds, math.ceil(largest_pass), learns=learns, load=load
+        )
+
+    def row(
+        self,
+        samples: int,
+        compute_seconds: float,
+        largest_pass: int,
+        *,
+        learns: bool = True,
+        load: float | None = None,
+    ) -> tuple[int, ...]:
         """What this worker reports of an iteration: a row of `Reports`.
 
         `largest_pass` is the largest batch that it computed on at once. The estimator gets the rounded numbers that are
-        reported, and only if it `learns` from this iteration.
+        reported (or the `load`, which has more digits), and only if it `learns` from this iteration.
         """
         microseconds = round(compute_seconds * 1e6)
         largest = UNLIMITED
@@ -91,7 +129,7 @@ class VirtualWorker:
             return (samples, microseconds, 0, 0, 0, 0, largest)
         self.factors, self._next_factors = self._next_factors, self._factors(self._iteration + 1)
         if learns:
-            self._estimator.observe(samples, microseconds / 1e6, self.factors)
+            self._estimator.observe(samples if load is None else load, microseconds / 1e6, self.factors)
         return (samples, microseconds, *self._estimator.estimate(self._next_factors), largest)
 
     def _factors(self, iteration: int) -> Factors:

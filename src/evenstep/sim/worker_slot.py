@@ -38,6 +38,7 @@ class Pushed:
     began: float
     row: tuple[int, ...]
     factors: tuple[float, ...]
+    cost: float | None = None
     ended: float | None = None
 
 
@@ -52,6 +53,7 @@ class WorkerSlot:
         claims: What it computes on next, in order.
         computing, computed: The claim that it computes on, and the one that it has computed and not pushed.
         batch, seconds: The size, copies included, and the time of its present or last computation.
+        cost: What that batch costs, in average samples; None if all samples cost alike.
         asking: Whether a push or its answer is under way.
         arrived_at: When its last push reached all servers; None while it is under way.
         answer: An answer that is on its way.
@@ -80,6 +82,7 @@ class WorkerSlot:
     version: int = -1
     handed_out_on: int = -1
     batch: int = 0
+    cost: float | None = None
     began: float = 0.0
     entered: float = 0.0
     seconds: float = 0.0

@@ -14,7 +14,7 @@ from evenstep.core.samples import Costs
 from evenstep.core.shown import shown
 from evenstep.protocol.messages import COST_BYTES
 from evenstep.protocol.run_spec import MAX_BYTES
-from evenstep.schemes import Scheme
+from evenstep.schemes import Scheme, require_costs
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.request import Request
@@ -78,22 +78,13 @@ def costs_of(request: Request, scheme: Scheme, order: EpochOrder) -> Costs | Non
 
 
 def _require_costs_work(request: Request, scheme: Scheme) -> None:
-    if scheme.period is not None:
-        raise ConfigError(
-            f"cost goes with schemes that exchange gradients, and {scheme.name!r} averages models: leave out cost, or"
-            " use another scheme, such as lb-bsp, dbs, bsp or asp"
-        )
+    require_costs(scheme)
     if scheme.served is not None and isinstance(request.cost, Padded):
         raise ConfigError(
             "Padded gives workers samples of like length, and on parameter servers samples are claimed in the order of"
             " the epoch, which saves no padding: use lb-bsp, or give the lengths themselves as cost"
         )
-    if scheme.load.multiple not in (1, scheme.micro_batch):
-        raise ConfigError(
-            f"cost gives workers any number of samples, and multiple={scheme.load.multiple} rules most of them out:"
-            " leave out one of them"
-        )
-    if request.batch_sizes is not None or scheme.load.given_sizes is not None:
+    if request.batch_sizes is not None:
         raise ConfigError("batch_sizes fixes how many samples a worker gets, and cost would: leave out one of them")
 
 

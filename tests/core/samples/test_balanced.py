@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, balanced, balanced_padded
+from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, Share, balanced, balanced_padded
 from evenstep.core.samples.balanced import fitted
 from evenstep.core.values import UNLIMITED
 
@@ -266,6 +266,13 @@ def test_micro_batches_are_all_of_a_share_and_cost_little(seed, padded, size):
     largest = costs.max() / costs.mean()
     assert max(piece.cost for piece in pieces) <= max(1.001 * size + largest * padded, (2 + padded) * largest)
     assert padded or min(piece.samples for piece in pieces) >= min(2, share.samples // len(pieces))
+
+
+def test_a_sample_of_more_cost_than_many_micro_batches_stands_in_one():
+    units = Costs.of(np.array([1.0, 1.0, 60.0, 1.0]), 4)
+    share = Share(iteration=0, positions=(0, 1, 2, 3), samples=4, sizes=np.array([4]))
+    pieces = EpochCosts(units, np.arange(4)).micro_batches(share, 1)
+    assert sorted(piece.positions for piece in pieces) == [(0,), (1,), (2,), (3,)]
 
 
 def test_a_padded_share_costs_its_length_for_each_sample():

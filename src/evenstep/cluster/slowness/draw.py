@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     JITTER = 1
     EPISODE = 2
     SPOT = 3
+    COST = 4
 
 
 def derive_seed(seed: int, name: str) -> int:

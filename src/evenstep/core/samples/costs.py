@@ -141,7 +141,8 @@ class EpochCosts:
 
 def _pieces(units: IntArray, most: int) -> list[IntArray]:
     """Where the samples of each piece stand; in as few pieces as `balanced` finds."""
-    count, length = -(-int(units.sum()) // most), len(units)
+    length = len(units)
+    count = min(-(-int(units.sum()) // most), length)
     # Beside the costliest sample stands another one.
     most = max(most, int(units.max()) + int(units.min()))
     while True:

@@ -168,6 +168,11 @@ class Lookahead:
             loads=None if sharing is None or owners is None else sharing.loads(planned.cut, owners, planned.sizes),
         )
 
+    @property
+    def owners(self) -> IntArray | None:
+        """The worker of each position of the present slice, if it is shared out by cost; None after the epoch."""
+        return self._window[0].owners if self._window else None
+
     def advance(self) -> None:
         """The present slice has been handed out: take it from the ledger and move the window."""
         self._ledger.skip()

@@ -1,0 +1,20 @@
+"""Which schemes can share samples out by cost."""
+
+from evenstep.core.errors import ConfigError
+from evenstep.schemes.scheme import Scheme
+
+
+def require_costs(scheme: Scheme) -> None:
+    """Check that the scheme can share samples out by cost; ConfigError with the reason if it cannot."""
+    if scheme.period is not None:
+        raise ConfigError(
+            f"cost goes with schemes that exchange gradients, and {scheme.name!r} averages models: leave out cost, or"
+            " use another scheme, such as lb-bsp, dbs, bsp or asp"
+        )
+    if scheme.load.multiple not in (1, scheme.micro_batch):
+        raise ConfigError(
+            f"cost gives workers any number of samples, and multiple={scheme.load.multiple} rules most of them out:"
+            " leave out one of them"
+        )
+    if scheme.load.given_sizes is not None:
+        raise ConfigError("batch_sizes fixes how many samples a worker gets, and cost would: leave out one of them")
