@@ -49,7 +49,7 @@ def test_what_a_dead_worker_had_goes_to_the_others_by_cost(Run):
     assert run.begin(0, 1, 2) == ["0: 0-2", "1: 2-4", "2: 4-5"]
     assert run.leave(1) == []
     assert run.leave(0) == []
-    assert run.push(2) == ["commit 2", "2: 2-4 0-2 5-10"]
+    assert run.push(2) == ["commit 2", "2: 0-4 5-10"]
 
 
 def test_no_claim_costs_more_than_its_worker_holds(Run):

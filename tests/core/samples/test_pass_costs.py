@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from evenstep.core.errors import ProtocolError
 from evenstep.core.samples.claims import Claims
-from evenstep.core.samples.pass_costs import ClaimBounds, PassCosts
+from evenstep.core.samples.pass_costs import MAX_RANGES, ClaimBounds, PassCosts
 
 ANY = ClaimBounds()
 COSTS = [10, 30, 10, 10, 80, 10, 10, 10, 20, 10]
@@ -87,6 +87,31 @@ def test_no_worker_of_a_slice_gets_more_than_it_holds_if_the_slice_allows_it():
     costs = claims.costs
     assert sum(costs.between(*piece) for piece in of_small.ranges) <= 30
     assert of_small.samples + of_large.samples == 9
+
+
+def test_a_large_slice_is_claimed_in_few_ranges():
+    costs = np.random.default_rng(0).integers(1, 100, 9000)
+    claims = Claims(9000, PassCosts.of(costs, 50))
+    given = claims.take_slice([0, 1, 2], np.array([1500, 1500, 6000]), [ANY] * 3, by_count=True)
+    assert [len(each.ranges) for each in given] == [1, 1, 1]
+    shares = [sum(claims.costs.between(*piece) for piece in each.ranges) / costs.sum() for each in given]
+    np.testing.assert_allclose(shares, [1 / 6, 1 / 6, 4 / 6], rtol=0.002)
+    small = Claims(9000, PassCosts.of(costs, 50))
+    given = small.take_slice([0, 1], np.array([150, 150]), [ANY] * 2, by_count=True)
+    assert MAX_RANGES > max(len(each.ranges) for each in given) > 30
+    small.give_back(0, [given[0].number])
+    small.give_back(1, [given[1].number])
+    assert small.state_dict()["returned"] == [[0, 300]]
+
+
+def test_the_largest_numbers_are_no_problem():
+    costs = PassCosts.of(np.full(200, 2**31), 2**31)
+    claims = Claims(200, costs)
+    claim = claims.take_cost(0, 2**62, ClaimBounds(most=8))
+    assert claim.ranges == ((0, 8),)
+    given = claims.take_slice(list(range(64)), np.full(64, 2), [ANY] * 64, by_count=False)
+    assert [each.samples for each in given] == [2] * 64
+    assert claims.left == claims.unclaimed == 64
 
 
 def test_costs_come_again_after_a_restart():

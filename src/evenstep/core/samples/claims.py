@@ -8,7 +8,7 @@ from typing import Final, cast, final
 import numpy as np
 
 from evenstep.core.errors import ProtocolError
-from evenstep.core.samples.pass_costs import ClaimBounds, PassCosts
+from evenstep.core.samples.pass_costs import MAX_RANGES, ClaimBounds, PassCosts
 from evenstep.core.values import IntArray, State
 
 Range = tuple[int, int]
@@ -105,7 +105,7 @@ class Claims:
         if not size or not self.unclaimed:
             return None
         costs = self._known_costs
-        ranges = self._gather(size * costs.mean, bounds)
+        ranges = self._gather(size * costs.mean, bounds, pieces=MAX_RANGES)
         count, spent = _count(ranges), sum(costs.between(*piece) for piece in ranges)
         pieces = self._pieces()
         if 0 < (rest := _count(pieces)) < bounds.fewest and count + rest <= bounds.most:
@@ -157,11 +157,16 @@ class Claims:
         """What can be claimed now, in the order in which it is handed out."""
         return [*self._returned, (self._next, self.length)] if self._next < self.length else [*self._returned]
 
-    def _gather(self, wanted: int | None, bounds: ClaimBounds) -> list[Range]:
-        """Take the next positions, of about this cost or as many as the bounds allow. Some are left."""
+    def _gather(self, wanted: int | None, bounds: ClaimBounds, pieces: int | None = None) -> list[Range]:
+        """Take the next positions, of about this cost or as many as the bounds allow. Some are left.
+
+        At most so many `pieces` that were given back are among them.
+        """
         costs, ranges, count = self._known_costs, list[Range](), 0
-        room = bounds.room * costs.mean
-        for start, stop in self._pieces():
+        # No more than there is, so that sums stay far from the largest int64.
+        room = min(bounds.room * costs.mean, self._cost)
+        wanted = None if wanted is None else min(wanted, self._cost)
+        for start, stop in self._pieces()[:pieces]:
             cut = min(stop if wanted is None else costs.cut(start, stop, wanted), costs.reach(start, stop, room))
             cut = min(max(cut, start + bounds.fewest - count), start + bounds.most - count, stop)
             if cut <= start:
@@ -213,6 +218,8 @@ class Claims:
                 self.unclaimed += claim.samples
             else:
                 self._count_cost(self._cost + sum(self.costs.between(*piece) for piece in claim.ranges))
+        if self.costs is not None:  # Claims of a slice are in many pieces.
+            self._returned = deque(_joined(self._returned))
 
     def _close(self, worker: int, number: int) -> Claim:
         holder, claim = self._open.get(number, _UNKNOWN)
@@ -245,6 +252,14 @@ class Claims:
 
 def _count(ranges: Iterable[Range]) -> int:
     return sum(stop - start for start, stop in ranges)
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same positions, ascending, in as few pieces as possible."""
+    joined: list[Range] = []
+    for piece in sorted(ranges):
+        _append(joined, piece)
+    return joined
 
 
 def _append(ranges: list[Range], piece: Range) -> None:

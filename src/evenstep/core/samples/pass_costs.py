@@ -5,13 +5,16 @@ Whole numbers, so that a replay of a run finds the same claims.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Final, Self, final
 
 import numpy as np
 
 from evenstep.core.samples.assignment import short_slice_sizes
 from evenstep.core.samples.balanced import balanced, fitted
 from evenstep.core.values import UNLIMITED, IntArray
+
+MAX_RANGES: Final = 256
+"""Of a claim."""
 
 
 @final
@@ -75,7 +78,8 @@ class PassCosts:
             bounds: Those of each worker. The most samples that these allow together are at least the slice.
 
         Returns:
-            The worker of each position, by its place in `sizes`.
+            The worker of each position, by its place in `sizes`. The positions of a worker are in at most `MAX_RANGES`
+            ranges if those of the slice are in one, since they travel in one message.
         """
         costs, fewest = self.before[positions + 1] - self.before[positions], bounds[0].fewest
         if int(np.minimum(sizes, fewest).sum()) > len(positions):
@@ -83,5 +87,19 @@ class PassCosts:
         lower = np.minimum(sizes, fewest)
         upper = np.where(sizes > 0, np.maximum([each.most for each in bounds], sizes), 0)
         owners = balanced(costs, sizes, lower=lower, upper=upper)
+        begins = np.append(True, (np.diff(owners) != 0) | (np.diff(positions) != 1))
+        if int(np.bincount(owners[begins]).max()) > MAX_RANGES:
+            # Of so many samples, consecutive parts are as equal to within little.
+            consecutive = _consecutive(costs, sizes)
+            if (np.bincount(consecutive, minlength=len(sizes)) <= upper).all():
+                owners = consecutive
         room = np.array([each.room for each in bounds], dtype=np.int64)
         return owners if room.min() >= UNLIMITED else fitted(owners, costs, room * self.mean, lower=lower, upper=upper)
+
+
+def _consecutive(costs: IntArray, sizes: IntArray) -> IntArray:
+    """The workers of consecutive samples, with cost in proportion to the sizes, as far as whole samples allow."""
+    ends, passed = np.cumsum(sizes), np.cumsum(costs)
+    # Quotients of float64 are rounded alike on every processor.
+    owners: IntArray = np.searchsorted(ends / ends[-1], (2 * passed - costs) / (2 * passed[-1]), side="right")
+    return owners
