@@ -46,6 +46,28 @@ def test_costs_that_are_equal_change_nothing_that_matters(devices, run, scheme):
     assert costs.samples == plain.samples
 
 
+@pytest.mark.parametrize(
+    "scheme", ["bsp", "lb-bsp", "bsp:engine=server", "lb-bsp:micro_batch=4", "local-sgd:period=1", "lb-bsp:multiple=2"]
+)
+def test_behind_a_barrier_workers_wait_for_costs_that_they_are_not_told(devices, run, scheme):
+    cluster = devices(1, 1, 1, 1)
+    blind = run(cluster, scheme, batch=64, iterations=60, costs=TEXTS, by_cost=False)
+    assert blind.waiting_share > 0.15
+    assert blind.samples == 64 * 60
+    if scheme in ("bsp", "lb-bsp", "bsp:engine=server"):
+        assert blind.seconds > 1.2 * run(cluster, scheme, batch=64, iterations=60, costs=TEXTS).seconds
+
+
+def test_without_being_told_a_batch_takes_what_it_costs(devices, run):
+    result, kept, _ = run(
+        devices(1, 1), "bsp", batch=8, iterations=3, costs=[1.0, 3.0] * 12, by_cost=False, logged=True
+    )
+    seconds = [event.compute_seconds for events in iterations(kept) for event in events]
+    assert sum(seconds) == pytest.approx(0.024)
+    assert all(event.cost is None and event.samples == 4 for events in iterations(kept) for event in events)
+    assert result.seconds == pytest.approx(sum(map(max, *(np.array_split(seconds, 2)))))
+
+
 def test_claims_are_of_equal_cost(devices, run):
     _, kept, _ = run(devices(1, 1, 1), "asp", batch=48, iterations=100, costs=TEXTS, logged=True)
     costs = [event.cost for events in iterations(kept) for event in events]

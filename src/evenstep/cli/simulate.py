@@ -117,6 +117,7 @@ def make_parser() -> Parser:
         help='samples differ in cost: "lognormal 1.0", "uniform 1 9", or a file with a number for each sample, as text,'
         " .json or .npy (what the cluster file says)",
     )
+    add("--by-count", action="store_true", help="do not tell the workers what samples cost, as a run without cost=")
     add("--gradients", metavar='"100 MB"', help="on the network (what the cluster file says)")
     add("--exchange", metavar='"2 ms"', help="what each exchange takes beside the network (0 s)")
     add("--exchange-spread", metavar='"10 %"', help="how much that varies with servers (0 %%)")
@@ -163,6 +164,7 @@ def _scenario(scheme: Scheme, cluster: Cluster, costs: CostsOfSamples | None, op
         exchange_spread=_quantity("--exchange-spread", options.exchange_spread, SHARE) or 0.0,
         all_reduce=options.all_reduce,
         costs=costs,
+        by_cost=not options.by_count,
     )
 
 
@@ -198,7 +200,9 @@ def _run(scenario: Scenario, folder: Path | None, progress: Any) -> SimulatedRun
 
 def _described(costs: CostsOfSamples | None, options: argparse.Namespace) -> str | None:
     """What the samples cost, in words."""
-    return None if costs is None else str(cast("str | None", options.costs) or costs)
+    if costs is None:
+        return None
+    return str(cast("str | None", options.costs) or costs) + (", shared out by count" if options.by_count else "")
 
 
 def _show(runs: list[SimulatedRun], scenario: Scenario, costs: str | None) -> None:

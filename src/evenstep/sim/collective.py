@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.load.limits import SizeLimits
-from evenstep.core.samples import EpochCosts, PerSample, Share, ends_period, short_slice_sizes
+from evenstep.core.samples import EpochCosts, PerSample, Share, Slice, ends_period, short_slice_sizes
 from evenstep.core.values import Basis, IntArray, Reports
-from evenstep.sim.costs import CostedPart, CostShares
+from evenstep.sim.costs import CostedPart, CostShares, amounts_by_count
 from evenstep.sim.log import Log
 from evenstep.sim.network import Network
 from evenstep.sim.result import SimulatedRun, SimulatedWorker
@@ -45,7 +45,7 @@ class CollectiveRun:
         # Reports are only made if something follows from them.
         self._reports = (
             estimates
-            or self._costs is not None
+            or (self._costs is not None and scenario.by_cost)
             or scheme.load.follows_speed
             or any(worker.memory_model is not None for worker in self._workers)
         )
@@ -84,7 +84,7 @@ class CollectiveRun:
         return self._result()
 
     def _run_epoch(self, iterations: int, progress: Callable[[float], None]) -> None:
-        if self._costs is not None:
+        if self._costs is not None and self._scenario.by_cost:
             self._run_epoch_by_cost(self._costs.of_epoch(self._epoch), iterations, progress)
             return
         ledger = self._scenario.ledger()
@@ -93,7 +93,7 @@ class CollectiveRun:
         while self._number < iterations and (cut := ledger.take()) is not None:
             if cut.length < int(sizes.sum()):
                 sizes = short_slice_sizes(sizes, cut.length, self._minimum)
-            self._compute_on(sizes)
+            self._compute_on(sizes, cut)
             ends_epoch = cut.iteration == ledger.iterations - 1
             share = Share(iteration=cut.iteration, positions=(), samples=0, sizes=sizes, ends_epoch=ends_epoch)
             if ends_period(share, period) or self._number == iterations:
@@ -147,14 +147,20 @@ class CollectiveRun:
         self._planned, self._basis = sizes, basis
         return sizes
 
-    def _compute_on(self, sizes: IntArray) -> None:
-        """One iteration of each worker."""
+    def _compute_on(self, sizes: IntArray, cut: Slice) -> None:
+        """One iteration of each worker, shared out by count."""
         number, began, minimum = self._number, self._now, self._minimum
         batches = [batch_of(size, minimum) for size in sizes.tolist()]
-        seconds = [
-            worker.seconds(number, batch, began + spent)
-            for worker, batch, spent in zip(self._workers, batches, self._spent.tolist(), strict=True)
-        ]
+        of_workers = zip(self._workers, batches, self._spent.tolist(), strict=True)
+        if self._costs is None:
+            seconds = [worker.seconds(number, batch, began + spent) for worker, batch, spent in of_workers]
+        else:
+            epoch, micro_batch = self._costs.of_epoch(self._epoch), self._scenario.scheme.micro_batch
+            amounts = amounts_by_count(epoch, cut, sizes, minimum=minimum, micro_batch=micro_batch)
+            seconds = [
+                worker.cost_seconds(number, own, began + spent, batch_size=batch)
+                for (worker, batch, spent), own in zip(of_workers, amounts, strict=True)
+            ]
         self._batches += batches
         self._largest = list(map(max, self._largest, batches))
         self._count(sizes, seconds)

@@ -82,6 +82,21 @@ def _array(given: Sequence[float]) -> npt.NDArray[np.float64]:
     return numbers
 
 
+def amounts_by_count(
+    costs: EpochCosts, cut: Slice, sizes: IntArray, *, minimum: int, micro_batch: int | None
+) -> list[tuple[float, ...]]:
+    """What each worker computes of a slice that is shared out by count: the cost of each of its micro-batches."""
+    amounts, start = [], cut.start
+    for size in sizes.tolist():
+        positions = tuple(range(start, start + size)) or (cut.start,)
+        positions *= max(-(-minimum // len(positions)), 1)
+        step = micro_batch or len(positions)
+        pieces = [positions[begin : begin + step] for begin in range(0, len(positions), step)]
+        amounts.append(tuple(costs.samples(piece) for piece in pieces))
+        start += size
+    return amounts
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostedPart:

@@ -43,8 +43,9 @@ class Scenario:
         ahead: How many claims workers of servers hold beside the current one; None: as a run without data workers, 1
             where exchanges overlap with compute and 0 elsewhere.
         costs: What samples cost if they differ: a distribution, or the cost of each sample of a dataset, of which each
-            epoch has as many as it needs in an order of its own. Sizes then count average samples, and a device takes
-            as long as for that many of them. None: all cost alike.
+            epoch has as many as it needs in an order of its own. A device takes as long as for so many average samples
+            as a batch costs. None: all cost alike.
+        by_cost: Whether the workers are told costs, as a run with `cost=` is; sizes then count average samples.
 
     Raises:
         ConfigError: It cannot be simulated; one sentence that says what to change.
@@ -63,6 +64,7 @@ class Scenario:
     all_reduce: Literal["ring", "tree"] = "ring"
     ahead: Annotated[int | None, WHOLE] = None
     costs: CostsOfSamples | None = None
+    by_cost: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.scheme, Scheme):
@@ -72,7 +74,8 @@ class Scenario:
             raise ConfigError(f"there is no all-reduce {self.all_reduce!r}: use ring or tree")
         self.ledger()  # Raises for an epoch without a slice.
         if self.costs is not None:
-            require_costs(self.scheme)
+            if self.by_cost:
+                require_costs(self.scheme)
             self.sample_costs()  # Raises for costs that are none.
         self._require_workers()
         self._require_network()

@@ -187,7 +187,7 @@ class _ServedRun:
         if self.log is not None:
             self.log.began(slot, now, ahead=self._ahead)
         self._holds_nothing(slot, now)
-        costs = self._costs_of_pass(number)
+        costs = self._costs_of_pass(number) if self._scenario.by_cost else None
         self._carry_out(self.coordinator.begin(slot.number, number, number, now, ahead=self._ahead, costs=costs), now)
 
     def _costs_of_pass(self, number: int) -> PassCosts | None:
@@ -215,17 +215,18 @@ class _ServedRun:
         claim = slot.computing = slot.claims.popleft()
         samples = slot.last_batch_size = claim.samples
         slot.batch = batch = samples if samples >= self._minimum else batch_of(samples, self._minimum)
-        if self._costs is not None:
-            slot.cost = self._cost_of(claim, batch // samples, slot.epoch, self._costs)
         slot.handed_out_on = slot.version
         slot.began = now
         assert slot.worker is not None
         if self.log is not None:
             self.log.started(slot, now)
-        if slot.cost is None:
+        if self._costs is None:
             seconds = slot.worker.seconds(slot.iterations, batch, now)
         else:
-            seconds = slot.worker.cost_seconds(slot.iterations, (slot.cost,), now)
+            cost, by_cost = self._cost_of(claim, batch // samples, slot.epoch, self._costs), self._scenario.by_cost
+            slot.cost = cost if by_cost else None
+            size = None if by_cost else batch
+            seconds = slot.worker.cost_seconds(slot.iterations, (cost,), now, batch_size=size)
         slot.seconds = seconds
         slot.iterations += 1
         heappush(self.heap, (now + seconds, _COMPUTED, slot.number, slot.incarnation))

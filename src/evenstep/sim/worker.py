@@ -73,11 +73,19 @@ class VirtualWorker:
             )
         return seconds
 
-    def cost_seconds(self, iteration: int, amounts: Sequence[float], now: float) -> float:
-        """The same for samples that differ in cost: what each micro-batch costs, in average samples."""
+    def cost_seconds(
+        self, iteration: int, amounts: Sequence[float], now: float, *, batch_size: int | None = None
+    ) -> float:
+        """The same for samples that differ in cost: what each micro-batch costs, in average samples.
+
+        `batch_size`: the samples, if the worker is not told costs, so that its memory counts samples.
+        """
+        if batch_size is not None:
+            self._require_room(min(batch_size, self._micro_batch or batch_size))
         whole, self._iteration = 0.0, iteration
         for amount in amounts:
-            self._require_room(math.ceil(amount), " of average cost")
+            if batch_size is None:
+                self._require_room(math.ceil(amount), " of average cost")
             seconds = self._curve.seconds(amount)
             for disturbed in self._disturbances:
                 seconds = disturbed(

@@ -53,7 +53,7 @@ class WorkerSlot:
         claims: What it computes on next, in order.
         computing, computed: The claim that it computes on, and the one that it has computed and not pushed.
         batch, seconds: The size, copies included, and the time of its present or last computation.
-        cost: What that batch costs, in average samples; None if all samples cost alike.
+        cost: What that batch costs, in average samples; None if the worker is told no costs.
         asking: Whether a push or its answer is under way.
         arrived_at: When its last push reached all servers; None while it is under way.
         answer: An answer that is on its way.

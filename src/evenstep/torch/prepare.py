@@ -82,7 +82,7 @@ def prepare(
             above 0 per dataset index, a function of an index, called once for each at the start, or the name of a field
             of the samples. Or `evenstep.Padded(lengths)`, if batches are padded to their longest sample. Workers then
             get samples of as much cost as their speed allows, instead of as many samples, and gradients count by
-            samples as before.
+            samples as before. On parameter servers, claims are sized by cost.
 
     Returns:
         The model as a `PreparedModel`, which has yours in `.module` (for a tuple, a tuple of them), or a
