@@ -1,5 +1,7 @@
 """The costs of a pass, which a worker brings when it begins it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -62,14 +64,8 @@ def test_another_number_of_costs_than_positions_ends_the_connection(tmp_path, co
 
 def test_costs_that_do_not_fit_into_a_message_are_refused_before_memory_is_taken(tmp_path):
     server = LoneServer(tmp_path / "snapshots")
-    server.shard_state.spec = replace_length(server.shard_state.spec, 2**50)
+    server.shard_state.spec = dataclasses.replace(server.shard_state.spec, length=2**50)
     assert "do not fit into a message" in asked(server, 1, COSTS).error
-
-
-def replace_length(spec, length):
-    from dataclasses import replace as changed
-
-    return changed(spec, length=length)
 
 
 def test_a_run_with_other_costs_is_another_run(tmp_path):
