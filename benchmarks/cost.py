@@ -13,13 +13,14 @@ alike. The cases:
 The contestants:
 
 * `ddp`: as many texts for each worker, in random order
-* `ddp, grouped`: the same, in groups of like length (sorted in megabatches of 50 iterations, as `group_by_length` does)
+* `ddp, grouped`: the same, in groups of like length (sorted in megabatches of 50 iterations, as `group_by_length`
+  does), so that the texts of a global batch are alike
 * `ddp, equal cost`: unequal counts so that the cost of each worker is equal: the rule of the Transformers library's
-  rebalancing sampler, reimplemented. Of padded texts it sorts each global batch, and cuts it where all parts cost alike.
-  (Its gradients are not weighed here, which takes no time.)
+  rebalancing sampler, reimplemented. Of padded texts it sorts each global batch, and cuts it where all parts cost
+  alike. (Its gradients are not weighed here, which takes no time.)
 * `lb-bsp`: sizes follow speed, without `cost=`
 * `lb-bsp, cost`: with `cost=`, which of padded texts is `evenstep.Padded`
-* `lb-bsp, cost, grouped`: the same, with the groups of like length as the loader's sampler
+* `lb-bsp, cost, grouped`: the same, with groups of like length as the loader's sampler; padded texts only
 
 Each figure is the part of the ideal: tokens per second, without padding, over the sum of the devices' speeds.
 """
@@ -44,8 +45,10 @@ from evenstep.core.samples import balanced, balanced_padded
 from evenstep.core.values import UNLIMITED
 
 CLUSTERS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
-CASES = {"packed": 0.3, "padded": 0.06, "padded docstrings": 0.06}
-"""The seconds of an iteration of mean length, at best; padding takes several times as long."""
+CASES = {"packed": 0.25, "padded": 0.11, "padded docstrings": 0.11}
+"""The seconds of an iteration of mean length, at best."""
+PADDING = {"ddp": 0.4, "lb-bsp": 0.4}
+"""By how much these are scaled for contestants that padding takes several times as long, so that all take a while."""
 CONTESTANTS = ("ddp", "ddp, grouped", "ddp, equal cost", "lb-bsp", "lb-bsp, cost", "lb-bsp, cost, grouped")
 EACH, WARMUP, PLAIN_WARMUP, MEGABATCH = 16, 12, 2, 50
 FEATURES, MEDIAN = 16, 100
@@ -54,7 +57,7 @@ FEATURES, MEDIAN = 16, 100
 def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=16, help="measured, after the warm-up")
+    parser.add_argument("--iterations", type=int, default=14, help="measured, after the warm-up")
     options = parser.parse_args()
     if options.quick:
         options.repetitions, options.iterations = 1, 4
@@ -69,6 +72,7 @@ def main():
             "clusters": CLUSTERS,
             "global_batch_size": 4 * EACH,
             "ideal_seconds": CASES,
+            "ideal_seconds_scaled_where_padded": PADDING,
             "warmup": WARMUP,
             "iterations": options.iterations,
             "repetitions": options.repetitions,
@@ -86,7 +90,7 @@ def _figures(raw):
         for cluster, parts in clusters.items():
             where = f"{case}, {cluster}"
             figures += [record.figure(f"{where}: {name}, of the ideal", parts[name], goal=_goal(case, cluster, name))
-                        for name in CONTESTANTS]  # fmt: skip
+                        for name in _contestants(case)]  # fmt: skip
             for other, goal in _OVER[cluster].items():
                 ratios = [ours / theirs for ours, theirs in zip(parts["lb-bsp, cost"], parts[other], strict=True)]
                 figures.append(record.figure(f"{where}: lb-bsp, cost, times {other}", ratios, goal=goal))
@@ -107,6 +111,11 @@ _OVER = {
     "equal": {"ddp": ">= 1.4", "ddp, equal cost": ">= 1.0", "ddp, grouped": None},
     "1:1:2:4": {"ddp": None, "ddp, equal cost": None, "ddp, grouped": None, "lb-bsp": ">= 1.25"},
 }
+
+
+def _contestants(case):
+    """Groups of like length beside equal cost are for padded texts."""
+    return CONTESTANTS[: -1 if case == "packed" else None]
 
 
 def _goal(case, cluster, name):
@@ -135,11 +144,13 @@ def _lengths(generator, count):
 
 def _docstrings():
     """The lengths of the docstrings in the standard library's modules, in words, at most 16 times their median."""
-    found = []
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.append(len((ast.get_docstring(node, clean=False) or "").split()))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        len((ast.get_docstring(node, clean=False) or "").split())
+        for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, documented)
+    ]
     lengths = np.array([each for each in found if each])
     return np.minimum(lengths, 16 * int(np.median(lengths)))
 
@@ -149,7 +160,7 @@ def _docstrings():
 
 def _measure(rank, plan, tell):
     seed, repetitions, iterations, docstrings = plan
-    found = {case: {cluster: {name: [] for name in CONTESTANTS} for cluster in CLUSTERS} for case in CASES}
+    found = {case: {cluster: {name: [] for name in _contestants(case)} for cluster in CLUSTERS} for case in CASES}
     count = 4 * EACH * (WARMUP + iterations)
     for repetition in range(repetitions):
         for case, ideal_seconds in CASES.items():
@@ -158,10 +169,11 @@ def _measure(rank, plan, tell):
             if case == "padded docstrings":
                 lengths = generator.choice(docstrings, count)
             for cluster, speeds in CLUSTERS.items():
-                # So that an iteration of mean length takes the ideal time if no worker waits and nothing is padded.
-                scale = 4 * EACH * lengths.mean() / sum(speeds) / ideal_seconds
                 texts = _Texts(lengths, padded=case != "packed")
-                for name in CONTESTANTS:
+                for name in _contestants(case):
+                    # So that an iteration of mean length takes these seconds if no worker waits and nothing is padded.
+                    seconds = ideal_seconds * (PADDING.get(name, 1.0) if texts.padded else 1.0)
+                    scale = 4 * EACH * lengths.mean() / sum(speeds) / seconds
                     part = _run(name, rank, texts, speeds[rank] * scale, sum(speeds) * scale, seed)
                     found[case][cluster][name].append(part)
                     tell(f"{repetition + 1}/{repetitions} {case}, {cluster}, {name}: {part:.3f} of the ideal")
