@@ -1,6 +1,6 @@
 """Schemes without servers in virtual time: what the collective and local engines of the runtime do, in their order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from typing import final
 
@@ -204,23 +204,18 @@ class CollectiveRun:
                 self._problem = self._limits.stretched(self._problem)
 
     def _report(self) -> Reports:
-        passes, learns, part = self._passes, self._basis != "comparison", self._part
-        table = (
-            [
-                worker.row(round(batches / passes), spent / passes, largest, learns=learns)
-                for worker, batches, spent, largest in zip(
-                    self._workers, self._batches.tolist(), self._spent.tolist(), self._largest, strict=True
-                )
-            ]
-            if part is None
-            else [
-                worker.cost_row(load, spent, max(amounts), learns=learns)
-                for worker, load, spent, amounts in zip(
-                    self._workers, part.loads, self._spent.tolist(), part.amounts, strict=True
-                )
-            ]
-        )
-        return Reports.from_table(np.array(table, dtype=np.int64))
+        return Reports.from_table(np.array(list(self._rows()), dtype=np.int64))
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        passes, learns, seconds = self._passes, self._basis != "comparison", self._spent.tolist()
+        if self._part is not None:
+            part = self._part
+            for worker, load, spent, amounts in zip(self._workers, part.loads, seconds, part.amounts, strict=True):
+                yield worker.cost_row(load, spent, max(amounts), learns=learns)
+            return
+        batches = self._batches.tolist()
+        for worker, batch, spent, largest in zip(self._workers, batches, seconds, self._largest, strict=True):
+            yield worker.row(round(batch / passes), spent / passes, largest, learns=learns)
 
     def _write(self, reports: Reports, slowest: float) -> None:
         assert self._log is not None
