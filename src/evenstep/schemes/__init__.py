@@ -1,7 +1,6 @@
 """The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
 
 from evenstep.schemes.collective import auto, bsp, dbs, lb_bsp, local_sgd, static
-from evenstep.schemes.costs import require_costs
 from evenstep.schemes.grouped import group_servers, grouped, placed
 from evenstep.schemes.recipe import (
     DEFAULT,
@@ -37,7 +36,6 @@ __all__ = [
     "recipe",
     "recipe_modules",
     "recipe_named",
-    "require_costs",
     "sizes_of",
     "ssp",
     "static",

@@ -15,7 +15,8 @@ from evenstep.core.samples import Ledger
 from evenstep.core.sync import Sync
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme, group_servers, placed, require_costs
+from evenstep.schemes import Scheme, group_servers, placed
+from evenstep.schemes.costs import require_costs
 from evenstep.sim.costs import CostsOfSamples, SampleCosts
 
 _BATCH: Final = Number(whole=True, least=1, most=2**62)

@@ -14,7 +14,8 @@ from evenstep.core.samples import Costs
 from evenstep.core.shown import shown
 from evenstep.protocol.messages import COST_BYTES
 from evenstep.protocol.run_spec import MAX_BYTES
-from evenstep.schemes import Scheme, require_costs
+from evenstep.schemes import Scheme
+from evenstep.schemes.costs import require_costs
 from evenstep.torch.data.order import EpochOrder
 from evenstep.torch.data.sampling import Positions
 from evenstep.torch.request import Request
