@@ -45,6 +45,7 @@ def test_a_groups_push_is_one_step_with_the_mean_of_its_members_gradients(tmp_pa
         for parameter, gradient, before in zip(model.parameters(), gradients, stale, strict=True):
             moved = step.compensation * gradient.abs() * (parameter.detach() - before)
             parameter.grad = step.gradient_factor * (gradient + moved)
+            parameter.data.sub_(parameter.grad, alpha=step.direct)
         optimizer.param_groups[0].update(step.options)
         optimizer.step()
     expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
