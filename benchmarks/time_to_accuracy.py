@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 TASKS = {
     "digits": Task(stacked.digits, 20, 150, 1.0, 95.0, 2),
     "letters": Task(stacked.letters, 20, 240, 2.0, 32.0, 2),
-    "text": Task(stacked.text, 10, 180, 3.0, 2.3, 1),
+    "text": Task(stacked.text, 10, 180, 3.0, 2.4, 2),
 }
 MOMENTUM, NESTEROV = "SGD, momentum 0.9", "SGD, Nesterov 0.9"
 
