@@ -62,23 +62,22 @@ TASKS = {
 MOMENTUM, NESTEROV = "SGD, momentum 0.9", "SGD, Nesterov 0.9"
 
 
-def _grid(first, count, factor=2**0.5):
+def grid(first, count, factor=2**0.5):
+    """So many rates, each so many times the one before."""
     return [float(f"{first * factor**number:.3g}") for number in range(count)]
 
 
 KINDS = {
     MOMENTUM: Kind(
         lambda rates: side_by_side.sgd(rates, 0.9),
-        {"digits": _grid(0.1, 10), "letters": _grid(0.2, 10), "text": _grid(0.1, 6, 2)},
+        {"digits": grid(0.1, 10), "letters": grid(0.2, 10), "text": grid(0.1, 6, 2)},
     ),
     NESTEROV: Kind(
         lambda rates: side_by_side.sgd(rates, 0.9, nesterov=True),
-        {"digits": _grid(0.1, 10), "letters": _grid(0.2, 10), "text": _grid(0.1, 6, 2)},
+        {"digits": grid(0.1, 10), "letters": grid(0.2, 10), "text": grid(0.1, 6, 2)},
     ),
-    "SGD": Kind(side_by_side.sgd, {"digits": _grid(0.4, 10), "letters": _grid(1.6, 10), "text": _grid(0.4, 6, 2)}),
-    "Adam": Kind(
-        side_by_side.adam, {"digits": _grid(0.008, 10), "letters": _grid(0.008, 10), "text": _grid(0.002, 6, 2)}
-    ),
+    "SGD": Kind(side_by_side.sgd, {"digits": grid(0.4, 10), "letters": grid(1.6, 10), "text": grid(0.4, 6, 2)}),
+    "Adam": Kind(side_by_side.adam, {"digits": grid(0.008, 10), "letters": grid(0.008, 10), "text": grid(0.002, 6, 2)}),
 }
 
 
@@ -94,7 +93,7 @@ def main():
     began = time.monotonic()
     rows = []
     for task in options.tasks[:1] if options.quick else options.tasks:
-        bench = Bench(task, options)
+        bench = Bench(task, options, KINDS)
         for regime in REGIMES[1:2] if options.quick else REGIMES:
             for scheme in (BASELINE, "asp", "local-sgd") if options.quick else SCHEMES:
                 rows += _kept(options.rows, bench, regime, scheme)
@@ -140,9 +139,10 @@ def _kept(folder, bench, regime, scheme):
 
 
 class Bench:
-    """Trains one task. Schedules that differ in times alone are trained once."""
+    """Trains one task with optimizers by name. Schedules that differ in times alone are trained once."""
 
-    def __init__(self, name, options):
+    def __init__(self, name, options, kinds):
+        self.kinds = kinds
         self.name, self.spec, self.task = name, TASKS[name], TASKS[name].make()
         self.seeds = [options.seed + number for number in range(1 if options.quick else SEEDS)]
         self.folds = range(1 if options.quick else self.spec.folds)
@@ -151,13 +151,13 @@ class Bench:
 
     def cell(self, regime, scheme):
         """A row for each optimizer: its rate, and for each seed the seconds to the target and the curve."""
-        grids = {kind: each.grid[self.name] for kind, each in KINDS.items()}
+        grids = {kind: each.grid[self.name] for kind, each in self.kinds.items()}
         on_held_out = [
-            self._curves(regime, scheme, TUNING_SEED + fold, grids, self.task.held_out(fold)) for fold in self.folds
+            self.curves(regime, scheme, TUNING_SEED + fold, grids, self.task.held_out(fold)) for fold in self.folds
         ]
         rates = {kind: self._best(grids[kind], [each[kind] for each in on_held_out]) for kind in grids}
         by_seed = [
-            self._curves(regime, scheme, seed, {kind: [rate] for kind, rate in rates.items()}, self.task)
+            self.curves(regime, scheme, seed, {kind: [rate] for kind, rate in rates.items()}, self.task)
             for seed in self.seeds
         ]
         return [
@@ -171,14 +171,14 @@ class Bench:
             for kind, rate in rates.items()
         ]  # fmt: skip
 
-    def _curves(self, regime, scheme, seed, rates, task):
+    def curves(self, regime, scheme, seed, rates, task):
         """For each optimizer a curve for each rate: pairs of seconds and what is measured, less the better."""
         batch = self.spec.size * len(regimes.SPEEDS)
         scenario = Scenario(
             cluster=regimes.cluster(regime, seed, batch), scheme=parse_scheme(scheme), global_batch_size=batch,
             iterations=self.iterations, epoch_samples=batch * EPOCH,
         )  # fmt: skip
-        optimizers = [KINDS[kind].make(each) for kind, each in rates.items()]
+        optimizers = [self.kinds[kind].make(each) for kind, each in rates.items()]
         if scenario.scheme.period:
             points = side_by_side.train_locally(task, scenario, self.spec.size, optimizers, seed)
         else:
@@ -245,15 +245,15 @@ def _seconds(row):
     return median(math.inf if each is None else each for each in row["seconds_to_target"])
 
 
-def _ratio(rows, row):
+def ratio(rows, row):
     """Seconds to the target over the baseline's, of the medians; None where either did not get there."""
     (base,) = (
         each
         for each in rows
         if each["scheme"] == BASELINE and all(each[key] == row[key] for key in ("task", "regime", "optimizer"))
     )
-    ratio = _seconds(row) / _seconds(base) if math.isfinite(_seconds(base)) else math.inf
-    return ratio if math.isfinite(ratio) else None
+    over = _seconds(row) / _seconds(base) if math.isfinite(_seconds(base)) else math.inf
+    return over if math.isfinite(over) else None
 
 
 def _of(rows, **wanted):
@@ -265,11 +265,11 @@ def _figures(rows):
     figures = []
     for row in _of(rows, optimizer=MOMENTUM):
         aimed = row["scheme"].partition(":")[0] in ("dssp", "grouped") and row["regime"] in ("episodic", "jitter")
-        if aimed and (ratio := _ratio(rows, row)) is not None:
+        if aimed and (over := ratio(rows, row)) is not None:
             name = (
                 f"{row['task']}, {row['regime']}, {MOMENTUM}: {row['scheme']}, seconds to the target over {BASELINE}'s"
             )
-            figures.append(record.figure(name, [ratio], goal="<= 1"))
+            figures.append(record.figure(name, [over], goal="<= 1"))
     return figures or [record.figure("cells", [len(rows)])]
 
 
@@ -287,7 +287,7 @@ def _means(rows, kind):
     lines = []
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
         ratios = [
-            [_ratio(rows, row) for row in _of(rows, optimizer=kind, scheme=scheme, regime=regime)] for regime in shown
+            [ratio(rows, row) for row in _of(rows, optimizer=kind, scheme=scheme, regime=regime)] for regime in shown
         ]
         lines.append([scheme, *("never" if None in each else f"{geometric_mean(each):.2f}" for each in ratios)])
     title = f"{kind}: seconds to the target over {BASELINE}'s, geometric mean over the tasks"
@@ -303,9 +303,9 @@ def _table(rows, task, kind):
         line = [scheme]
         for regime in shown:
             (row,) = _of(here, scheme=scheme, regime=regime)
-            ratio = _ratio(rows, row)
+            over = ratio(rows, row)
             line.append(f"{_seconds(row):.1f}" if math.isfinite(_seconds(row)) else "never")
-            line.append("-" if ratio is None else f"{ratio:.2f}")
+            line.append("-" if over is None else f"{over:.2f}")
             line.append(f"{abs(fmean(row['final'])):.{2 if unit == 'loss' else 1}f}")
             line.append(f"{row['rate']:g}{' (edge)' if row['at_the_edge_of_the_grid'] else ''}")
         lines.append(line)
