@@ -87,7 +87,7 @@ def main():
         tables=[*(_table(cells, regime) for regime in REGIMES), *([_trained_table(trained)] if trained else [])],
         raw={
             "simulated": [{**cell._asdict(), "scheme": cell.scheme, **each} for cell, each in cells.items()],
-            "trained": [{**cell._asdict(), **each, "curve": len(each.curve)} for cell, each in trained.items()],
+            "trained": [{**cell._asdict(), **each, "curve": len(each["curve"])} for cell, each in trained.items()],
         },
         overrun=record.overruns({cell.scheme: [learning.overruns(each)] for cell, each in trained.items()})
         if trained else None,

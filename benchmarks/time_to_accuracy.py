@@ -77,7 +77,7 @@ KINDS = {
         {"digits": grid(0.1, 10), "letters": grid(0.2, 10), "text": grid(0.1, 6, 2)},
     ),
     "SGD": Kind(side_by_side.sgd, {"digits": grid(0.4, 10), "letters": grid(1.6, 10), "text": grid(0.4, 6, 2)}),
-    "Adam": Kind(side_by_side.adam, {"digits": grid(0.008, 10), "letters": grid(0.008, 10), "text": grid(0.002, 6, 2)}),
+    "Adam": Kind(side_by_side.adam, {"digits": grid(0.008, 10), "letters": grid(0.016, 10), "text": grid(0.002, 6, 2)}),
 }
 
 
