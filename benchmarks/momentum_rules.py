@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from statistics import fmean, geometric_mean
+from typing import NamedTuple
 
 import torch
 from harness import record, side_by_side
@@ -137,6 +138,22 @@ def without_momentum(rates):
     return side_by_side.sgd([rate / (1 - MU) for rate in rates])
 
 
+class AdamBySamples(side_by_side.Optimizer):
+    """Adam whose betas are those of the push's part of the global batch, beta^s, so that moments count samples."""
+
+    def __init__(self, rates):
+        super().__init__(rates, betas=(MU, 0.999))
+
+    def given(self, weights, event):
+        if self.buffer is None:
+            return weights
+        return weights - sum_of_powers(event.behind) * self.rates * self._direction(self.latest)
+
+    def commit(self, weights, gradient, computed_on, event):
+        self.latest = {"betas": tuple(beta**event.share for beta in self.options["betas"])}
+        return weights - event.share * self.rates * self._stepped(gradient, self.latest)
+
+
 RULES = {
     OURS: ours,
     BEFORE: ByCommits,
@@ -151,52 +168,87 @@ RULES = {
 }
 
 
+class Family(NamedTuple):
+    """Rules that are compared with each other: by what a barrier trains with, the first being the baseline."""
+
+    plain: dict
+    rules: dict
+    grids: dict
+
+
+FAMILIES = {
+    MOMENTUM: Family(PLAIN, RULES, {"digits": grid(0.025, 14), "letters": grid(0.1, 14)}),
+    "Adam": Family(
+        {"Adam": side_by_side.adam},
+        {"betas by commits (as it is)": side_by_side.adam, "betas by samples": AdamBySamples},
+        {"digits": grid(0.008, 10), "letters": grid(0.016, 10)},
+    ),
+}
+
+
 def main():
     options = record.arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    grids = {"digits": grid(0.025, 14), "letters": grid(0.1, 14)}
     rows, equal = [], []
-    for name in list(grids)[:1] if options.quick else grids:
-        plain = Bench(name, options, {kind: Kind(partial(make, momentum=MU), grids) for kind, make in PLAIN.items()})
-        rules = Bench(name, options, {rule: Kind(make, grids) for rule, make in RULES.items()})
-        for regime in REGIMES[1:2] if options.quick else REGIMES:
-            began = time.monotonic()
-            barrier = plain.cell(regime, BASELINE)
-            rows += [{**row, "rule": row["optimizer"]} for row in barrier]
-            rate = barrier[0]["rate"]
-            equal += _equal(plain, regime, BASELINE, rate)
-            for scheme in SCHEMES[:1] if options.quick else SCHEMES:
-                rows += [{**row, "rule": row["optimizer"], "optimizer": MOMENTUM} for row in rules.cell(regime, scheme)]
-                equal += _equal(rules, regime, scheme, rate)
-            record.console.print(f"  {name}, {regime}: {time.monotonic() - began:.0f} s")
+    for name in ("digits",) if options.quick else ("digits", "letters"):
+        for kind, family in FAMILIES.items():
+            _compare(name, kind, family, options, rows, equal)
     done = record.publish(
         "momentum_rules",
-        "Rules for stale commits of SGD with momentum 0.9, real gradients in virtual time",
+        "Rules for stale commits of SGD with momentum 0.9, and of Adam, real gradients in virtual time",
         options,
         config={
-            "momentum": MU, "schemes": SCHEMES, "grids": grids, "epoch_global_batches": EPOCH,
-            "targets": {name: TASKS[name].target for name in grids},
-            "rules": {name: (make.func if isinstance(make, partial) else make).__doc__ for name, make in RULES.items()},
+            "momentum": MU, "schemes": SCHEMES, "epoch_global_batches": EPOCH,
+            "grids": {kind: family.grids for kind, family in FAMILIES.items()},
+            "targets": {name: TASKS[name].target for name in ("digits", "letters")},
+            "rules": {
+                name: (make.func if isinstance(make, partial) else make).__doc__
+                for family in FAMILIES.values()
+                for name, make in family.rules.items()
+            },
             "tuned": "by time to the target on held-out fifths of the training data, with other seeds",
-            "at equal samples": f"with the rate that is best for {BASELINE} with momentum, and with twice it",
+            "at equal samples": f"with the rate that is best for {BASELINE}, and with twice it",
         },
         figures=_figures(rows, equal),
-        tables=[_times(rows), *(_accuracies(equal, times) for times in (1, 2))],
+        tables=[
+            table
+            for kind in FAMILIES
+            for table in (_times(rows, kind), *(_accuracies(equal, kind, times) for times in (1, 2)))
+        ],
         raw={"rows": rows, "equal_samples": equal},
     )  # fmt: skip
     return 0 if done else 1
 
 
-def _equal(bench, regime, scheme, rate):
+def _compare(name, kind, family, options, rows, equal):
+    """Adds to the rows those of a task: tuned ones, and at equal rates. Their `optimizer` is the family."""
+    plain, rules = (
+        Bench(name, options, {rule: Kind(make, family.grids) for rule, make in makes.items()})
+        for makes in (family.plain, family.rules)
+    )
+    for regime in REGIMES[1:2] if options.quick else REGIMES:
+        began = time.monotonic()
+        barrier = plain.cell(regime, BASELINE)
+        rate = barrier[0]["rate"]
+        equal += _equal(plain, kind, regime, BASELINE, rate)
+        cells = barrier
+        for scheme in SCHEMES[:1] if options.quick else SCHEMES:
+            cells = cells + rules.cell(regime, scheme)
+            equal += _equal(rules, kind, regime, scheme, rate)
+        rows += [{**row, "rule": row["optimizer"], "optimizer": kind} for row in cells]
+        record.console.print(f"  {name}, {kind}, {regime}: {time.monotonic() - began:.0f} s")
+
+
+def _equal(bench, kind, regime, scheme, rate):
     """Final accuracies of all rules at a given rate and at twice it, by seed."""
     by_seed = [
         bench.curves(regime, scheme, seed, {rule: [rate, 2 * rate] for rule in bench.kinds}, bench.task)
         for seed in bench.seeds
     ]
     return [
-        {"task": bench.name, "regime": regime, "scheme": scheme, "rule": rule, "rate": times * rate, "times": times,
-         "final": [-final(each[rule][number]) for each in by_seed]}
+        {"task": bench.name, "regime": regime, "scheme": scheme, "optimizer": kind, "rule": rule, "rate": times * rate,
+         "times": times, "final": [-final(each[rule][number]) for each in by_seed]}
         for rule in bench.kinds
         for number, times in enumerate((1, 2))
     ]  # fmt: skip
@@ -223,43 +275,52 @@ def _figures(rows, equal):
 
 
 def _comparable(rows):
-    """Without the barrier's second optimizer, so that each cell has one baseline."""
+    """Without the barrier's other optimizer, so that each cell has one baseline."""
     return [row for row in rows if row["rule"] != NESTEROV]
 
 
-def _times(rows):
-    """Over the baseline with momentum, by task and regime; the geometric mean over the schemes."""
-    cells = list(dict.fromkeys((row["task"], row["regime"]) for row in rows))
-    lines = []
-    for rule in dict.fromkeys(row["rule"] for row in rows):
-        line = [f"{BASELINE}, {rule}" if rule in PLAIN else rule]
-        for task, regime in cells:
-            here = [row for row in rows if (row["rule"], row["task"], row["regime"]) == (rule, task, regime)]
-            ratios = [ratio(_comparable(rows), {**row, "optimizer": MOMENTUM}) for row in here]
-            line.append("never" if None in ratios else f"{geometric_mean(ratios):.2f}")
-        lines.append(line)
+def _times(rows, kind):
+    """Over the baseline, by task and regime; the geometric mean over the schemes."""
+    here = [row for row in rows if row["optimizer"] == kind]
+
+    def told(each):
+        ratios = [ratio(_comparable(rows), row) for row in each]
+        return "never" if None in ratios else f"{geometric_mean(ratios):.2f}"
+
     title = (
-        f"Seconds to the target over those of {BASELINE} with momentum, each at its own best rate;"
+        f"{kind}: seconds to the target over those of {BASELINE}, each at its own best rate;"
         f" geometric mean over {', '.join(SCHEMES)}"
     )
-    return record.table(title, ("rule", *(f"{task}, {regime}" for task, regime in cells)), lines)
+    return _by_cell(title, kind, here, told)
 
 
-def _accuracies(equal, times):
-    cells = list(dict.fromkeys((row["task"], row["regime"]) for row in equal))
-    lines = []
-    for rule in dict.fromkeys(row["rule"] for row in equal):
-        line = [f"{BASELINE}, {rule}" if rule in PLAIN else rule]
-        for task, regime in cells:
-            here = [
-                fmean(row["final"])
-                for row in equal
-                if (row["rule"], row["task"], row["regime"], row["times"]) == (rule, task, regime, times)
-            ]
-            line.append(f"{fmean(here):.1f} ({min(here):.1f})")
-        lines.append(line)
+def _accuracies(equal, kind, times):
+    here = [row for row in equal if (row["optimizer"], row["times"]) == (kind, times)]
+
+    def told(each):
+        finals = [fmean(row["final"]) for row in each]
+        return f"{fmean(finals):.1f} ({min(finals):.1f})"
+
     which = "the rate" if times == 1 else "twice the rate"
-    title = f"Accuracy in % at equal samples with {which} that is best for {BASELINE}: mean over the schemes (lowest)"
+    title = (
+        f"{kind}: accuracy in % at equal samples with {which} that is best for {BASELINE}; mean (lowest) of the schemes"
+    )
+    return _by_cell(title, kind, here, told)
+
+
+def _by_cell(title, kind, rows, told):
+    """A table of rules by task and regime."""
+    cells = list(dict.fromkeys((row["task"], row["regime"]) for row in rows))
+    lines = [
+        [
+            f"{BASELINE}, {rule}" if rule in FAMILIES[kind].plain else rule,
+            *(
+                told([row for row in rows if (row["rule"], row["task"], row["regime"]) == (rule, *cell)])
+                for cell in cells
+            ),
+        ]
+        for rule in dict.fromkeys(row["rule"] for row in rows)
+    ]
     return record.table(title, ("rule", *(f"{task}, {regime}" for task, regime in cells)), lines)
 
 
