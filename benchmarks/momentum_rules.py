@@ -18,7 +18,10 @@ MU = 0.9
 OURS, BEFORE = "momentum by samples", "momentum by commits (0.2.0)"
 REGIMES = ("persistent", "episodic", "jitter")
 SCHEMES = ("asp", "dssp:load=lb-bsp", "grouped:groups=4,inside=lb-bsp")
-PLAIN = {MOMENTUM: side_by_side.sgd, NESTEROV: partial(side_by_side.sgd, nesterov=True)}
+PLAIN = {
+    MOMENTUM: partial(side_by_side.sgd, momentum=MU),
+    NESTEROV: partial(side_by_side.sgd, momentum=MU, nesterov=True),
+}
 """What a barrier trains with."""
 
 
