@@ -17,7 +17,8 @@ class Weight:
         self.weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         self.optimizer = make([self.weight], **options)
         # All that torch has, as a worker sends them.
-        self.options = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
+        unsent = ("params", "foreach", "differentiable", "fused")
+        self.options = {name: value for name, value in self.optimizer.param_groups[0].items() if name not in unsent}
 
     def commit(self, gradient, **about):
         step = commit_step(self.options, **about)
@@ -74,6 +75,11 @@ def test_with_sgds_momentum_the_gradient_follows_and_momentum_counts_samples(opt
         "weight_decay": pytest.approx(expected * options["weight_decay"] / momentum, rel=1e-12),
         "nesterov": False,
     }
+
+
+def test_another_optimizer_with_a_dampening_is_not_taken_for_sgd():
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "trust": 0.001}
+    assert commit_step(options, share=0.5, behind=0.0) == (options | {"lr": 0.05}, 1.0, 0.0, 0.0)
 
 
 def test_options_that_an_optimizer_lacks_are_not_made_up():

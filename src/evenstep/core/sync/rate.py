@@ -15,6 +15,8 @@ _DAMPED_PART: Final = 0.3
 """The part of momentum's gain that one global batch of staleness takes back, except under SGD."""
 _COMPENSATION: Final = 3.0
 """Per unit of a weight."""
+_OF_SGD: Final = frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"})
+"""The options of torch's SGD, the only one of its optimizers that has a dampening."""
 
 
 class Step(NamedTuple):
@@ -67,7 +69,7 @@ def commit_step(
         raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
     if rule == "raw" or (share, behind) == (1.0, 0.0):
         return Step(dict(options))
-    if "dampening" in options and _number(options, "momentum"):
+    if "dampening" in options and options.keys() <= _OF_SGD and _number(options, "momentum"):
         return _momentum_step(options, share, behind)
     new = dict(options)
     new["lr"] = _number(options, "lr") * share / (1.0 + behind * _DAMPED_PART * (_gain(options) - 1.0))
@@ -78,7 +80,7 @@ def commit_step(
 
 
 def _momentum_step(options: Mapping[str, object], share: float, behind: float) -> Step:
-    """Of SGD with momentum, the only one of torch's optimizers that has a dampening."""
+    """Of SGD with momentum."""
     rate, momentum = _number(options, "lr"), _number(options, "momentum")
     factor = share / (1.0 + momentum * behind)
     new = dict(options)
