@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from harness import clusters, learning, record, tasks, tuning
+from harness import learning, record, regimes, tasks, tuning
+from harness.regimes import EPISODES, REGIMES, SECONDS, SPEEDS
 from harness.workers import run_workers
 
-from evenstep.cluster.slowness import Episodic, Jitter
 from evenstep.core.errors import ConfigError
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
@@ -25,20 +25,8 @@ from evenstep.telemetry import Silent
 LOADS = ("bsp", "lb-bsp", "dbs")
 SYNCS = ("barrier", "ssp", "dssp", "asp")
 ONE, BY_RANK, BY_SPEED = GROUPS = ("one group", "4 groups", "4 by speed")
-SPEEDS = (2, 1, 4, 1, 1.5, 3, 1, 2)
-ALIKE = (1, 3) * (len(SPEEDS) // 2)
-"""Hosts that are alike, a group each, with an older and a newer device."""
-EQUAL = (1,) * len(SPEEDS)
-EPISODES = {"factor": 3.0, "period": 60, "shortest": 5, "longest": 35}
-SPREAD = 0.3
-REGIMES = {
-    "persistent": f"speeds {':'.join(map(str, SPEEDS))}, lasting",
-    "episodic": "equal workers, each 3x slower in episodes of 5 to 35 iterations, one in every 60",
-    "jitter": "equal workers, jitter of 30 %",
-    "mixed": f"speeds {':'.join(map(str, ALIKE))}, and jitter of 30 %",
-}
-SIZE, SECONDS = 20, 0.5
-"""Samples and seconds of a worker's iteration, of the mean speed."""
+SIZE = 20
+"""Samples of a worker's iteration, of the mean speed."""
 ITERATIONS, EPOCH = 480, 60
 """Of a simulated run and of its epochs, in global batches."""
 
@@ -99,7 +87,7 @@ def main():
         tables=[*(_table(cells, regime) for regime in REGIMES), *([_trained_table(trained)] if trained else [])],
         raw={
             "simulated": [{**cell._asdict(), "scheme": cell.scheme, **each} for cell, each in cells.items()],
-            "trained": [{**cell._asdict(), **each, "curve": len(each.curve)} for cell, each in trained.items()],
+            "trained": [{**cell._asdict(), **each, "curve": len(each["curve"])} for cell, each in trained.items()],
         },
         overrun=record.overruns({cell.scheme: [learning.overruns(each)] for cell, each in trained.items()})
         if trained else None,
@@ -115,17 +103,6 @@ def _name(cell):
     return f"{cell.load}, {cell.sync}, {cell.groups}"
 
 
-def _cluster(regime, seed):
-    disturbance = {
-        "episodic": Episodic(**EPISODES, seed=seed),
-        "jitter": Jitter(spread=SPREAD, seed=seed),
-        "mixed": Jitter(spread=SPREAD, seed=seed),
-    }.get(regime)
-    speeds = {"persistent": SPEEDS, "mixed": ALIKE}.get(regime, EQUAL)
-    disturbances = [] if disturbance is None else [(worker, disturbance) for worker in range(len(speeds))]
-    return clusters.cluster_of(clusters.proportional(speeds, _batch(), SECONDS), disturbances)
-
-
 # In virtual time.
 
 
@@ -133,8 +110,8 @@ def _simulated(cell, seed, iterations, epoch, *, drop_last=False):
     """Samples/s, that over the sum of the speeds, and global batches that a push has missed; or why it is refused."""
     try:
         scenario = Scenario(
-            cluster=_cluster(cell.regime, seed), scheme=parse_scheme(cell.scheme), global_batch_size=_batch(),
-            iterations=iterations, epoch_samples=epoch, drop_last=drop_last,
+            cluster=regimes.cluster(cell.regime, seed, _batch()), scheme=parse_scheme(cell.scheme),
+            global_batch_size=_batch(), iterations=iterations, epoch_samples=epoch, drop_last=drop_last,
         )  # fmt: skip
     except ConfigError as error:
         return {"refused": str(error)}
@@ -210,8 +187,8 @@ def _train_all(rank, work, tell):
 def _run(cell, work):
     return learning.Run(
         scheme=cell.scheme, seed=work["seed"], optimizer=partial(MAKE, lr=work["rate"]),
-        cluster=_cluster(cell.regime, work["seed"]), global_batch_size=_batch(), epochs=work["epochs"], passes=PASSES,
-        copy_every=10**9,
+        cluster=regimes.cluster(cell.regime, work["seed"], _batch()), global_batch_size=_batch(),
+        epochs=work["epochs"], passes=PASSES, copy_every=10**9,
     )  # fmt: skip
 
 

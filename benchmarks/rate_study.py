@@ -18,7 +18,7 @@ import torch
 from harness import record
 from sklearn.datasets import load_digits
 
-from evenstep.core.sync.rate import commit_step, look_ahead
+from evenstep.core.sync.rate import Step, commit_step, look_ahead
 
 SEEDS, JITTER = 3, 0.1
 CLUSTERS = {
@@ -49,7 +49,7 @@ LETTERS = " abcdefghijklmnopqrstuvwxyz.,'_("
 
 
 class Rule(NamedTuple):
-    """step: (options, share, staleness in global batches and in versions) -> options, factor and compensation.
+    """step: (options, share, staleness in global batches and in versions) -> a `core.sync.rate.Step`.
 
     ahead: (options, staleness in versions) -> how many momentum buffers the weights that are given out are moved on by.
     """
@@ -64,12 +64,15 @@ OURS = Rule(
 )
 
 
-def _ours_but(part=0.3, compensation=3.0, ahead=look_ahead):
-    """As ours, with another part of the gain taken back at a staleness of one global batch, or less made up for."""
+def _by_commits(part=0.3, compensation=3.0, ahead=look_ahead):
+    """As in 0.2.0, or with another part of the gain taken back at a staleness of one global batch, or less made up for.
+
+    Momentum counts commits.
+    """
 
     def step(given, share, batches, _):
         gain = 1 / (1 - given.get("momentum", 0.0))
-        return given, share / (1 + part * batches * (gain - 1)), compensation
+        return Step(given, share / (1 + part * batches * (gain - 1)), compensation)
 
     return Rule(step, ahead)
 
@@ -86,7 +89,7 @@ def _rule(rate=lambda s, m, batches, versions: s, memory="kept"):
             new["momentum"] = momentum**power if power else 0.0
             if memory == "damped":
                 new["dampening"] = 1 - (1 - new["momentum"]) / (1 - momentum)
-        return new, 1.0, 0.0
+        return Step(new)
 
     return Rule(step)
 
@@ -109,12 +112,13 @@ RULES = {
     "ours": OURS,
     "raw": Rule(lambda given, share, batches, _: commit_step(given, share=share, behind=batches, rule="raw")),
     "ours, without looking ahead": Rule(OURS.step),
-    "ours, nothing made up for": _ours_but(compensation=0.0),
-    "ours, neither": _ours_but(compensation=0.0, ahead=None),
-    "ours, the whole gain taken back": _ours_but(part=1.0),
-    "ours, half of it": _ours_but(part=0.5),
-    "ours, half of it, nothing made up for": _ours_but(part=0.5, compensation=0.0),
-    "ours, none of it": _ours_but(part=0.0),
+    "by commits (0.2.0)": _by_commits(),
+    "by commits, nothing made up for": _by_commits(compensation=0.0),
+    "by commits, neither": _by_commits(compensation=0.0, ahead=None),
+    "by commits, the whole gain taken back": _by_commits(part=1.0),
+    "by commits, half of it": _by_commits(part=0.5),
+    "by commits, half of it, nothing made up for": _by_commits(part=0.5, compensation=0.0),
+    "by commits, none of it": _by_commits(part=0.0),
     "lr s": _rule(),
     "lr s, mu^s (Decision 5)": _rule(memory="power"),
     "lr s, mu^s damped": _rule(memory="damped"),
@@ -135,14 +139,14 @@ LONG_RULES = {
     "same, sigma at least 1 - s": _rule(lambda s, m, batches, _: s / (1 + max(batches, 1 - s) * m / (1 - m))),
     "same, sigma + s": _rule(lambda s, m, batches, _: s / (1 + (batches + s) * m / (1 - m))),
 }
-PLAIN_RULES = {name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu", "same", "ours,"))}
+PLAIN_RULES = {
+    name: rule
+    for name, rule in RULES.items()
+    if not any(word in name for word in ("mu", "same", "ours,", "by commits"))
+}
 """Without momentum the others equal `lr s`."""
 ADAM_RULES = {
-    **{
-        name: rule
-        for name, rule in RULES.items()
-        if not any(word in name for word in ("mu^", "mu 0", "gain", "of it", "made up", "neither"))
-    },
+    **{name: rule for name, rule in RULES.items() if not any(word in name for word in ("mu^", "mu 0", "by commits"))},
     "lr s, betas^s": _rule(memory="power"),
     "lr sqrt(s), betas^s": _rule(lambda s, m, batches, _: s**0.5, memory="power"),
     "lr s / (1 + sigma mu/(1-mu)), betas^s": _rule(_horizon(1.0), memory="power"),
@@ -232,10 +236,12 @@ class Stack:
         if key not in self.columns:
             self.columns[key] = self._columns(steps())
         self.steps += 1
-        factor, compensation, *columns = self.columns[key]
+        factor, compensation, direct, *columns = self.columns[key]
         if compensation.any():
             gradient = gradient + compensation * gradient.abs() * (self.weights - computed_on)
-        (self._adam if self.adam else self._sgd)(gradient * factor, *columns)
+        gradient = gradient * factor
+        self.weights = self.weights - direct * gradient
+        (self._adam if self.adam else self._sgd)(gradient, *columns)
 
     def given(self, key, distances):
         """The weights that a worker is given, moved on along the momentum."""
@@ -278,12 +284,12 @@ class Stack:
         self.weights = self.weights * (1 - rate * decay) - rate_corrected * self.mean / corrected
 
 
-def _distance(run, share, stale):
-    """How far on the weights are for a worker whose last push was stale by so many versions, as the next may be."""
+def _distance(run, stale, batches):
+    """How far on the weights are for a worker whose last push was stale by so much, as the next may be."""
     rule, options = run
-    if rule.ahead is None:
+    if rule.ahead is None or not stale:
         return 0.0
-    return rule.ahead(rule.step(options, share, stale * share, stale)[0], stale)
+    return rule.ahead(rule.step(options, batches / stale, batches, stale).options, stale)
 
 
 def train(task, runs, speeds, seeds, *, parts=None):
@@ -306,18 +312,18 @@ def train(task, runs, speeds, seeds, *, parts=None):
     left, taken = samples * task.epochs // task.batch * task.batch, 0
     queue, version, committed, staleness = [], 0, 0, []
 
-    def pull(worker, now, stale):
+    def pull(worker, now, stale, batches):
         nonlocal taken
         size = min(round(sizes[worker]), left - taken)
         if size:
             rows = torch.from_numpy(orders[:, taken : taken + size])
             taken += size
             ends = now + max(0.2, draws.normal(1.0, JITTER)) * sizes[worker] / (sizes[0] * speeds[worker])
-            weights = stack.given((stale, size), lambda: [_distance(each, size / task.batch, stale) for each in runs])
+            weights = stack.given((stale, batches), lambda: [_distance(each, stale, batches) for each in runs])
             heapq.heappush(queue, (ends, worker, weights, rows, version, committed))
 
     for worker in range(len(speeds)):
-        pull(worker, 0.0, 0)
+        pull(worker, 0.0, 0, 0.0)
     while queue:
         now, worker, weights, rows, pulled, before = heapq.heappop(queue)
         stale, batches, share = version - pulled, (committed - before) / task.batch, rows.shape[1] / task.batch
@@ -329,7 +335,7 @@ def train(task, runs, speeds, seeds, *, parts=None):
         staleness.append(batches)
         version += 1
         committed += rows.shape[1]
-        pull(worker, now, stale)
+        pull(worker, now, stale, batches)
     return task.accuracy(stack.weights).tolist(), mean(staleness)
 
 

@@ -123,23 +123,23 @@ def _gathered(told, run, task, folder):
     if everybody is None:
         return None
     weights = everybody[0]["weights"]
-    apart = max(float((a - b).abs().max()) for each in everybody for a, b in zip(each.weights, weights, strict=True))
+    apart = max(float((a - b).abs().max()) for each in everybody for a, b in zip(each["weights"], weights, strict=True))
     loss, accuracy = evaluate(task.train, weights)[0], evaluate(task.test, weights)[1]
     return {
         "scheme": run.scheme,
         "seed": run.seed,
-        "seconds": max(each.ended for each in everybody),
-        "samples": sum(each.samples for each in everybody),
-        "samples_by_worker": [each.samples for each in everybody],
-        "iterations_by_worker": [each.iterations for each in everybody],
-        "overruns_by_worker": [each.overruns for each in everybody],
+        "seconds": max(each["ended"] for each in everybody),
+        "samples": sum(each["samples"] for each in everybody),
+        "samples_by_worker": [each["samples"] for each in everybody],
+        "iterations_by_worker": [each["iterations"] for each in everybody],
+        "overruns_by_worker": [each["overruns"] for each in everybody],
         "accuracy": accuracy,
         "training_loss": loss,
         # A guess that knows nothing has the logarithm of the classes; `not <` is true of NaN as well.
         "diverged": not loss < float(torch.tensor(task.classes).log()),
         "weights_apart": apart,
-        "skipped_pushes": sum(each.skipped_pushes for each in everybody),
-        "warnings": sorted({text for each in everybody for text in each.warnings}),
+        "skipped_pushes": sum(each["skipped_pushes"] for each in everybody),
+        "warnings": sorted({text for each in everybody for text in each["warnings"]}),
         **_events(Path(folder)),
         "curve": [[round(seconds, 4), own, round(value, 4)] for seconds, own, value in everybody[-1]["curve"]],
     }
@@ -162,18 +162,18 @@ def _events(folder):
 
 def seconds_to(run, accuracy, held=1):
     """Emulated seconds until so many evaluations in a row began to be all this accurate; None where none did."""
-    values = [value for _, _, value in run.curve]
+    values = [value for _, _, value in run["curve"]]
     for first in range(len(values) - held + 1):
         if min(values[first : first + held]) >= accuracy:
-            return run.curve[first][0]
+            return run["curve"][first][0]
     return None
 
 
 def overrun_share(run):
     """The part of all workers' iterations in which real work took longer than the emulated time."""
-    return sum(run.overruns_by_worker) / sum(run.iterations_by_worker)
+    return sum(run["overruns_by_worker"]) / sum(run["iterations_by_worker"])
 
 
 def overruns(run):
     """As `harness.record` counts them, over all workers' iterations."""
-    return {"overrun_iterations": sum(run.overruns_by_worker), "iterations": sum(run.iterations_by_worker)}
+    return {"overrun_iterations": sum(run["overruns_by_worker"]), "iterations": sum(run["iterations_by_worker"])}

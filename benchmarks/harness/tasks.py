@@ -45,18 +45,23 @@ def digits(*, samples=1200, hidden=64, noise=0.0):
     )  # fmt: skip
 
 
-def letters(*, samples=6400, context=2, hidden=24):
-    """The next of 32 letters from the last few, in the text of Python's own help pages."""
+def letters_of_help():
+    """The text of Python's own help pages as numbers of 32 letters, and where it is from."""
     from pydoc_data.topics import topics
 
     text = "".join(topics[name] for name in sorted(topics)).lower()
     codes = np.array([LETTERS.find(letter) for letter in " ".join(text.split())])
-    windows = np.lib.stride_tricks.sliding_window_view(codes[codes >= 0], context + 1)
+    return codes[codes >= 0], f"pydoc_data.topics, SHA-256 {sha256(text.encode()).hexdigest()}"
+
+
+def letters(*, samples=6400, context=2, hidden=24):
+    """The next of 32 letters from the last few, in the text of Python's own help pages."""
+    codes, source = letters_of_help()
+    windows = np.lib.stride_tricks.sliding_window_view(codes, context + 1)
     taken = np.random.default_rng(0).permutation(len(windows))[: samples + 4000]
     inputs = np.eye(len(LETTERS), dtype=np.float32)[windows[taken, :context]].reshape(len(taken), -1)
     inputs, truth = torch.from_numpy(inputs), torch.from_numpy(windows[taken, context].copy())
     return Task(
-        name="letters", hidden=hidden, classes=len(LETTERS),
-        source=f"pydoc_data.topics, SHA-256 {sha256(text.encode()).hexdigest()}",
+        name="letters", hidden=hidden, classes=len(LETTERS), source=source,
         train=(inputs[:samples], truth[:samples]), test=(inputs[samples:], truth[samples:]),
     )  # fmt: skip

@@ -22,12 +22,13 @@ class ShardAnswer(Record, frozen=True, kw_only=True):
 
 
 class ShardCommit(Record, frozen=True, kw_only=True):
-    """Commit these pushes with these weights. Options, factors and compensation have an entry for each group."""
+    """Commit these pushes with these weights. The other fields have an entry for each group (`core.sync.rate.Step`)."""
 
     pushes: tuple[tuple[PushKey, Finite], ...]
     options: tuple[Options, ...]
     factors: Floats
     compensation: Floats
+    direct: Floats
 
 
 class ShardDiscard(Record, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ class Commits:
         """The options and the norm that came with each push."""
         self._made: dict[int, Apply] = {}
         """The commit of each worker's last push."""
-        self._latest: tuple[Sequence[Options], Apply] | None = None
-        """The latest commit, and the options that came with its first push."""
+        self._options: Sequence[Options] = ()
+        """The options that came with the first push of the latest commit."""
 
     def announce(self, key: PushKey, options: Sequence[Options], norm: float) -> None:
         """A push is staged on every shard."""
@@ -41,7 +41,7 @@ class Commits:
         """The command for every shard."""
         served = self._served
         given, norm = self._pushes[update.pushes[0][0]]
-        self._latest = given, update
+        self._options = given
         steps = [
             commit_step(each, share=update.share, behind=update.behind, commits=update.staleness, rule=served.rate)
             for each in given
@@ -59,6 +59,7 @@ class Commits:
             options=tuple(cast("Options", step.options) for step in steps),
             factors=tuple(step.gradient_factor * clip for step in steps),
             compensation=tuple(step.compensation for step in steps),
+            direct=tuple(step.direct for step in steps),
         )
 
     def answer(self, answer: Answer, sizes: tuple[int, ...] | None) -> tuple[Work, tuple[float, ...]]:
@@ -79,10 +80,9 @@ class Commits:
         spec, rate = cast("Any", self._shard_state.spec), self._served.rate
         if commit is None or answer.over or not commit.staleness or spec.optimizers[0].name not in LOOKS_AHEAD:
             return work, ()
-        assert self._latest is not None
-        given, latest = self._latest
-        # Without the correction for a share below the mean.
-        steps = [commit_step(each, share=latest.share, behind=latest.behind, rule=rate) for each in given]
+        # The commits that its next push misses are taken to be like those that the last one has missed.
+        share = commit.behind / commit.staleness
+        steps = [commit_step(each, share=share, behind=commit.behind, rule=rate) for each in self._options]
         return work, tuple(look_ahead(step.options, commit.staleness, rule=rate) for step in steps)
 
     @property

@@ -217,7 +217,14 @@ class ShardState:
         """
         gradients = self._gradients(command.pushes)
         stale = self._computed_on(command.pushes[0][0]) if any(command.compensation) else None
-        self.shard.commit(gradients, command.options, command.factors, stale=stale, compensation=command.compensation)
+        self.shard.commit(
+            gradients,
+            command.options,
+            command.factors,
+            stale=stale,
+            compensation=command.compensation,
+            direct=command.direct,
+        )
         for key, _ in command.pushes:
             del self._staged[key]
         self.version += 1

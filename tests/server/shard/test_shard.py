@@ -171,7 +171,7 @@ def test_each_groups_gradient_is_taken_times_its_factor(weights, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_has_changed_since_a_gradient_was_computed_is_made_up_for(dtype, generator):
+def test_what_has_changed_is_made_up_for_and_a_part_moves_the_weights_at_once(dtype, generator):
     run = Run("momentum", 1, dtype)
     (shard,) = run.shards
     stale = run.message(shard)
@@ -179,7 +179,7 @@ def test_what_has_changed_since_a_gradient_was_computed_is_made_up_for(dtype, ge
     for _ in range(2):
         run.step(generator)
     run.backward(generator)
-    factors, compensation = [0.5, 1.0], [3.0, 0.0]
+    factors, compensation, direct = [0.5, 1.0], [3.0, 0.0], [0.25, 0.0]
     parameters = [run.parameters[each.name] for each in shard.layout.parameters]
     shard.commit(
         [(run.gradients(shard), 1.0)],
@@ -187,6 +187,7 @@ def test_what_has_changed_since_a_gradient_was_computed_is_made_up_for(dtype, ge
         factors,
         stale=stale,
         compensation=compensation,
+        direct=direct,
     )
     with torch.no_grad():
         for spec, parameter, then in zip(
@@ -196,6 +197,7 @@ def test_what_has_changed_since_a_gradient_was_computed_is_made_up_for(dtype, ge
             moved = parameter.double() - then.double()
             gradient += compensation[spec.group] * gradient.abs() * moved
             parameter.grad.copy_(factors[spec.group] * gradient)
+            parameter.sub_(parameter.grad, alpha=direct[spec.group])
     run.optimizer.step()
     tolerance = 1e-12 if dtype == torch.float64 else 0.02
     for name, weight in run.weights().items():

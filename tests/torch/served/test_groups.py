@@ -8,6 +8,7 @@ from support.memory_servers import PROBLEM, SAMPLES, Trial, optimizer_of
 
 from evenstep.core.coordinate import Apply, Arrival, Coordinator
 from evenstep.core.sync.rate import commit_step
+from evenstep.torch.engines.describe import describe
 
 SCHEMES = ["grouped:groups=0+2/1", "grouped:groups=0+2/1,inside=lb-bsp,across=ssp:bound=1", "grouped:groups=1"]
 
@@ -39,12 +40,13 @@ def test_a_groups_push_is_one_step_with_the_mean_of_its_members_gradients(tmp_pa
         for worker, number, weight in pushes:
             for total, gradient in zip(gradients, gradient_of(worker, number), strict=True):
                 total += weight * gradient
-        options = {name: value for name, value in optimizer_of(model).param_groups[0].items() if name != "params"}
+        (options,) = describe(optimizer_of(model)).groups
         step = commit_step(options, share=update.share, behind=update.behind, commits=update.staleness)
         stale = pushes[0][0].pushed[pushes[0][1]][2]
         for parameter, gradient, before in zip(model.parameters(), gradients, stale, strict=True):
             moved = step.compensation * gradient.abs() * (parameter.detach() - before)
             parameter.grad = step.gradient_factor * (gradient + moved)
+            parameter.data.sub_(parameter.grad, alpha=step.direct)
         optimizer.param_groups[0].update(step.options)
         optimizer.step()
     expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

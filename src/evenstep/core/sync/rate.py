@@ -12,21 +12,27 @@ RATES: Final = ("share", "raw")
 """The rules: ours, which is the default; and the options as they are, to reproduce papers."""
 
 _DAMPED_PART: Final = 0.3
-"""The part of momentum's gain that one global batch of staleness takes back."""
+"""The part of momentum's gain that one global batch of staleness takes back, except under SGD."""
 _COMPENSATION: Final = 3.0
 """Per unit of a weight."""
+_OF_SGD: Final = frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"})
+"""The options of torch's SGD, the only one of its optimizers that has a dampening."""
 
 
 class Step(NamedTuple):
-    """How a param group takes a commit: with these options, and this instead of its gradient g.
+    """How a param group takes a commit.
 
-    gradient_factor * (g + compensation * |g| * (w - v)), element by element, w the weights that the commit meets and v
-    those that g was computed on.
+    With g the gradient, w the weights that the commit meets and v those that g was computed on, element by element:
+
+        G = gradient_factor * (g + compensation * |g| * (w - v))
+
+    The weights move by -`direct` * G, and then the optimizer takes a step with these options on G.
     """
 
     options: dict[str, object]
     gradient_factor: float = 1.0
     compensation: float = 0.0
+    direct: float = 0.0
 
 
 def commit_step(
@@ -34,16 +40,20 @@ def commit_step(
 ) -> Step:
     """What an optimizer is to use for one commit, in place of one param group's options, as torch names them.
 
-    Source: ours, described in docs/schemes/asp.md. With share s, sigma global batches behind and momentum mu
-    (dampening d) a commit counts
+    Source: ours, described in docs/schemes/asp.md. SGD with momentum mu takes a commit of share s, sigma global batches
+    behind, as Nesterov's method does whose momentum counts samples and not commits. With learning rate a and buffer b:
 
-        f = s / (1 + 0.3 sigma (gain - 1)),   gain = max(1, (1 - d) / (1 - mu))
+        f = s / (1 + mu sigma),   b <- mu^s b + f g,   w <- w - a f g - a mu (1 - mu^s) / (1 - mu) b
 
-    SGD with momentum takes f into the gradient (and weight decay) that enters its memory; with other optimizers f
-    scales the learning rate. A commit that is small beside the n that it missed is only the part r = min(1, s n /
-    sigma) of a step: mu becomes mu^r, SGD's learning rate is multiplied by (1 - mu^r) / (1 - mu), and Adam's betas
-    become beta^r (benchmarks/group_rates.py). The gradient is compensated as in Zheng et al., ICML 2017 (DC-ASGD),
-    with lambda |g| for the diagonal of the Hessian (benchmarks/rate_study.py).
+    It is Nesterov's step where s is 1 and sigma 0. The gradient is compensated as in Zheng et al., ICML 2017 (DC-ASGD),
+    with lambda |g| for the diagonal of the Hessian. Other rules that were tried: benchmarks/momentum_rules.py.
+
+    With other optimizers the learning rate is multiplied by
+
+        f = s / (1 + 0.3 sigma (gain - 1)),   gain = 1 / (1 - mu)
+
+    A commit that is small beside the n that it missed is only the part r = min(1, s n / sigma) of a step of Adam, whose
+    betas become beta^r (benchmarks/group_rates.py).
 
     Args:
         options: `lr`, and of `momentum`, `dampening`, `betas`, `weight_decay` ... what the optimizer has.
@@ -57,26 +67,40 @@ def commit_step(
     """
     if rule not in RATES:
         raise ConfigError(f"there is no rate {rule!r}: use one of {', '.join(RATES)}")
-    new = dict(options)
     if rule == "raw" or (share, behind) == (1.0, 0.0):
-        return Step(new)
-    factor = share / (1.0 + behind * _DAMPED_PART * (_gain(options) - 1.0))
+        return Step(dict(options))
+    if "dampening" in options and options.keys() <= _OF_SGD and _number(options, "momentum"):
+        return _momentum_step(options, share, behind)
+    new = dict(options)
+    new["lr"] = _number(options, "lr") * share / (1.0 + behind * _DAMPED_PART * (_gain(options) - 1.0))
     part = min(1.0, share * commits / behind) if commits and behind else 1.0
-    if _keeps_gradients(options):
-        new["weight_decay"] = _number(options, "weight_decay") * factor
-        if part < 1.0:
-            momentum = _number(options, "momentum")
-            new["momentum"] = momentum**part
-            new["lr"] = _number(options, "lr") * ((1 - momentum**part) / (1 - momentum) if momentum < 1.0 else part)
-        uphill = -1.0 if options.get("maximize") else 1.0
-        return Step(new, factor, uphill * _COMPENSATION if behind else 0.0)
-    new["lr"] = _number(options, "lr") * factor
     if "betas" in options and part < 1.0:
-        new["betas"] = _powers(options, part)
+        new["betas"] = tuple(beta**part for beta in cast("tuple[float, ...]", options["betas"]))
     return Step(new)
 
 
-def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "share") -> float:
+def _momentum_step(options: Mapping[str, object], share: float, behind: float) -> Step:
+    """Of SGD with momentum."""
+    rate, momentum = _number(options, "lr"), _number(options, "momentum")
+    factor = share / (1.0 + momentum * behind)
+    new = dict(options)
+    new["momentum"] = momentum**share
+    new["lr"] = rate * momentum * _steps(momentum, share)
+    if "nesterov" in options:
+        new["nesterov"] = False
+    if "weight_decay" in options:
+        # It only passes through the buffer, which carries a gradient mu times as far as both ways together.
+        new["weight_decay"] = _number(options, "weight_decay") * factor / momentum
+    uphill = -1.0 if options.get("maximize") else 1.0
+    return Step(
+        new,
+        factor,
+        uphill * _COMPENSATION if behind else 0.0,
+        uphill * rate * (1.0 - _number(options, "dampening")),
+    )
+
+
+def look_ahead(options: Mapping[str, object], commits: float, *, rule: str = "share") -> float:
     """How far on to move the weights that a worker is given, along the momentum: weights - this * direction.
 
     The direction is SGD's and RMSprop's momentum buffer, or the step at rate 1 that Adam's two moments give. Momentum
@@ -87,8 +111,8 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
     by, and keep one momentum for all. For Adam ours, by the same reasoning, with its second moment taken to stay.
 
     Args:
-        options: As of the latest commit.
-        commits: How many are expected between this pull and the push that follows; 0 or more.
+        options: As of the commits that are expected between this pull and the push that follows.
+        commits: How many are expected; 0 or more.
         rule: As in `commit_step`; under `raw` nothing looks ahead.
 
     Returns:
@@ -97,9 +121,9 @@ def look_ahead(options: Mapping[str, object], commits: int, *, rule: str = "shar
     if rule == "raw":
         return 0.0
     momentum = cast("tuple[float, ...]", options["betas"])[0] if "betas" in options else _number(options, "momentum")
-    powers = momentum * (1.0 - momentum**commits) / (1.0 - momentum) if momentum < 1.0 else float(commits)
     # Nesterov's steps are one power of the momentum shorter, beside their own gradient's.
-    return _number(options, "lr") * powers * (momentum if options.get("nesterov") else 1.0)
+    first = momentum * (momentum if options.get("nesterov") else 1.0)
+    return _number(options, "lr") * first * _steps(momentum, commits)
 
 
 def clip_factor(norm: float, most: float) -> float:
@@ -107,19 +131,15 @@ def clip_factor(norm: float, most: float) -> float:
     return min(1.0, most / norm) if norm > 0 else 1.0
 
 
-def _powers(options: Mapping[str, object], power: float) -> tuple[float, ...]:
-    return tuple(beta**power for beta in cast("tuple[float, ...]", options["betas"]))
-
-
-def _keeps_gradients(options: Mapping[str, object]) -> bool:
-    """Whether a memory of gradients as they come drives the steps: torch's SGD alone has a dampening of it."""
-    return "dampening" in options and _number(options, "momentum") != 0.0
+def _steps(momentum: float, count: float) -> float:
+    """The sum of the first `count` powers of the momentum, where `count` need not be whole."""
+    return (1.0 - momentum**count) / (1.0 - momentum) if momentum < 1.0 else count
 
 
 def _gain(options: Mapping[str, object]) -> float:
-    """The displacement that a constant gradient brings per step, over the learning rate; at least 1."""
+    """The displacement that a constant gradient brings per step, over the learning rate."""
     # A momentum of 1 forgets nothing; torch allows it, and its gain has no bound.
-    return max(1.0, (1.0 - _number(options, "dampening")) / max(1.0 - _number(options, "momentum"), 1e-12))
+    return 1.0 / max(1.0 - _number(options, "momentum"), 1e-12)
 
 
 def _number(options: Mapping[str, object], name: str) -> float:

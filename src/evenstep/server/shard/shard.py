@@ -96,6 +96,7 @@ class Shard:
         *,
         stale: torch.Tensor | None = None,
         compensation: Sequence[float] = (),
+        direct: Sequence[float] = (),
     ) -> None:
         """Update the weights once, with the weighted sum of the messages times each group's factor.
 
@@ -110,6 +111,8 @@ class Shard:
             stale: The weights that the gradients were computed on, a message; None if they are the present ones.
             compensation: One number for each group of the run, which corrects for the weights' change since then
                 (`core.sync.rate.Step`); empty for none.
+            direct: One number for each group of the run: how far the weights move by the sum itself, before the
+                optimizer's step; empty for 0.
 
         Raises:
             ConfigError: As for `UpdateRule.check`; nothing has changed then.
@@ -120,12 +123,15 @@ class Shard:
             _MakesUp(flat_views(self.layout, stale), compensation) if stale is not None and any(compensation) else None
         )
         as_it_is = len(messages) == 1 and messages[0][1] == 1.0 and all(factor == 1.0 for factor in factors)
-        as_it_is &= makes_up is None
+        as_it_is &= makes_up is None and not any(direct)
         if as_it_is:
             self._chunks.step(self._chunks.all, [chunk.of(messages[0][0]) for chunk in self._chunks.all])
         elif messages:
             for chunks in self._batches(_LARGEST_USE if makes_up is not None else 1):
-                self._chunks.step(chunks, self._sums(chunks, messages, factors, makes_up))
+                sums = self._sums(chunks, messages, factors, makes_up)
+                if any(direct):
+                    self._move(chunks, sums, direct)
+                self._chunks.step(chunks, sums)
 
     def squared_norm(self, gradients: Gradients) -> float:
         """The squared norm of the weighted sum of the messages.
@@ -237,6 +243,11 @@ class Shard:
                 total = rounded.copy_(total)
             sums.append(total)
         return sums
+
+    def _move(self, chunks: Sequence[Chunk], sums: Sequence[torch.Tensor], direct: Sequence[float]) -> None:
+        """Move the weights of these chunks by their sums, times -`direct` of their groups."""
+        for chunk, total in zip(chunks, sums, strict=True):
+            chunk.weights.add_(total, alpha=-direct[self.layout.blocks[chunk.block].group])
 
     def _room(self, chunk: Chunk, dtype: torch.dtype, used: int) -> tuple[torch.Tensor, int]:
         """Scratch memory for a chunk from byte `used` on, and the new value of `used`."""
