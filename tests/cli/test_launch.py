@@ -121,7 +121,9 @@ def test_options_of_ours_after_the_script_are_warned_of_and_are_the_scripts(tmp_
     assert "stands after" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("before", ["", "--work 3", "--workers=3 -t3", "-r 1 --max_restarts -1", "--slow 1=2x -m", "--"])
+@pytest.mark.parametrize(
+    "before", ["", "--work 3", "--workers=3 -t3", "-r 1 --max_restarts -1", "--slow 1=2x -m", "--"]
+)
 @pytest.mark.parametrize("after", ["", "--n 3", "--n=3 -t --m --run", "x -- --n", "-h", "--workers"])
 def test_what_stands_after_the_script_is_never_taken_for_an_option(before, after):
     options = parse([*before.split(), "train.py", *after.split()])
