@@ -63,6 +63,13 @@ def test_unlike_devices_are_filled_in_the_next_start(tmp_path, devices, capfd):
     assert max(json.loads(sizes)[1] for sizes, _ in lines) <= 20
 
 
+def test_devices_that_hold_more_than_was_tried_are_not_said_to_be_full(tmp_path, devices, capfd):
+    options = ["run", "--workers", "2", "--emulate", devices, "--find-batch", "--largest", "4"]
+    assert main([*options, SCRIPT, "plain"]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"a global batch of \d samples fits, with sizes by speed; all hold 8 or more\n", said)
+
+
 def test_padded_batches_are_found_by_cost(tmp_path, devices, capfd):
     options = ["run", "--workers", "2", "--emulate", devices, "--find-batch", "--json"]
     assert main([*options, SCRIPT, "padded"]) == 0

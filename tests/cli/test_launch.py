@@ -121,6 +121,25 @@ def test_options_of_ours_after_the_script_are_warned_of_and_are_the_scripts(tmp_
     assert "stands after" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "before", ["", "--work 3", "--workers=3 -t3", "-r 1 --max_restarts -1", "--slow 1=2x -m", "--"]
+)
+@pytest.mark.parametrize("after", ["", "--n 3", "--n=3 -t --m --run", "x -- --n", "-h", "--workers"])
+def test_what_stands_after_the_script_is_never_taken_for_an_option(before, after):
+    options = parse([*before.split(), "train.py", *after.split()])
+    assert options.training_script == "train.py"
+    assert options.training_script_args == after.split()
+
+
+def test_a_script_gets_an_argument_that_could_be_several_options(tmp_path, capfd):
+    takes = tmp_path / "takes.py"
+    takes.write_text("import sys\nprint(sys.argv[1:])\n")
+    assert run(takes, "--n", 3) == 0
+    assert capfd.readouterr().out == "['--n', '3']\n"
+    assert main(["profile", str(takes), "--c", "3"]) == 2
+    assert "ended before two batch sizes were measured" in capfd.readouterr().err
+
+
 def test_torchruns_names_keep_their_meaning(tmp_path):
     assert run("--nproc-per-node", 2, "--standalone", SCRIPTS / "tells.py", tmp_path) == 0
     assert run("--nproc_per_node=1", "--master-port", 0, "-m", "json.tool", "--help") == 0

@@ -143,7 +143,11 @@ def test_a_worker_that_is_no_longer_heard_of_is_called_silent():
 
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
-    [("nowhere", "there is no folder nowhere"), (".", "no finished iteration yet"), (". --replay 0x", "invalid")],
+    [
+        ("nowhere", "there is no folder nowhere"),
+        (".", "no finished iteration yet"),
+        (". --replay 0x", "needs a positive number, such as 10x, not '0x'"),
+    ],
 )
 def test_mistakes_are_one_sentence(arguments, fragment, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -250,6 +250,11 @@ def test_a_worker_that_still_runs_a_minute_after_the_others_is_said_to_once(work
     assert restarts.look(300.0) == []
 
 
+def test_a_worker_that_has_no_others_is_not_said_to_be_the_last():
+    restarts = Restarts(0, 1)
+    assert restarts.look(0.0) == restarts.look(100.0) == []
+
+
 def test_a_restart_of_all_workers_is_said_once_of_the_cause():
     restarts = Restarts(2)
     restarts.ended(Ending(worker=0, **MISSED))

@@ -83,6 +83,14 @@ def test_the_page_of_a_single_run_begins_with_its_verdict(tmp_path):
     assert text.index(verdict) < text.index("<main")
 
 
+def test_large_numbers_are_written_out(tmp_path):
+    write_log(tmp_path, ((0.001, 0.0001, 0.001),) * 2, sizes=[(32, 32)] * 20)
+    text = page_html([overview_of("run", read_run(tmp_path))], version="0")
+    speeds = text[text.index("The mean speed over time") :]
+    assert "<td>320,000</td>" in speeds
+    assert not re.search(r"<td>[0-9.]+e", speeds)
+
+
 def test_the_last_short_slice_of_an_epoch_is_not_among_the_batch_sizes(tmp_path):
     epoch = [(12, 12, 12)] * 5 + [(3, 3, 3)]
     write_log(tmp_path, (FAST, FAST, SLOW), sizes=epoch * 2)

@@ -78,8 +78,18 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}: see {self.prog} --help")
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
-        """Parse all arguments; ConfigError if one is unknown (the message names the nearest), missing or malformed."""
-        parsed, unknown = self.parse_known_args(arguments)
+        """Parse all arguments; ConfigError if one is unknown (the message names the nearest), missing or malformed.
+
+        If a positional takes the script's arguments (argparse.REMAINDER), all that stand after the script are the
+        script's. argparse alone would also compare them with this parser's options, and refuse an ambiguous one.
+        """
+        rest = [action.dest for action in self._actions if action.nargs == argparse.REMAINDER]
+        after = self._script_at(arguments) + 1 if rest else len(arguments)
+        parsed, unknown = self.parse_known_args(arguments[:after])
+        for dest in rest:
+            own = arguments[after:]
+            # The first -- is not the script's, as under torchrun.
+            setattr(parsed, dest, own[1:] if own[:1] == ["--"] and "--" not in arguments[:after] else own)
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
             name = unknown[0].partition("=")[0]
@@ -87,6 +97,25 @@ class Parser(argparse.ArgumentParser):
             see = hint if hint.startswith("did") else f"see {self.prog} --help"
             raise ConfigError(f"{self.prog} has no argument {name!r}: {see}")
         return parsed
+
+    def _script_at(self, arguments: list[str]) -> int:
+        """The place of the first argument that is neither an option nor an option's value."""
+        place = 0
+        while place < len(arguments):
+            if arguments[place] == "--":
+                return place + 1
+            if not arguments[place].startswith("-") or arguments[place] == "-":
+                return place
+            place += 2 if self._takes_next(arguments[place]) else 1
+        return place
+
+    def _takes_next(self, option: str) -> bool:
+        """Whether an option, which may be abbreviated, has the next argument as its value."""
+        actions = self._option_string_actions
+        if option in actions:
+            return actions[option].nargs is None
+        meant = {id(action): action for name, action in actions.items() if name.startswith(option)}
+        return option.startswith("--") and len(meant) == 1 and next(iter(meant.values())).nargs is None
 
 
 def require_package(subcommand: str, package: str, extra: str) -> None:

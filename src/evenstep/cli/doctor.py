@@ -29,7 +29,7 @@ of each worker in a test that trains a small model for ten seconds. Ends with th
 It starts workers as evenstep run does and takes the same options, those of torchrun for several nodes among them. It
 takes no script. With several nodes, start it on each; the one with worker 0 prints the answer."""
 _EXAMPLE: Final = "evenstep doctor --workers 4"
-_OWN: Final = ("scheme", "run_dir", "resume", "start_from", "framework")
+_OWN: Final = ("resume", "scheme", "run_dir", "start_from", "framework", "find_batch", "largest")
 """What the speed test decides by itself."""
 _SCRIPT: Final = Path(__file__).parent / "doctoring" / "speed_test.py"
 _MOST_SECONDS: Final = 3600.0
@@ -116,10 +116,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]
         raise ConfigError(
             f"evenstep doctor takes no script, and {options.training_script} would be one: it trains its own model"
         )
+    unset = vars(run_subcommand.parse([str(_SCRIPT)]))
     for name in _OWN:
-        if getattr(options, name) is not None:
+        if getattr(options, name) != unset[name]:
             raise ConfigError(
-                f"evenstep doctor has no --{name.replace('_', '-')}: it measures under lb-bsp, and compares the schemes"
+                f"evenstep doctor has no --{name.replace('_', '-')}: it trains its own model under lb-bsp, and compares"
+                " the schemes"
             )
     options.scheme = "lb-bsp"
     return own, options

@@ -24,7 +24,9 @@ def show_found(found: FoundBatch | None, options: argparse.Namespace) -> None:
         return
     Console(highlight=False).print(_table(found))
     size, unit = found.global_batch_size, "average samples" if found.by_cost else "samples"
-    print(f"a global batch of {size} {unit} uses every device fully, with sizes by speed; all hold {found.together}")
+    more = any(each.more for each in found.workers)
+    fits, together = ("fits", f"{found.together} or more") if more else ("uses every device fully", found.together)
+    print(f"a global batch of {size} {unit} {fits}, with sizes by speed; all hold {together}")
     if options.run_dir is None:
         print(
             f"for the next start: evenstep.prepare(..., global_batch_size={size}), or --run-dir to keep what was found"

@@ -1,10 +1,12 @@
 """`evenstep top`: a run as it goes on, or as a replay, in a terminal."""
 
+import argparse
 import heapq
 import json
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, final
@@ -55,10 +57,10 @@ def make_parser() -> Parser:
 
 
 def _speed(text: str) -> float:
-    speed = float(text.removesuffix("x"))
-    if not 0 < speed < math.inf:
-        raise ValueError(text)
-    return speed
+    with suppress(ValueError):
+        if 0 < (speed := float(text.removesuffix("x"))) < math.inf:
+            return speed
+    raise argparse.ArgumentTypeError(f"needs a positive number, such as 10x, not {text!r}")
 
 
 def _print_once(run_dir: Path, console: Console, *, as_json: bool) -> None:

@@ -303,7 +303,7 @@ class Restarts:
 
     def _look_for_the_last(self, now: float) -> list[Action]:
         left = set(range(self._workers)) - {ending.worker for ending in self._done}
-        if len(left) != 1:
+        if len(left) != 1 or self._workers == 1:
             self._alone_since = None
             return []
         if self._alone_since is None:

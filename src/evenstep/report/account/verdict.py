@@ -28,7 +28,7 @@ _MAIN: Final = 0.2
 _COMMUNICATION: Final = 0.25
 _MAX_SIZES: Final = 8
 _AUTO: Final = "auto"
-_BESIDE_AUTO: Final = "Schemes on servers, which auto does not choose, would process what evenstep advise RUN_DIR says."
+_BESIDE_AUTO: Final = "auto does not choose schemes on servers: evenstep advise RUN_DIR says what they would process."
 
 WHY: Final = {
     Cause.INPUT: "waits for its input",

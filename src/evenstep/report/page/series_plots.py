@@ -113,13 +113,18 @@ def _table(overview: RunOverview, series: Sequence[Bins], caption: str) -> Table
     for bins in series:
         index = np.searchsorted(edges, bins.x, side="right") - 1
         columns.append(
-            [f"{bins.mean[index == row].mean():.4g}" if (index == row).any() else "" for row in range(_ROWS)]
+            [_number(bins.mean[index == row].mean()) if (index == row).any() else "" for row in range(_ROWS)]
         )
     return Table(
         caption=caption,
         headings=("from second", *(f"worker {worker}" for worker in shown_workers(overview))),
-        rows=[(f"{edges[row]:.4g}", *(column[row] for column in columns)) for row in range(_ROWS)],
+        rows=[(_number(edges[row]), *(column[row] for column in columns)) for row in range(_ROWS)],
     )
+
+
+def _number(value: float) -> str:
+    """Four digits, or all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def curve_plots(overviews: Sequence[RunOverview]) -> list[Plot]:
@@ -139,7 +144,7 @@ def _curve_plot(overviews: Sequence[RunOverview], name: str, place: str, axis: s
             trace = line(packed(bins.x), packed(bins.mean), line=worker_line(index), name=overview.name)
             traces.append({**trace, "mode": "lines+markers" if len(bins.x) <= 40 else "lines"})
             chosen = sorted(set(np.linspace(0, len(bins.x) - 1, min(_ROWS, len(bins.x))).astype(int).tolist()))
-            rows += [(overview.name, f"{bins.x[each]:.4g}", f"{bins.mean[each]:.4g}") for each in chosen]
+            rows += [(overview.name, _number(bins.x[each]), _number(bins.mean[each])) for each in chosen]
     return Plot(
         key=f"{name}-{place}",
         title=f"{name[:1].upper()}{name[1:]} against {'time' if place == 'seconds' else 'samples'}",
