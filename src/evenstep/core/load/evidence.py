@@ -9,7 +9,7 @@ import numpy as np
 
 from evenstep.core.load.solver import TimeModels
 from evenstep.core.state import Stateful
-from evenstep.core.values import IntArray, Reports
+from evenstep.core.values import IntArray
 
 _WINDOW: Final = 64
 _LEAST: Final = 2
@@ -48,14 +48,12 @@ class Evidence(Stateful):
 
     window: list[IntArray] = field(init=False, default_factory=list)
 
-    def observe(self, reports: Reports) -> None:
-        """Take in one iteration, unless a worker measured nothing in it."""
-        row = np.array((reports.samples, reports.compute_microseconds))
+    def observe(self, row: IntArray) -> None:
+        """Take in one iteration, or the mean of a block of them (`Block`)."""
         if self.window and self.window[-1].shape != row.shape:
             self.window.clear()
-        if row.all():
-            self.window.append(row)
-            del self.window[:-_WINDOW]
+        self.window.append(row)
+        del self.window[:-_WINDOW]
 
     def proves(self, times: TimeModels, present: IntArray, proposed: IntArray) -> bool:
         """Whether the proposed sizes would have been better; True if too few iterations are known to judge.

@@ -12,9 +12,9 @@ from evenstep.core.state import Stateful
 from evenstep.core.values import Sample
 
 _WINDOW: Final = 32
-_LARGEST_ERROR: Final = 0.2
-_LARGEST_FLAT_ERROR: Final = 0.1
-_SIGNIFICANT: Final = 3.0
+_LARGEST_ERROR: Final = 0.1
+_SIGNIFICANT: Final = 4.0
+_EXPLAINED: Final = 3.0
 _MIN_STEP: Final = 0.01
 _MIN_FLAT_STEP: Final = 1.5
 _MIN_SPREAD: Final = 0.02
@@ -175,7 +175,7 @@ class Shape(Stateful):
             line = _Line.through(together, noise, flat=flat)
             if line is None or not _MIN_ELASTICITY <= line.elasticity <= 1.0:
                 continue
-            if _jump(before, fresh, line.fixed_samples, flat) <= _SIGNIFICANT * noise:
+            if _jump(before, fresh, line.fixed_samples, flat) <= _EXPLAINED * noise:
                 self.window = together
                 return self._adopt(line.fixed_samples, flat)
         before = _last_run(before)
@@ -192,10 +192,10 @@ class Shape(Stateful):
         if max(sizes) <= self.flat_samples or max(sizes) < _MIN_FLAT_STEP * min(sizes):
             return False
         noise = self._regime.noise
-        line = _Line.through([*before, *fresh], noise, largest_error=_LARGEST_FLAT_ERROR)
+        line = _Line.through([*before, *fresh], noise)
         if line is None or abs(line.elasticity) >= _MIN_ELASTICITY:
             return False
-        return _jump(before, fresh, 0.0, max(sizes)) <= _SIGNIFICANT * noise
+        return _jump(before, fresh, 0.0, max(sizes)) <= _EXPLAINED * noise
 
     def _slopes_below(self) -> bool:
         """Whether sizes within the flat start turn out to differ in time."""

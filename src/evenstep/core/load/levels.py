@@ -1,0 +1,175 @@
+"""The loads of all workers relative to each other, from the blocks of iterations that they have reported.
+
+A worker's own estimator can tell its load neither from what slows all workers nor from a wrong fixed part. Workers that
+are looked at together can: what slows all of them cancels, and loads seldom change in the same block as sizes.
+"""
+
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Final, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.load.solver import Lines
+from evenstep.core.state import Stateful
+from evenstep.core.values import IntArray
+
+_PPM: Final = 1_000_000
+_LONGEST: Final = 9 * 10**9
+_LARGEST_LOAD: Final = 10**8
+_FIXED_EIGHTHS: Final = (0, 1, 2, 4, 8, 16, 32, 64)
+_MOST_PAIRS: Final = 16
+_BEFORE: Final = 4
+_AFTER: Final = 2
+_SAME: Final = 50
+_APART: Final = 10
+_SURE: Final = 3
+_FIRST_NOISE: Final = 300_000
+_LEAST_NOISE: Final = 10_000
+_LITTLE_NOISE: Final = 50_000
+_MOST_MISFIT: Final = 9 * _PPM
+_CAP: Final = 8
+_QUARTER: Final = 4
+
+
+class Pair(NamedTuple):
+    """The means of the blocks directly before and after a change of sizes, of shape [2, workers], and their numbers."""
+
+    before: IntArray
+    blocks_before: int
+    after: IntArray
+    blocks_after: int
+
+
+@final
+@dataclass(slots=True)
+class Levels(Stateful):
+    """Follows the loads of all workers, and finds a fixed part that all of them share.
+
+    A worker's *load* in a block is its time over that of its time model, relative to the mean of all workers. The
+    *level* is the mean load since the last change of load: two blocks in a row outside the noise, on the same side.
+
+    The time models are those that the workers report. If one fixed part for all workers explains the changes of size so
+    far better by three standard deviations, it is used instead. It explains a change of sizes if loads are the same
+    before and after it. A misfit counts as three standard deviations at most: where the load has changed with the
+    sizes, a pair of blocks says nothing.
+
+    Attributes:
+        times: The time models, in proportion to the levels: their unit is not known. None before the first block.
+    """
+
+    times: Lines | None = field(init=False, default=None)
+    _since: int = field(init=False, default=0)  # Blocks since the last change of load.
+    _run: int = field(init=False, default=0)  # Blocks since the last change of sizes.
+    _pairs: list[Pair] = field(init=False, default_factory=list)
+    _shared: int | None = field(init=False, default=None)  # The fixed part of all workers, in eighths of a share.
+
+    def observe(self, window: list[IntArray], reported: Lines) -> None:
+        """Take in the last block of the window; of each block, samples and microseconds, of shape [2, workers]."""
+        rows = np.array(window)
+        if len(rows) == 1:
+            self._since, self._run, self._shared = 0, 0, None
+            self._pairs.clear()
+        same = _alike(rows[1:, 0], rows[:-1, 0], _SAME)
+        self._since = min(self._since + 1, len(rows))
+        self._run = self._run + 1 if len(rows) == 1 or same[-1] else 1
+        noise = _noise(_loads(rows, reported), same)
+        if self._note_pair(rows, same):
+            self._shared = self._explaining(reported, rows[-1], noise) if noise > _LITTLE_NOISE else None
+        models = reported if self._shared is None else _sharing(self._shared, reported, rows[-1])
+        self.times = _scaled(models, self._followed(_loads(rows, models), noise))
+
+    def _note_pair(self, rows: IntArray, same: npt.NDArray[np.bool_]) -> bool:
+        """Note the blocks before and after a change of sizes, the latter once more when there are two of them."""
+        if self._run == 1 and len(rows) > 1 and not _alike(rows[-1, 0], rows[-2, 0], _APART):
+            others = np.flatnonzero(~same[:-1])
+            before = rows[int(others[-1]) + 1 if len(others) else 0 : -1][-_BEFORE:]
+            self._pairs.append(Pair(before.sum(axis=0) // len(before), len(before), rows[-1], 1))
+            del self._pairs[:-_MOST_PAIRS]
+            return True
+        if self._run == _AFTER and self._pairs and _alike(rows[-1, 0], self._pairs[-1].after[0], _SAME):
+            self._pairs[-1] = self._pairs[-1]._replace(after=rows[-2:].sum(axis=0) // 2, blocks_after=2)
+            return True
+        return False
+
+    def _explaining(self, reported: Lines, row: IntArray, noise: int) -> int | None:
+        """The fixed part that explains the changes of size; None if what is reported does it well enough."""
+        misfits = {each: self._misfit(_sharing(each, reported, row), noise) for each in _FIXED_EIGHTHS}
+        best = min(misfits, key=misfits.__getitem__)
+        return best if misfits[best] + _MOST_MISFIT < self._misfit(reported, noise) else None
+
+    def _misfit(self, models: Lines, noise: int) -> int:
+        """How much loads change with the sizes: the sum of squares, in millionths of the variance."""
+        before, after = (_loads(np.array(rows), models) for rows in zip(*((p.before, p.after) for p in self._pairs)))
+        blocks = np.array([(p.blocks_before, p.blocks_after) for p in self._pairs]).T
+        changes = np.abs(_change(after, before)).max(axis=1)
+        squares = changes**2 * blocks.prod(axis=0) // blocks.sum(axis=0) * _PPM // noise**2
+        return int(np.minimum(squares, _MOST_MISFIT).sum())
+
+    def _followed(self, loads: IntArray, noise: int) -> IntArray:
+        """The levels, in millionths of their mean."""
+        count = self._since - 2
+        if count >= 2:
+            changes = _change(loads[-2:], loads[-self._since : -2].sum(axis=0) // count)
+            far = _SURE * isqrt(noise * noise * (count + 1) // count)
+            if ((changes > far).all(axis=0) | (changes < -far).all(axis=0)).any():
+                self._since = 1 if (np.abs(_change(loads[-1], loads[-2])) > _SURE * noise).any() else 2
+        latest = loads[-self._since :]
+        if len(latest) > 2:
+            usual = latest[:-1].sum(axis=0) // (len(latest) - 1)
+            far = _SURE * isqrt(noise * noise * len(latest) // (len(latest) - 1))
+            if (np.abs(_change(latest[-1], usual)) > far).any():
+                return usual
+        return latest.sum(axis=0) // len(latest)
+
+
+def _alike(sizes: IntArray, others: IntArray, part: int) -> npt.NDArray[np.bool_]:
+    """Whether no size differs by more than this part (one in `part`)."""
+    return (np.abs(sizes - others) * part <= others).all(axis=-1)
+
+
+def _change(now: IntArray, before: IntArray) -> IntArray:
+    """Relative to the mean of both, in millionths."""
+    return 2 * (now - before) * _PPM // (now + before)
+
+
+def _loads(rows: IntArray, models: Lines) -> IntArray:
+    """Loads by block and worker in millionths of the mean of all workers, at least 1; rows are [blocks, 2, workers]."""
+    expected = np.maximum(models.nanoseconds(rows[:, 0]), 1)
+    loads = np.minimum(np.minimum(rows[:, 1], _LONGEST) * 1000 * _PPM // expected, _LARGEST_LOAD)
+    return np.maximum(loads * _PPM // np.maximum(loads.sum(axis=1, keepdims=True) // loads.shape[1], 1), 1)
+
+
+def _noise(loads: IntArray, same: npt.NDArray[np.bool_]) -> int:
+    """The standard deviation of a load in millionths, from neighbouring blocks of the same sizes.
+
+    A change of load is no noise: each difference counts as at most eight times their lower quartile.
+    """
+    steps = np.abs(_change(loads[1:], loads[:-1]))[same].max(axis=1)
+    if not len(steps):
+        return _FIRST_NOISE
+    most = _CAP * max(int(np.sort(steps)[len(steps) // _QUARTER]), _LEAST_NOISE)
+    total = _FIRST_NOISE**2 // 2 + 2 * int((np.minimum(steps, most) ** 2).sum())
+    return max(isqrt(total // (4 * len(steps) + 1)), _LEAST_NOISE)
+
+
+def _sharing(eighths: int, reported: Lines, row: IntArray) -> Lines:
+    """The models with this fixed part that give the samples of the block the times that the reported models give."""
+    samples, units = row[0], 8 * row.shape[1]
+    fixed = eighths * int(samples.sum())
+    weights = (units * np.maximum(samples, reported.flat) + fixed).tolist()
+    times = reported.nanoseconds(samples).tolist()
+    return Lines(
+        per_sample=np.array([max(units * time // weight, 1) for time, weight in zip(times, weights, strict=True)]),
+        fixed=np.array([fixed * time // weight for time, weight in zip(times, weights, strict=True)]),
+        flat=reported.flat,
+    )
+
+
+def _scaled(models: Lines, levels: IntArray) -> Lines:
+    per_sample, fixed = (
+        np.array([each * level // _PPM for each, level in zip(values.tolist(), levels.tolist(), strict=True)])
+        for values in (models.per_sample, models.fixed)
+    )
+    return Lines(per_sample=np.maximum(per_sample, 1), fixed=fixed, flat=models.flat)
