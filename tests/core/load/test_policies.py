@@ -32,13 +32,13 @@ def problem(batch, workers, **changes):
     return replace(whole, **changes)
 
 
-def reports(per_sample, fixed=None, error_ppm=0):
-    """An iteration of these speeds, long enough to be a block of its own."""
+def reports(per_sample, fixed=None, error_ppm=0, measured=None):
+    """An iteration of these speeds, or of those `measured`, that is long enough to be a block of its own."""
     workers, samples = len(per_sample), 10**5
     fixed = ints(fixed or [0] * workers)
     return Reports(
         samples=ints([samples] * workers),
-        compute_microseconds=np.maximum(ints(per_sample) * samples + fixed, 1000) // 1000,
+        compute_microseconds=np.maximum(ints(measured or per_sample) * samples + fixed, 1000) // 1000,
         nanoseconds_per_sample=ints(per_sample),
         fixed_nanoseconds=fixed,
         error_ppm=ints([error_ppm] * workers),
@@ -47,8 +47,8 @@ def reports(per_sample, fixed=None, error_ppm=0):
     )
 
 
-def decided(policy, batch, per_sample, fixed=None, error_ppm=0, **changes):
-    policy.observe(reports(per_sample, fixed, error_ppm))
+def decided(policy, batch, per_sample, fixed=None, error_ppm=0, measured=None, **changes):
+    policy.observe(reports(per_sample, fixed, error_ppm, measured))
     return policy.allocate(problem(batch, len(per_sample), **changes)).sizes.tolist()
 
 
@@ -226,5 +226,9 @@ def test_a_worker_without_an_estimate_keeps_its_last():
     # One that resumed from another worker's checkpoint begins to measure anew; the sizes must not fall back to equal.
     policy = Predicted().policy(4)
     assert decided(policy, 64, [4000, 4000, 2000, 1000]) == [8, 8, 16, 32]
-    assert decided(policy, 64, [4000, 0, 2000, 0]) == [8, 8, 16, 32]
-    assert decided(policy, 64, [4000, 0, 2000, 2000]) == decided(Predicted().policy(4), 64, [4000, 4000, 2000, 2000])
+    speeds = [4000, 4000, 2000, 1000]
+    assert decided(policy, 64, [4000, 0, 2000, 0], measured=speeds) == [8, 8, 16, 32]
+    speeds = [4000, 4000, 2000, 2000]
+    for _ in range(3):
+        sizes = decided(policy, 64, [4000, 0, 2000, 2000], measured=speeds)
+    assert sizes == decided(Predicted().policy(4), 64, speeds)

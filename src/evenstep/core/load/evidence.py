@@ -23,6 +23,7 @@ _LARGEST_MARGIN: Final = 300_000
 _BLOCKS: Final = (1, 2, 4, 8)
 _FEWEST: Final = 4
 _QUARTER: Final = 4
+_EIGHTH: Final = 8
 _CAP: Final = 8
 _PPM: Final = 1_000_000
 _LARGEST_LOAD: Final = 10**9
@@ -83,14 +84,15 @@ class Evidence(Stateful):
         sums = _sums(gains[-_WHILE:])
         if any(total > 0 and total >= _LIKELY * count * _of_mean(variation, count) for count, total in sums):
             return True
-        count, total = sums[-1]
+        count, total = sums[-1] if sums else (0, 0)
         return count == _WHILE and total >= -count * max(_of_mean(variation, count), _TOLERANCE)
 
     def _gains(self, times: TimeModels, present: IntArray, proposed: IntArray) -> tuple[list[int], dict[int, int]]:
         """What the proposed sizes would have gained, by iteration, oldest first, and what means of gains vary by.
 
-        That is taken from the load of the worker that is the last, relative to all: gains are limited where another
-        worker becomes the last.
+        Gains are those of the iterations with about the present sizes, since others were in use: at other sizes, a
+        wrong fixed part looks like a gain. What they vary by is taken from the load of the worker that is the last,
+        relative to all: gains are limited where another worker becomes the last.
         """
         if not self.window:
             return [], {}
@@ -103,7 +105,17 @@ class Evidence(Stateful):
         before, after = (loads * now).max(axis=1) // _PPM, (loads * then).max(axis=1) // _PPM
         gains = (before - after) * _PPM // np.maximum(np.maximum(before, after), 1)
         relative = loads[:, int(now.argmax())] * _PPM * len(now) // np.maximum(loads.sum(axis=1), 1)
-        return gains.tolist(), _variation(relative.tolist())
+        leap = ((2 * proposed < present) | (proposed > 2 * present)).any()
+        first = _first_alike(rows[:, 0], present) if leap else 0
+        return gains[first:].tolist(), _variation(relative.tolist())
+
+
+def _first_alike(sizes: IntArray, present: IntArray) -> int:
+    """The first of the latest iterations in which no share of the batch differed by an eighth of an equal one."""
+    totals, total = sizes.sum(axis=1, keepdims=True), int(present.sum())
+    apart = np.abs(sizes * total - present * totals) * (_EIGHTH * len(present)) > totals * total
+    others = np.flatnonzero(apart.any(axis=1))
+    return int(others[-1]) + 1 if len(others) else 0
 
 
 def _sums(gains: list[int]) -> list[tuple[int, int]]:

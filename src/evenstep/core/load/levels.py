@@ -17,6 +17,8 @@ from evenstep.core.values import IntArray
 
 _PPM: Final = 1_000_000
 _LONGEST: Final = 9 * 10**9
+_LARGEST_RATE: Final = 10**12
+_LARGEST_FIXED: Final = 10**15
 _LARGEST_LOAD: Final = 10**8
 _FIXED_EIGHTHS: Final = (0, 1, 2, 4, 8, 16, 32, 64)
 _MOST_PAIRS: Final = 16
@@ -101,11 +103,15 @@ class Levels(Stateful):
 
     def _misfit(self, models: Lines, noise: int) -> int:
         """How much loads change with the sizes: the sum of squares, in millionths of the variance."""
-        before, after = (_loads(np.array(rows), models) for rows in zip(*((p.before, p.after) for p in self._pairs)))
-        blocks = np.array([(p.blocks_before, p.blocks_after) for p in self._pairs]).T
-        changes = np.abs(_change(after, before)).max(axis=1)
-        squares = changes**2 * blocks.prod(axis=0) // blocks.sum(axis=0) * _PPM // noise**2
-        return int(np.minimum(squares, _MOST_MISFIT).sum())
+        before = _loads(np.array([pair.before for pair in self._pairs]), models)
+        after = _loads(np.array([pair.after for pair in self._pairs]), models)
+        squares: list[int] = ((_change(after, before) ** 2).sum(axis=1) // before.shape[1]).tolist()
+        misfit = 0
+        for square, pair in zip(squares, self._pairs, strict=True):
+            # The variance of the difference of two means, times both numbers of blocks.
+            variance = noise**2 * (pair.blocks_before + pair.blocks_after)
+            misfit += min(square * pair.blocks_before * pair.blocks_after * _PPM // variance, _MOST_MISFIT)
+        return misfit
 
     def _followed(self, loads: IntArray, noise: int) -> IntArray:
         """The levels, in millionths of their mean."""
@@ -114,31 +120,35 @@ class Levels(Stateful):
             changes = _change(loads[-2:], loads[-self._since : -2].sum(axis=0) // count)
             far = _SURE * isqrt(noise * noise * (count + 1) // count)
             if ((changes > far).all(axis=0) | (changes < -far).all(axis=0)).any():
-                self._since = 1 if (np.abs(_change(loads[-1], loads[-2])) > _SURE * noise).any() else 2
+                self._since = 2
         latest = loads[-self._since :]
         if len(latest) > 2:
             usual = latest[:-1].sum(axis=0) // (len(latest) - 1)
             far = _SURE * isqrt(noise * noise * len(latest) // (len(latest) - 1))
             if (np.abs(_change(latest[-1], usual)) > far).any():
-                return usual
-        return latest.sum(axis=0) // len(latest)
+                latest = latest[:-1]
+        levels: IntArray = latest.sum(axis=0) // len(latest)
+        return levels
 
 
 def _alike(sizes: IntArray, others: IntArray, part: int) -> npt.NDArray[np.bool_]:
     """Whether no size differs by more than this part (one in `part`)."""
-    return (np.abs(sizes - others) * part <= others).all(axis=-1)
+    return np.asarray((np.abs(sizes - others) * part <= others).all(axis=-1))
 
 
 def _change(now: IntArray, before: IntArray) -> IntArray:
     """Relative to the mean of both, in millionths."""
-    return 2 * (now - before) * _PPM // (now + before)
+    change: IntArray = 2 * (now - before) * _PPM // (now + before)
+    return change
 
 
 def _loads(rows: IntArray, models: Lines) -> IntArray:
     """Loads by block and worker in millionths of the mean of all workers, at least 1; rows are [blocks, 2, workers]."""
     expected = np.maximum(models.nanoseconds(rows[:, 0]), 1)
     loads = np.minimum(np.minimum(rows[:, 1], _LONGEST) * 1000 * _PPM // expected, _LARGEST_LOAD)
-    return np.maximum(loads * _PPM // np.maximum(loads.sum(axis=1, keepdims=True) // loads.shape[1], 1), 1)
+    means = np.maximum(loads.sum(axis=1, keepdims=True) // loads.shape[1], 1)
+    relative: IntArray = np.maximum(loads * _PPM // means, 1)
+    return relative
 
 
 def _noise(loads: IntArray, same: npt.NDArray[np.bool_]) -> int:
@@ -146,12 +156,12 @@ def _noise(loads: IntArray, same: npt.NDArray[np.bool_]) -> int:
 
     A change of load is no noise: each difference counts as at most eight times their lower quartile.
     """
-    steps = np.abs(_change(loads[1:], loads[:-1]))[same].max(axis=1)
-    if not len(steps):
+    squares = (_change(loads[1:], loads[:-1])[same] ** 2).sum(axis=1) // loads.shape[1]
+    if not len(squares):
         return _FIRST_NOISE
-    most = _CAP * max(int(np.sort(steps)[len(steps) // _QUARTER]), _LEAST_NOISE)
-    total = _FIRST_NOISE**2 // 2 + 2 * int((np.minimum(steps, most) ** 2).sum())
-    return max(isqrt(total // (4 * len(steps) + 1)), _LEAST_NOISE)
+    most = _CAP**2 * max(int(np.sort(squares)[len(squares) // _QUARTER]), _LEAST_NOISE**2)
+    total = _FIRST_NOISE**2 // 2 + 2 * int(np.minimum(squares, most).sum())
+    return max(isqrt(total // (4 * len(squares) + 1)), _LEAST_NOISE)
 
 
 def _sharing(eighths: int, reported: Lines, row: IntArray) -> Lines:
@@ -168,8 +178,11 @@ def _sharing(eighths: int, reported: Lines, row: IntArray) -> Lines:
 
 
 def _scaled(models: Lines, levels: IntArray) -> Lines:
+    """Each worker's times by its level, within what a worker may report."""
     per_sample, fixed = (
         np.array([each * level // _PPM for each, level in zip(values.tolist(), levels.tolist(), strict=True)])
         for values in (models.per_sample, models.fixed)
     )
-    return Lines(per_sample=np.maximum(per_sample, 1), fixed=fixed, flat=models.flat)
+    return Lines(
+        per_sample=np.clip(per_sample, 1, _LARGEST_RATE), fixed=np.minimum(fixed, _LARGEST_FIXED), flat=models.flat
+    )

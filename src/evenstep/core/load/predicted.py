@@ -105,7 +105,11 @@ class PredictedPolicy(LoadPolicy):
                 sizes = _simplest(times, bounds, shorter, sizes)
                 if self._gains(present, sizes):
                     return sizes
-        return self._simpler(problem, bounds, present) if self.proven else present
+        for models in (self._levels.times, times) if self.proven else ():
+            simpler = None if models is None else self._simpler(models, problem, present)
+            if simpler is not None:
+                return simpler
+        return present
 
     def _gains(self, present: IntArray, sizes: IntArray) -> bool:
         """Whether the levels, too, give these sizes a shorter time than the present ones."""
@@ -115,19 +119,18 @@ class PredictedPolicy(LoadPolicy):
         now, then = (int(times.nanoseconds(each).max()) for each in (present, sizes))
         return then < now
 
-    def _simpler(self, problem: Problem, bounds: Bounds, present: IntArray) -> IntArray:
-        """More equal sizes that take no longer by the levels and in the latest iterations; else the present ones."""
-        times = self._levels.times
-        if times is None or np.ptp(present) <= problem.multiple:
-            return present
+    def _simpler(self, times: Lines, problem: Problem, present: IntArray) -> IntArray | None:
+        """More equal sizes that take no longer by these models and in the latest iterations, if they differ enough."""
+        if np.ptp(present) <= problem.multiple:
+            return None
         makespan = int(times.nanoseconds(present).max())
         share = problem.global_batch_size // problem.workers
         room = np.minimum(times.largest(makespan), present.max()) - present
         if not (room * _APART > share).any():  # Much cheaper than to look for simpler sizes.
-            return present
-        simpler = _simplest(times, bounds, makespan, present)
+            return None
+        simpler = _simplest(times, Bounds.of_problem(problem), makespan, present)
         apart = np.abs(simpler - present).max() * _APART > share
-        return simpler if apart and self._evidence.allows(times, present, simpler) else present
+        return simpler if apart and self._evidence.allows(times, present, simpler) else None
 
 
 @final
