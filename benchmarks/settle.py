@@ -1,8 +1,8 @@
 """Whether sizes settle and stay, and how soon they follow: lb-bsp's decisions replayed on recorded iterations.
 
 No processes and no clock: estimators and policy alone, in virtual time, so that figures do not depend on the machine.
-Jobs `a` are for tuning the decision, jobs `b` for judging it; synthetic cases have white noise, in iterations of 64 ms. Two workers, of which
-the second is disturbed, or four.
+Jobs `a` are for tuning the decision, jobs `b` for judging it; synthetic cases have white noise, in iterations of 64 ms.
+Two workers, of which the second is disturbed, or four.
 
 * stay: no iteration of 300 has sizes more than 5 % of an equal share away from equal, where workers are equal.
 * same end: sizes at the end are within 5 % of an equal share of the median of all runs, where a worker is slower for
