@@ -69,3 +69,17 @@ def test_extreme_times_stay_within_64_bits():
         assert not evidence.proves(TIMES, EQUAL, EQUAL)
         evidence.proves(TIMES, EQUAL, UNEVEN)
         evidence.allows(TIMES, EQUAL, UNEVEN)
+
+
+def test_a_leap_rests_on_iterations_at_about_the_present_sizes():
+    """Under a wrong fixed part, sizes that were in use before seem to prove themselves."""
+    seems = Lines(per_sample=np.array([1000, 6000]), fixed=np.array([0, 0]), flat=np.array([0, 0]))
+    small, leap, step = np.array([86, 14]), np.array([86, 14]), np.array([66, 34])
+    evidence = Evidence()
+    for _ in range(20):
+        evidence.observe(block([86_000, 84_000], small))
+    assert evidence.proves(seems, EQUAL, leap) is False
+    assert evidence.proves(seems, EQUAL, step)
+    for _ in range(2):
+        evidence.observe(block([50_000, 300_000]))
+    assert evidence.proves(seems, EQUAL, leap)

@@ -35,7 +35,8 @@ _LONGEST: Final = 9 * 10**9
 class Evidence(Stateful):
     """A test of proposed sizes on the latest iterations of all workers.
 
-    A worker's *load* in an iteration is its measured time over the one that its time model gives for the size that it
+    Short iterations come in blocks (`Block`), each of which counts as one iteration here. A worker's *load* in an
+    iteration is its measured time over the one that its time model gives for the size that it
     had. Under these loads the models give the time of that iteration with the present and with the proposed sizes, and
     so what the proposed sizes would have gained in it, in millionths of the longer of both times.
 
@@ -90,9 +91,9 @@ class Evidence(Stateful):
     def _gains(self, times: TimeModels, present: IntArray, proposed: IntArray) -> tuple[list[int], dict[int, int]]:
         """What the proposed sizes would have gained, by iteration, oldest first, and what means of gains vary by.
 
-        Gains are those of the iterations with about the present sizes, since others were in use: at other sizes, a
-        wrong fixed part looks like a gain. What they vary by is taken from the load of the worker that is the last,
-        relative to all: gains are limited where another worker becomes the last.
+        Where a size would be more than halved or doubled, only iterations at about the present sizes count, since at
+        other sizes a wrong fixed part looks like a gain. What gains vary by is taken from the load of the worker that
+        is the last, relative to all: gains are limited where another worker becomes the last.
         """
         if not self.window:
             return [], {}

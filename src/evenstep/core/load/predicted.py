@@ -39,8 +39,10 @@ class PredictedPolicy(LoadPolicy):
     that noise does not move them. Sizes of the last two global batch sizes are remembered, so that an epoch's short
     last slice does not disturb the others.
 
-    If `proven`, the latest iterations must also show the gain (`Evidence`), and of sizes that take equally long the
-    most equal are taken: at a move, and later too if the latest iterations do not speak against it.
+    If `proven`, short iterations are judged in blocks (`Block`), and sizes change at the end of a block only. The
+    latest blocks must also show the gain (`Evidence`), and the workers' loads relative to each other must agree
+    (`Levels`). Of sizes that take equally long the most equal are taken: at a move, and later too if the latest blocks
+    do not speak against it.
 
     Everything is decided from the reported integers, in integers, so that all workers decide alike.
     """

@@ -84,7 +84,8 @@ class Shape(Stateful):
     c, the fixed part, is the intercept of a least-squares line over its slope, on the recent iterations since the last
     change of speed. It is counted in samples, so that a slowdown, which scales s, does not change it. c starts at 0 (a
     line through the origin) and stays between 0 and ten times the batch size. It moves only if the sizes have spread
-    enough against the noise, and the line differs from the present c by more than noise explains.
+    enough against the noise to know the elasticity to a tenth, and the line differs from the present c by four standard
+    errors. So c is 0 where it is not known.
 
     A change of size with a wrong shape looks like a change of speed. If one line explains the times on both sides, the
     shape was wrong and is corrected; otherwise the speed has changed.
