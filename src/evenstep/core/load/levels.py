@@ -62,6 +62,9 @@ class Levels(Stateful):
     """
 
     times: Lines | None = field(init=False, default=None)
+    _models: Lines | None = field(init=False, default=None)  # The time models to which the loads refer.
+    _loads: list[IntArray] = field(init=False, default_factory=list)  # Of the window's blocks.
+    _steps: list[int] = field(init=False, default_factory=list)  # Squared changes between blocks of the same sizes.
     _since: int = field(init=False, default=0)  # Blocks since the last change of load.
     _run: int = field(init=False, default=0)  # Blocks since the last change of sizes.
     _pairs: list[Pair] = field(init=False, default_factory=list)
@@ -69,31 +72,57 @@ class Levels(Stateful):
 
     def observe(self, window: list[IntArray], reported: Lines) -> None:
         """Take in the last block of the window; of each block, samples and microseconds, of shape [2, workers]."""
-        rows = np.array(window)
-        if len(rows) == 1:
-            self._since, self._run, self._shared = 0, 0, None
+        if len(window) == 1:
+            self._since, self._run, self._shared, self._models = 0, 0, None, None
             self._pairs.clear()
-        same = _alike(rows[1:, 0], rows[:-1, 0], _SAME)
-        self._since = min(self._since + 1, len(rows))
-        self._run = self._run + 1 if len(rows) == 1 or same[-1] else 1
-        noise = _noise(_loads(rows, reported), same)
-        if self._note_pair(rows, same):
-            self._shared = self._explaining(reported, rows[-1], noise) if noise > _LITTLE_NOISE else None
-        models = reported if self._shared is None else _sharing(self._shared, reported, rows[-1])
-        self.times = _scaled(models, self._followed(_loads(rows, models), noise))
+        before, same = self._run, len(window) == 1 or bool(_alike(window[-1][0], window[-2][0], _SAME))
+        self._run = before + 1 if same else 1
+        self._since = min(self._since + 1, len(window))
+        if self._note_pair(window, before):
+            noise = self._noise()
+            self._shared = self._explaining(reported, window[-1], noise) if noise > _LITTLE_NOISE else None
+            self._models = None
+        models, own = self._models, self._shared is None
+        if models is None or not same or (own and not _same_shape(models, reported)):
+            models = reported if self._shared is None else _sharing(self._shared, reported, window[-1])
+            self._refer(window, models)
+        else:
+            self._loads = [*self._loads[1 - len(window) :], _loads(window[-1][None], models)[0]]
+            self._steps = [*self._steps[1 - len(window) :], _square(self._loads[-1], self._loads[-2])]
+        self.times = _scaled(models, self._followed(self._noise()))
 
-    def _note_pair(self, rows: IntArray, same: npt.NDArray[np.bool_]) -> bool:
+    def _refer(self, window: list[IntArray], models: Lines) -> None:
+        """Refer the loads to these models."""
+        rows = np.array(window)
+        loads = _loads(rows, models)
+        same = _alike(rows[1:, 0], rows[:-1, 0], _SAME)
+        self._models, self._loads = models, list(loads)
+        self._steps = [_square(loads[k + 1], loads[k]) for k in np.flatnonzero(same).tolist()]
+
+    def _note_pair(self, window: list[IntArray], blocks: int) -> bool:
         """Note the blocks before and after a change of sizes, the latter once more when there are two of them."""
-        if self._run == 1 and len(rows) > 1 and not _alike(rows[-1, 0], rows[-2, 0], _APART):
-            others = np.flatnonzero(~same[:-1])
-            before = rows[int(others[-1]) + 1 if len(others) else 0 : -1][-_BEFORE:]
-            self._pairs.append(Pair(before.sum(axis=0) // len(before), len(before), rows[-1], 1))
+        row = window[-1]
+        if self._run == 1 and len(window) > 1 and not _alike(row[0], window[-2][0], _APART):
+            before = window[-1 - min(blocks, _BEFORE) : -1]
+            self._pairs.append(Pair(_mean(before), len(before), row, 1))
             del self._pairs[:-_MOST_PAIRS]
             return True
-        if self._run == _AFTER and self._pairs and _alike(rows[-1, 0], self._pairs[-1].after[0], _SAME):
-            self._pairs[-1] = self._pairs[-1]._replace(after=rows[-2:].sum(axis=0) // 2, blocks_after=2)
+        if self._run == _AFTER and self._pairs and _alike(row[0], self._pairs[-1].after[0], _SAME):
+            self._pairs[-1] = self._pairs[-1]._replace(after=(row + window[-2]) // 2, blocks_after=2)
             return True
         return False
+
+    def _noise(self) -> int:
+        """The standard deviation of a load in millionths, from neighbouring blocks of the same sizes.
+
+        A change of load is no noise: each difference counts as at most eight times their lower quartile.
+        """
+        steps = self._steps
+        if not steps:
+            return _FIRST_NOISE
+        most = _CAP**2 * max(sorted(steps)[len(steps) // _QUARTER], _LEAST_NOISE**2)
+        total = _FIRST_NOISE**2 // 2 + 2 * sum(min(step, most) for step in steps)
+        return max(isqrt(total // (4 * len(steps) + 1)), _LEAST_NOISE)
 
     def _explaining(self, reported: Lines, row: IntArray, noise: int) -> int | None:
         """The fixed part that explains the changes of size; None if what is reported does it well enough."""
@@ -113,22 +142,22 @@ class Levels(Stateful):
             misfit += min(square * pair.blocks_before * pair.blocks_after * _PPM // variance, _MOST_MISFIT)
         return misfit
 
-    def _followed(self, loads: IntArray, noise: int) -> IntArray:
+    def _followed(self, noise: int) -> IntArray:
         """The levels, in millionths of their mean."""
         count = self._since - 2
         if count >= 2:
-            changes = _change(loads[-2:], loads[-self._since : -2].sum(axis=0) // count)
+            mean = _mean(self._loads[-self._since : -2])
+            changes = [_change(each, mean) for each in self._loads[-2:]]
             far = _SURE * isqrt(noise * noise * (count + 1) // count)
-            if ((changes > far).all(axis=0) | (changes < -far).all(axis=0)).any():
+            if ((np.minimum(*changes) > far) | (np.maximum(*changes) < -far)).any():
                 self._since = 2
-        latest = loads[-self._since :]
+        latest = self._loads[-self._since :]
         if len(latest) > 2:
-            usual = latest[:-1].sum(axis=0) // (len(latest) - 1)
+            usual = _mean(latest[:-1])
             far = _SURE * isqrt(noise * noise * len(latest) // (len(latest) - 1))
             if (np.abs(_change(latest[-1], usual)) > far).any():
-                latest = latest[:-1]
-        levels: IntArray = latest.sum(axis=0) // len(latest)
-        return levels
+                return usual
+        return _mean(latest)
 
 
 def _alike(sizes: IntArray, others: IntArray, part: int) -> npt.NDArray[np.bool_]:
@@ -151,17 +180,20 @@ def _loads(rows: IntArray, models: Lines) -> IntArray:
     return relative
 
 
-def _noise(loads: IntArray, same: npt.NDArray[np.bool_]) -> int:
-    """The standard deviation of a load in millionths, from neighbouring blocks of the same sizes.
+def _square(now: IntArray, before: IntArray) -> int:
+    """The mean square of the changes of load."""
+    return int((_change(now, before) ** 2).sum()) // len(now)
 
-    A change of load is no noise: each difference counts as at most eight times their lower quartile.
-    """
-    squares = (_change(loads[1:], loads[:-1])[same] ** 2).sum(axis=1) // loads.shape[1]
-    if not len(squares):
-        return _FIRST_NOISE
-    most = _CAP**2 * max(int(np.sort(squares)[len(squares) // _QUARTER]), _LEAST_NOISE**2)
-    total = _FIRST_NOISE**2 // 2 + 2 * int(np.minimum(squares, most).sum())
-    return max(isqrt(total // (4 * len(squares) + 1)), _LEAST_NOISE)
+
+def _mean(rows: list[IntArray]) -> IntArray:
+    mean: IntArray = np.add.reduce(rows) // len(rows)
+    return mean
+
+
+def _same_shape(models: Lines, others: Lines) -> bool:
+    """Whether the fixed parts, to a 64th of a sample, and the flat starts are the same."""
+    one, other = (64 * each.fixed // each.per_sample for each in (models, others))
+    return np.array_equal(one, other) and np.array_equal(models.flat, others.flat)
 
 
 def _sharing(eighths: int, reported: Lines, row: IntArray) -> Lines:
