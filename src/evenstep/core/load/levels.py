@@ -103,7 +103,7 @@ class Levels(Stateful):
         """Note the blocks before and after a change of sizes, the latter once more when there are two of them."""
         row = window[-1]
         if self._run == 1 and len(window) > 1 and not _alike(row[0], window[-2][0], _APART):
-            before = window[-1 - min(blocks, _BEFORE) : -1]
+            before = window[-1 - min(max(blocks, 1), _BEFORE) : -1]
             self._pairs.append(Pair(_mean(before), len(before), row, 1))
             del self._pairs[:-_MOST_PAIRS]
             return True
@@ -150,7 +150,8 @@ class Levels(Stateful):
             changes = [_change(each, mean) for each in self._loads[-2:]]
             far = _SURE * isqrt(noise * noise * (count + 1) // count)
             if ((np.minimum(*changes) > far) | (np.maximum(*changes) < -far)).any():
-                self._since = 2
+                # The change came in the middle of the earlier one if they differ by more than the noise.
+                self._since = 1 if (np.abs(_change(*self._loads[-2:])) > _SURE * noise).any() else 2
         latest = self._loads[-self._since :]
         if len(latest) > 2:
             usual = _mean(latest[:-1])
