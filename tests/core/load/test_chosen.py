@@ -42,13 +42,13 @@ def problem(epoch, workers):
 
 
 def iterate(policy, epoch, pace, factors):
-    """One iteration of workers with these microseconds per sample, times the factors of the moment."""
+    """One iteration of workers with these milliseconds per sample, times the factors of the moment."""
     allocation = policy.allocate(problem(epoch, len(pace)))
     sizes, pace = allocation.sizes, np.array(pace)
     columns = {
         "samples": sizes,
-        "compute_microseconds": (sizes * pace * factors).astype(np.int64),
-        "nanoseconds_per_sample": pace * 1000,
+        "compute_microseconds": (1000 * sizes * pace * factors).astype(np.int64),
+        "nanoseconds_per_sample": pace * 10**6,
         "largest_size": np.full(len(pace), UNLIMITED),
     }
     zeros = np.zeros(len(pace), dtype=np.int64)

@@ -32,21 +32,23 @@ def problem(batch, workers, **changes):
     return replace(whole, **changes)
 
 
-def reports(per_sample, fixed=None, error_ppm=0):
-    workers = len(per_sample)
+def reports(per_sample, fixed=None, error_ppm=0, measured=None):
+    """An iteration of these speeds, or of those `measured`, that is long enough to be a block of its own."""
+    workers, samples = len(per_sample), 10**5
+    fixed = ints(fixed or [0] * workers)
     return Reports(
-        samples=ints([1] * workers),
-        compute_microseconds=ints([1] * workers),
+        samples=ints([samples] * workers),
+        compute_microseconds=np.maximum(ints(measured or per_sample) * samples + fixed, 1000) // 1000,
         nanoseconds_per_sample=ints(per_sample),
-        fixed_nanoseconds=ints(fixed or [0] * workers),
+        fixed_nanoseconds=fixed,
         error_ppm=ints([error_ppm] * workers),
         flat_size=ints([0] * workers),
         largest_size=ints([UNLIMITED] * workers),
     )
 
 
-def decided(policy, batch, per_sample, fixed=None, error_ppm=0, **changes):
-    policy.observe(reports(per_sample, fixed, error_ppm))
+def decided(policy, batch, per_sample, fixed=None, error_ppm=0, measured=None, **changes):
+    policy.observe(reports(per_sample, fixed, error_ppm, measured))
     return policy.allocate(problem(batch, len(per_sample), **changes)).sizes.tolist()
 
 
@@ -182,7 +184,7 @@ def test_another_number_of_workers_starts_equal_again():
 def test_every_load_makes_estimators_and_says_its_limits(config):
     estimator = config.estimator()
     for _ in range(3):
-        estimator.observe(10, 0.01)
+        estimator.observe(100, 0.1)
     assert estimator.estimate().nanoseconds_per_sample == 1_000_000
     assert (config.minimum, config.maximum, config.multiple) == (None, None, 1)
 
@@ -223,6 +225,10 @@ def test_a_faster_worker_never_gets_less(per_sample, extra):
 def test_a_worker_without_an_estimate_keeps_its_last():
     # One that resumed from another worker's checkpoint begins to measure anew; the sizes must not fall back to equal.
     policy = Predicted().policy(4)
-    assert decided(policy, 64, [4, 4, 2, 1]) == [8, 8, 16, 32]
-    assert decided(policy, 64, [4, 0, 2, 0]) == [8, 8, 16, 32]
-    assert decided(policy, 64, [4, 0, 2, 2]) == decided(Predicted().policy(4), 64, [4, 4, 2, 2])
+    assert decided(policy, 64, [4000, 4000, 2000, 1000]) == [8, 8, 16, 32]
+    speeds = [4000, 4000, 2000, 1000]
+    assert decided(policy, 64, [4000, 0, 2000, 0], measured=speeds) == [8, 8, 16, 32]
+    speeds = [4000, 4000, 2000, 2000]
+    for _ in range(3):
+        sizes = decided(policy, 64, [4000, 0, 2000, 2000], measured=speeds)
+    assert sizes == decided(Predicted().policy(4), 64, speeds)

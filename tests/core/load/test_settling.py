@@ -55,3 +55,29 @@ def test_a_large_change_is_followed_in_noise(run, noise):
         sizes, _ = run(4, 128, ITERATIONS, lambda i, k, size, f=factors: 1e-3 * size * f[k, i])
         assert (sizes[:60] == 32).all()
         assert sizes[63, 3] <= 18
+
+
+@pytest.mark.parametrize("fixed", [0, 100])
+def test_bursts_of_short_iterations_leave_equal_workers_equal(run, fixed):
+    """Iterations of about 3 ms, in some bursts, which last for 15 ms on average, of twice as much."""
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        slow = np.cumsum(generator.random((600, 2)) < 0.2, axis=0) % 2
+        factors = np.exp(generator.normal(0.0, 0.1, (600, 2))) * (1 + slow)
+        sizes, _ = run(2, 64, 600, lambda i, k, size, f=factors, c=fixed: 3e-3 * (c + size) / (c + 32) * f[k, i])
+        assert changes(sizes) == 0
+
+
+def test_where_all_sizes_take_equally_long_sizes_stay(run, noise):
+    for seed in range(5):
+        factors = noise(0.4, seed, (600, 2))
+        sizes, _ = run(2, 16, 600, lambda i, k, size, f=factors: 1e-3 * f[k, i])
+        assert changes(sizes) == 0
+
+
+def test_short_iterations_of_unequal_workers_are_balanced_all_the_same(run, noise):
+    for seed in range(5):
+        factors = noise(0.2, seed, (300, 2))
+        factors[:, 1] *= 3.0
+        sizes, _ = run(2, 64, 300, lambda i, k, size, f=factors: 1e-4 * size * f[k, i])
+        assert (np.abs(sizes[60:] - [48, 16]) <= 3).all()

@@ -16,6 +16,7 @@ _LARGEST_ERROR: Final = 10**7
 _LARGEST_SIZE: Final = 10**9
 _CLOCK_STEP: Final = 1e-9
 _SAME_SIZE: Final = 0.1
+_ALIKE: Final = 0.02
 _UNKNOWN: Final = Factors()
 
 
@@ -35,13 +36,19 @@ class Estimator(Stateful):
         predictor: Makes the predictor of s, such as one of `PREDICTORS`.
         shape: A new one, or None.
         warmup: How many iterations are not counted at first.
+        block_seconds: Iterations of alike sizes are added up until they have taken this long, and observed as one.
     """
 
     predictor: InitVar[Callable[[], Predictor]]
     shape: Shape | None = field(default=None, kw_only=True)
     warmup: int = field(default=2, kw_only=True)
+    block_seconds: float = field(default=0.0, kw_only=True)
     _predictor: Predictor = field(init=False)
     _seen: int = field(init=False, default=0)
+    # The present block.
+    _iterations: int = field(init=False, default=0)
+    _samples: float = field(init=False, default=0.0)
+    _seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self, predictor: Callable[[], Predictor]) -> None:
         self._predictor = predictor()
@@ -64,8 +71,22 @@ class Estimator(Stateful):
         self._seen += 1
         if self._seen <= self.warmup:
             return
+        if self._iterations and abs(samples * self._iterations - self._samples) > _ALIKE * self._samples:
+            self.end_block(factors)
+        self._iterations += 1
+        self._samples += samples
+        self._seconds += compute_seconds
+        if self._seconds >= self.block_seconds:
+            self.end_block(factors)
+
+    def end_block(self, factors: Factors | None = None) -> None:
+        """Learn from the iterations of the present block, however short it is, and begin the next."""
+        if not self._iterations:
+            return
+        samples, seconds = self._samples / self._iterations, self._seconds / self._iterations
+        self._iterations, self._samples, self._seconds = 0, 0.0, 0.0
         # By position, and without min and max: this runs for every worker and iteration.
-        sample = Sample(samples, compute_seconds if compute_seconds > _CLOCK_STEP else _CLOCK_STEP, factors or _UNKNOWN)
+        sample = Sample(samples, seconds if seconds > _CLOCK_STEP else _CLOCK_STEP, factors or _UNKNOWN)
         shape, predictor = self.shape, self._predictor
         if shape is None:
             predictor.observe(sample)

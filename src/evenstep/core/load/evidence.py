@@ -9,7 +9,7 @@ import numpy as np
 
 from evenstep.core.load.solver import TimeModels
 from evenstep.core.state import Stateful
-from evenstep.core.values import IntArray, Reports
+from evenstep.core.values import IntArray
 
 _WINDOW: Final = 64
 _LEAST: Final = 2
@@ -23,6 +23,7 @@ _LARGEST_MARGIN: Final = 300_000
 _BLOCKS: Final = (1, 2, 4, 8)
 _FEWEST: Final = 4
 _QUARTER: Final = 4
+_EIGHTH: Final = 8
 _CAP: Final = 8
 _PPM: Final = 1_000_000
 _LARGEST_LOAD: Final = 10**9
@@ -34,7 +35,8 @@ _LONGEST: Final = 9 * 10**9
 class Evidence(Stateful):
     """A test of proposed sizes on the latest iterations of all workers.
 
-    A worker's *load* in an iteration is its measured time over the one that its time model gives for the size that it
+    Short iterations come in blocks (`Block`), each of which counts as one iteration here. A worker's *load* in an
+    iteration is its measured time over the one that its time model gives for the size that it
     had. Under these loads the models give the time of that iteration with the present and with the proposed sizes, and
     so what the proposed sizes would have gained in it, in millionths of the longer of both times.
 
@@ -48,14 +50,12 @@ class Evidence(Stateful):
 
     window: list[IntArray] = field(init=False, default_factory=list)
 
-    def observe(self, reports: Reports) -> None:
-        """Take in one iteration, unless a worker measured nothing in it."""
-        row = np.array((reports.samples, reports.compute_microseconds))
+    def observe(self, row: IntArray) -> None:
+        """Take in one iteration, or the mean of a block of them (`Block`)."""
         if self.window and self.window[-1].shape != row.shape:
             self.window.clear()
-        if row.all():
-            self.window.append(row)
-            del self.window[:-_WINDOW]
+        self.window.append(row)
+        del self.window[:-_WINDOW]
 
     def proves(self, times: TimeModels, present: IntArray, proposed: IntArray) -> bool:
         """Whether the proposed sizes would have been better; True if too few iterations are known to judge.
@@ -85,14 +85,15 @@ class Evidence(Stateful):
         sums = _sums(gains[-_WHILE:])
         if any(total > 0 and total >= _LIKELY * count * _of_mean(variation, count) for count, total in sums):
             return True
-        count, total = sums[-1]
+        count, total = sums[-1] if sums else (0, 0)
         return count == _WHILE and total >= -count * max(_of_mean(variation, count), _TOLERANCE)
 
     def _gains(self, times: TimeModels, present: IntArray, proposed: IntArray) -> tuple[list[int], dict[int, int]]:
         """What the proposed sizes would have gained, by iteration, oldest first, and what means of gains vary by.
 
-        That is taken from the load of the worker that is the last, relative to all: gains are limited where another
-        worker becomes the last.
+        Where a size would be more than halved or doubled, only iterations at about the present sizes count, since at
+        other sizes a wrong fixed part looks like a gain. What gains vary by is taken from the load of the worker that
+        is the last, relative to all: gains are limited where another worker becomes the last.
         """
         if not self.window:
             return [], {}
@@ -105,7 +106,17 @@ class Evidence(Stateful):
         before, after = (loads * now).max(axis=1) // _PPM, (loads * then).max(axis=1) // _PPM
         gains = (before - after) * _PPM // np.maximum(np.maximum(before, after), 1)
         relative = loads[:, int(now.argmax())] * _PPM * len(now) // np.maximum(loads.sum(axis=1), 1)
-        return gains.tolist(), _variation(relative.tolist())
+        leap = ((2 * proposed < present) | (proposed > 2 * present)).any()
+        first = _first_alike(rows[:, 0], present) if leap else 0
+        return gains[first:].tolist(), _variation(relative.tolist())
+
+
+def _first_alike(sizes: IntArray, present: IntArray) -> int:
+    """The first of the latest iterations in which no share of the batch differed by an eighth of an equal one."""
+    totals, total = sizes.sum(axis=1, keepdims=True), int(present.sum())
+    apart = np.abs(sizes * total - present * totals) * (_EIGHTH * len(present)) > totals * total
+    others = np.flatnonzero(apart.any(axis=1))
+    return int(others[-1]) + 1 if len(others) else 0
 
 
 def _sums(gains: list[int]) -> list[tuple[int, int]]:

@@ -7,9 +7,11 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.block import BLOCK_MICROSECONDS, Block
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.evidence import Evidence
+from evenstep.core.load.levels import Levels
 from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.load.shape import Shape
 from evenstep.core.load.shares import Bounds, share_out
@@ -37,8 +39,10 @@ class PredictedPolicy(LoadPolicy):
     that noise does not move them. Sizes of the last two global batch sizes are remembered, so that an epoch's short
     last slice does not disturb the others.
 
-    If `proven`, the latest iterations must also show the gain (`Evidence`), and of sizes that take equally long the
-    most equal are taken: at a move, and later too if the latest iterations do not speak against it.
+    If `proven`, short iterations are judged in blocks (`Block`), and sizes change at the end of a block only. The
+    latest blocks must also show the gain (`Evidence`), and the workers' loads relative to each other must agree
+    (`Levels`). Of sizes that take equally long the most equal are taken: at a move, and later too if the latest blocks
+    do not speak against it.
 
     Everything is decided from the reported integers, in integers, so that all workers decide alike.
     """
@@ -48,7 +52,9 @@ class PredictedPolicy(LoadPolicy):
     # By worker: nanoseconds per sample, fixed nanoseconds, flat start, relative error in millionths.
     _rates: IntArray | None = field(init=False, default=None)
     _sizes: list[IntArray] = field(init=False, default_factory=list)
+    _block: Block = field(init=False, default_factory=Block)
     _evidence: Evidence = field(init=False, default_factory=Evidence)
+    _levels: Levels = field(init=False, default_factory=Levels)
     _judged: list[int] = field(init=False, default_factory=list)  # The global batch sizes decided on since a report.
 
     def observe(self, reports: Reports) -> None:
@@ -61,9 +67,16 @@ class PredictedPolicy(LoadPolicy):
         )
         if self._rates is not None and self._rates.shape == rates.shape:
             rates = np.where(rates[0] > 0, rates, self._rates)
-        self._rates, self._judged = rates, []
-        if self.proven:
-            self._evidence.observe(reports)
+        else:
+            self._block, self._evidence, self._levels = Block(), Evidence(), Levels()
+        self._rates = rates
+        if not self.proven:
+            self._judged = []
+        for row in self._block.add(reports) if self.proven else ():
+            self._evidence.observe(row)
+            if rates[0].all():
+                self._levels.observe(self._evidence.window, _models(rates))
+            self._judged = []
 
     def allocate(self, problem: Problem) -> Allocation:
         present = next((sizes for sizes in self._sizes if _satisfies(sizes, problem)), None)
@@ -79,29 +92,47 @@ class PredictedPolicy(LoadPolicy):
     def _decide(self, problem: Problem, present: IntArray | None) -> IntArray:
         if self._rates is None or self._rates.shape[1] != problem.workers or not self._rates[0].all():
             return equal_sizes(problem)
-        bounds = Bounds.of_problem(problem)
-        per_sample, fixed, flat, error_ppm = self._rates
-        times = Lines(per_sample=per_sample, fixed=fixed, flat=flat)
+        bounds, times = Bounds.of_problem(problem), _models(self._rates)
         if present is None:
             return _plan(times, bounds)
         makespan = int(times.nanoseconds(present).max())
-        gain_ppm = max(round(self.min_gain * _PPM), _ERRORS_TO_MOVE * int(error_ppm.max()))
-        goal = makespan * max(_PPM - gain_ppm, 0) // _PPM
-        if reachable(times, bounds, goal):
+        gain_ppm = max(round(self.min_gain * _PPM), _ERRORS_TO_MOVE * int(self._rates[3].max()))
+        if reachable(times, bounds, makespan * max(_PPM - gain_ppm, 0) // _PPM):
             sizes = _plan(times, bounds)
             # Rounded to whole samples, proportional sizes may miss the gain that the solver could reach.
             shorter = int(times.nanoseconds(sizes).max())
-            if shorter < makespan and (not self.proven or self._evidence.proves(times, present, sizes)):
-                return _simplest(times, bounds, shorter, sizes) if self.proven else sizes
-        if not self.proven or np.ptp(present) <= problem.multiple:
-            return present
+            if shorter < makespan and not self.proven:
+                return sizes
+            if shorter < makespan and self._evidence.proves(times, present, sizes):
+                sizes = _simplest(times, bounds, shorter, sizes)
+                if self._gains(present, sizes):
+                    return sizes
+        for models in (self._levels.times, times) if self.proven else ():
+            simpler = None if models is None else self._simpler(models, problem, present)
+            if simpler is not None:
+                return simpler
+        return present
+
+    def _gains(self, present: IntArray, sizes: IntArray) -> bool:
+        """Whether the levels, too, give these sizes a shorter time than the present ones."""
+        times = self._levels.times
+        if times is None:
+            return True
+        now, then = (int(times.nanoseconds(each).max()) for each in (present, sizes))
+        return then < now
+
+    def _simpler(self, times: Lines, problem: Problem, present: IntArray) -> IntArray | None:
+        """More equal sizes that take no longer by these models and in the latest iterations, if they differ enough."""
+        if np.ptp(present) <= problem.multiple:
+            return None
+        makespan = int(times.nanoseconds(present).max())
         share = problem.global_batch_size // problem.workers
         room = np.minimum(times.largest(makespan), present.max()) - present
         if not (room * _APART > share).any():  # Much cheaper than to look for simpler sizes.
-            return present
-        simpler = _simplest(times, bounds, makespan, present)
+            return None
+        simpler = _simplest(times, Bounds.of_problem(problem), makespan, present)
         apart = np.abs(simpler - present).max() * _APART > share
-        return simpler if apart and self._evidence.allows(times, present, simpler) else present
+        return simpler if apart and self._evidence.allows(times, present, simpler) else None
 
 
 @final
@@ -134,11 +165,21 @@ class Predicted(Load):
             raise ConfigError(f"sizes cannot wait for a gain of {self.min_gain}: use 0 <= min_gain < 1")
 
     def policy(self, workers: int) -> LoadPolicy:
-        return PredictedPolicy(min_gain=self.min_gain, proven=self.predictor == "change" and self.min_gain > 0.0)
+        return PredictedPolicy(min_gain=self.min_gain, proven=self._proven)
 
     def estimator(self) -> Estimator:
         shape = Shape() if self.times == "affine" else None
-        return Estimator(PREDICTORS[self.predictor], shape=shape, warmup=self.warmup)
+        block = BLOCK_MICROSECONDS / 1e6 if self._proven else 0.0
+        return Estimator(PREDICTORS[self.predictor], shape=shape, warmup=self.warmup, block_seconds=block)
+
+    @property
+    def _proven(self) -> bool:
+        return self.predictor == "change" and self.min_gain > 0.0
+
+
+def _models(rates: IntArray) -> Lines:
+    per_sample, fixed, flat, _ = rates
+    return Lines(per_sample=per_sample, fixed=fixed, flat=flat)
 
 
 def _plan(times: Lines, bounds: Bounds) -> IntArray:

@@ -12,9 +12,9 @@ from evenstep.core.state import Stateful
 from evenstep.core.values import Sample
 
 _WINDOW: Final = 32
-_LARGEST_ERROR: Final = 0.2
-_LARGEST_FLAT_ERROR: Final = 0.1
-_SIGNIFICANT: Final = 3.0
+_LARGEST_ERROR: Final = 0.1
+_SIGNIFICANT: Final = 4.0
+_EXPLAINED: Final = 3.0
 _MIN_STEP: Final = 0.01
 _MIN_FLAT_STEP: Final = 1.5
 _MIN_SPREAD: Final = 0.02
@@ -84,7 +84,8 @@ class Shape(Stateful):
     c, the fixed part, is the intercept of a least-squares line over its slope, on the recent iterations since the last
     change of speed. It is counted in samples, so that a slowdown, which scales s, does not change it. c starts at 0 (a
     line through the origin) and stays between 0 and ten times the batch size. It moves only if the sizes have spread
-    enough against the noise, and the line differs from the present c by more than noise explains.
+    enough against the noise to know the elasticity to a tenth, and the line differs from the present c by four standard
+    errors. So c is 0 where it is not known.
 
     A change of size with a wrong shape looks like a change of speed. If one line explains the times on both sides, the
     shape was wrong and is corrected; otherwise the speed has changed.
@@ -175,7 +176,7 @@ class Shape(Stateful):
             line = _Line.through(together, noise, flat=flat)
             if line is None or not _MIN_ELASTICITY <= line.elasticity <= 1.0:
                 continue
-            if _jump(before, fresh, line.fixed_samples, flat) <= _SIGNIFICANT * noise:
+            if _jump(before, fresh, line.fixed_samples, flat) <= _EXPLAINED * noise:
                 self.window = together
                 return self._adopt(line.fixed_samples, flat)
         before = _last_run(before)
@@ -192,10 +193,10 @@ class Shape(Stateful):
         if max(sizes) <= self.flat_samples or max(sizes) < _MIN_FLAT_STEP * min(sizes):
             return False
         noise = self._regime.noise
-        line = _Line.through([*before, *fresh], noise, largest_error=_LARGEST_FLAT_ERROR)
+        line = _Line.through([*before, *fresh], noise)
         if line is None or abs(line.elasticity) >= _MIN_ELASTICITY:
             return False
-        return _jump(before, fresh, 0.0, max(sizes)) <= _SIGNIFICANT * noise
+        return _jump(before, fresh, 0.0, max(sizes)) <= _EXPLAINED * noise
 
     def _slopes_below(self) -> bool:
         """Whether sizes within the flat start turn out to differ in time."""

@@ -82,6 +82,7 @@ class RoundWork:
         estimator = self._estimators.get(node) or self._load.estimator()
         varied, alike = self._parts(work)
         estimator.observe(varied, seconds / alike)
+        estimator.end_block()
         self._estimators[node] = estimator
 
     def plan(self, nodes: Sequence[int], batch_size: int, steps: int = 1) -> dict[int, Work]:
