@@ -75,6 +75,7 @@ def files(tmp_path):
         ),
         ("run --scheme lb-bsp:predicter=ema SCRIPT", "no parameter 'predicter': did you mean 'predictor'?"),
         ("run --workers 4 --slow 4=2x SCRIPT", "names worker 4, but the 4 workers are numbered from 0 to 3"),
+        ("run --slow 3=4x SCRIPT", "names worker 3, but there is worker 0 only"),
         ("run --workers 4 --slow 3=0.5x SCRIPT", "--slow 3=0.5x"),
         ("run --workers 4 --slow fast SCRIPT", "such as 3=4x"),
         ("run --workers 4 --emulate HERE/cluster.toml SCRIPT", "describes 3 workers but 4 are to be started"),

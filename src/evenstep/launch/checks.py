@@ -68,9 +68,12 @@ def require_settings(settings: LaunchSettings, workers: int | None) -> None:
         source = settings.source("slow", os.environ)
         worker = parse_slow(text, source).worker
         if workers is not None and worker is not None and worker >= workers:
-            raise ConfigError(
-                f"{source} {text} names worker {worker}, but the {workers} workers are numbered from 0 to {workers - 1}"
+            known = (
+                "there is worker 0 only"
+                if workers == 1
+                else f"the {workers} workers are numbered from 0 to {workers - 1}"
             )
+            raise ConfigError(f"{source} {text} names worker {worker}, but {known}")
     if settings.emulate is not None:
         with naming(settings.source("emulate", os.environ)):
             _require_cluster(Path(settings.emulate), workers)
