@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from evenstep.cli.arguments import Parser, as_path, require_package, require_run_dir, warn_of_misplaced
 from evenstep.core.errors import ConfigError
-from evenstep.launch.frameworks import FRAMEWORKS
 from evenstep.launch.launch_settings import HEARTBEAT_SECONDS, SUMMARY_FILE, FindBatch, LaunchSettings
 
 _DESCRIPTION = """\
@@ -25,6 +24,7 @@ lists them) and stand before the script, as the options below do; what follows t
 
 The exit code is 0 if the run finished (on parameter servers also without workers that were lost, which are named), else
 that of the worker that failed first, 128 + N for signal N, and 2 for a wrong argument."""
+_FRAMEWORKS = ("jax", "mxnet", "tensorflow")
 _EXAMPLE = "evenstep run --workers 4 --scheme lb-bsp --slow 3=4x train.py --epochs 10"
 
 
@@ -196,7 +196,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--run-dir", type=as_path, metavar="DIR", help="where the workers write their events, as JSON lines")
     add(
         "--framework",
-        choices=FRAMEWORKS,
+        choices=_FRAMEWORKS,
         help="let workers of another framework than PyTorch meet, on one host: sets TF_CONFIG for tensorflow and"
         " JAX_COORDINATOR_ADDRESS for jax, and starts the scheduler and server of mxnet's kvstore",
     )

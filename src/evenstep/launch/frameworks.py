@@ -11,12 +11,11 @@ from typing import Final
 from evenstep.core.errors import ConfigError
 from evenstep.launch.supervisor import TASKS_VARIABLE, signal_when_parent_dies
 
-FRAMEWORKS: Final = ("jax", "mxnet", "tensorflow")
 _HOST: Final = "127.0.0.1"
 
 
 @contextmanager
-def meeting(framework: str | None, workers: int | None, python: str) -> Iterator[Mapping[str, str]]:
+def meeting(framework: str, workers: int | None, python: str) -> Iterator[Mapping[str, str]]:
     """The variables with which the workers meet, as long as this is open.
 
     * `tensorflow`: the addresses from which each worker's keeper makes its `TF_CONFIG`;
@@ -24,16 +23,13 @@ def meeting(framework: str | None, workers: int | None, python: str) -> Iterator
     * `mxnet`: the `DMLC_` variables of a distributed kvstore, whose scheduler and server run meanwhile.
 
     Args:
-        framework: One of `FRAMEWORKS`; None for PyTorch, which needs none.
+        framework: `tensorflow`, `jax` or `mxnet`.
         workers: How many; None if other hosts start workers too.
         python: The interpreter of the workers.
 
     Raises:
         ConfigError: There are several hosts.
     """
-    if framework is None:
-        yield {}
-        return
     if workers is None:
         raise ConfigError(
             f"--framework {framework} lets workers of one host meet: on several hosts leave it out, and set what"

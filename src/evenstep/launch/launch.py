@@ -35,7 +35,6 @@ from torch.distributed.run import config_from_args
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Restarts, Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
-from evenstep.launch.frameworks import meeting
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.meeting_place import FRESH_STORE
 from evenstep.launch.one_host import LOOPBACK, ONE_HOST, register
@@ -66,7 +65,7 @@ def launch(
         arguments: As torchrun's parser makes them (`torch.distributed.run.get_args_parser`). A single node that names
             no rendezvous meets on a free port of its own.
         settings: What the workers are told.
-        framework: Theirs, as for `meeting`.
+        framework: Theirs, as for `meeting`; None for PyTorch, whose workers meet by themselves.
         server_command: The server program, for a scheme with servers.
 
     Returns:
@@ -85,7 +84,10 @@ def launch(
         workers = command.workers
         require_settings(settings, workers)
         python = arguments.training_script if arguments.no_python else sys.executable
-        os.environ.update(stack.enter_context(meeting(framework, workers, python)))
+        if framework is not None:
+            from evenstep.launch.frameworks import meeting  # Few runs need it.
+
+            os.environ.update(stack.enter_context(meeting(framework, workers, python)))
         served = None if settings.scheme is None else parse_scheme(settings.scheme).served
         try:
             # Over several nodes the addresses of workers are not known before they meet: the process of rank 0 then

@@ -10,7 +10,6 @@ from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead
-from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.samples.per_sample import THOUSAND, PerSample
 from evenstep.core.samples.private import PrivateShares, private_sizes
 from evenstep.core.samples.share import (
@@ -45,7 +44,6 @@ __all__ = [
     "Shares",
     "Slice",
     "balanced",
-    "balanced_padded",
     "by_samples",
     "ends_period",
     "micro_batches",

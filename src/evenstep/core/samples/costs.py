@@ -13,7 +13,6 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples.balanced import balanced, fitted
 from evenstep.core.samples.drawn import Indices
 from evenstep.core.samples.ledger import Slice
-from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.samples.per_sample import THOUSAND, PerSample
 from evenstep.core.samples.share import Loads, MicroBatch, Share, whole_batch
 from evenstep.core.values import UNLIMITED, IntArray
@@ -206,6 +205,8 @@ class CostSharing:
         holds = np.maximum(self.maximum(), sizes)
         room = None if holds.min() >= UNLIMITED else holds * mean
         if self.costs.costs.padded:
+            from evenstep.core.samples.padded import balanced_padded  # Few runs need it.
+
             return balanced_padded(
                 costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, memory=memory, room=room
             )
