@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Costs, CostSharing, EpochCosts, Ledger, Lookahead, Share, balanced
-from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.samples.balanced import fitted
+from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.values import UNLIMITED
 
 
