@@ -18,6 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # For the scripts that tests start: in this process pytest sees to it.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 settings.register_profile("ci", derandomize=True, deadline=None)

@@ -60,6 +60,16 @@ def seeded(seed: int, rates: Mapping[Fault, float]) -> FaultPlan:
     return plan
 
 
+def never_in_a_row(plan: FaultPlan) -> FaultPlan:
+    """The same without two neighbouring messages of which neither arrives in its place: no line is silent for long."""
+
+    def spared(number: int) -> Fault | None:
+        fault, before = plan(number), plan(number - 1) if number else None
+        return fault if Fault.DUPLICATE in (fault, before) or before is None else None
+
+    return spared
+
+
 @final
 class Faulty:
     """A `Connection` whose sent messages suffer faults; received messages are not touched.

@@ -32,7 +32,7 @@ from evenstep.torch.engines.describe import describe, layout_of, options_of
 from evenstep.transport.base import SilentError
 from evenstep.worker.servers.link import Link
 from support.clocks import FakeClock
-from support.faulty import Faulty, seeded
+from support.faulty import Faulty, never_in_a_row, seeded
 from support.guard import GUARD_SECONDS
 from support.in_memory import connected_pair
 
@@ -208,8 +208,10 @@ class Trial:
     def _connect(self, rank, shard):
         one, other = connected_pair(clock=self.clock)
         seeds = [self.seed * 1000 + rank * 100 + shard * 10 + end for end in (0, 1)]
-        ours = Troubled(one, seeded(seeds[0], self.rates), local=self.local, pulses=True)
-        theirs = Troubled(other, seeded(seeds[1], self.rates), local=self.local, pulses=False)
+        # Else chance would now and then silence a server for longer than its heartbeat, and workers would join again.
+        plans = [never_in_a_row(seeded(seed, self.rates)) for seed in seeds]
+        ours = Troubled(one, plans[0], local=self.local, pulses=True)
+        theirs = Troubled(other, plans[1], local=self.local, pulses=False)
         with self.clock.changed:
             self.troubled += [ours, theirs]
             self.lines.append(ours)

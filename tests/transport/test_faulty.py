@@ -3,10 +3,11 @@
 import os
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 from support.clocks import FakeClock
-from support.faulty import Fault, Faulty, scripted, seeded
+from support.faulty import Fault, Faulty, never_in_a_row, scripted, seeded
 from support.in_memory import connected_pair
 
 from evenstep.core.errors import ConfigError
@@ -71,6 +72,14 @@ def test_seeded_faults_depend_on_the_seed_and_the_number_alone():
     arrived, fired = arrivals(plan, 200)
     assert set(fired) == set(rates)
     assert len(arrived) >= 200 - fired[Fault.DROP] + fired[Fault.DUPLICATE] - 3
+
+
+def test_of_neighbouring_messages_one_arrives_in_its_place():
+    plan = seeded(1, {Fault.DROP: 0.3, Fault.DUPLICATE: 0.2, Fault.DELAY: 0.3})
+    spared = [never_in_a_row(plan)(number) for number in range(1000)]
+    away = [number for number, fault in enumerate(spared) if fault in (Fault.DROP, Fault.DELAY)]
+    assert len(away) > 100 and min(later - number for number, later in pairwise(away)) > 1
+    assert all(fault == plan(number) for number, fault in enumerate(spared) if fault)
 
 
 @pytest.mark.parametrize("rates", [{Fault.DROP: -0.1}, {Fault.DROP: 0.6, Fault.DELAY: 0.6}])

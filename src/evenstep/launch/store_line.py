@@ -18,6 +18,7 @@ from evenstep.launch.c10d import PrefixStore, Store, TCPStore
 
 _CONNECT_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 1.0
+_CUT_SECONDS: Final = 30.0
 
 Result = TypeVar("Result")
 
@@ -89,7 +90,7 @@ class StoreLine:
             with _no_stderr():  # c10d would print a stack.
                 for number in self._connection:
                     _shut(number)
-                self._thread.join(_CLOSE_SECONDS)
+                self._thread.join(_CUT_SECONDS if self._connection else _CLOSE_SECONDS)
 
     def _serve(self, store: Store) -> None:
         probe: socket.socket | None = None
@@ -99,7 +100,7 @@ class StoreLine:
             probe = None if address is None else socket.create_connection(address, timeout=_CONNECT_SECONDS)
             others = _connections(address)
             own = store.clone()  # type: ignore[attr-defined]
-            self._connection = _connections(address) - others
+            self._connection = {number for inode, number in _connections(address).items() if inode not in others}
         while (asked := self._calls.get()) is not None:
             _make(asked[0], lambda: self._answer(own, probe, asked[1]))
         if probe is not None:
@@ -127,16 +128,16 @@ def _closed(probe: socket.socket) -> bool:
         return True
 
 
-def _connections(address: tuple[str, int] | None) -> set[int]:
-    """The descriptors of this process's connections to a store, where the system lists them."""
-    found = set[int]()
+def _connections(address: tuple[str, int] | None) -> dict[int, int]:
+    """The inodes and descriptors of this process's connections to a store, where the system lists them."""
+    found = dict[int, int]()
     if address is None:
         return found
     with suppress(OSError):
         for each in Path("/proc/self/fd").iterdir():
             with suppress(OSError), _socket(int(each.name)) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername()[1] == address[1]:
-                    found.add(int(each.name))
+                    found[os.fstat(sock.fileno()).st_ino] = int(each.name)
     return found
 
 
