@@ -78,7 +78,8 @@ def test_of_neighbouring_messages_one_arrives_in_its_place():
     plan = seeded(1, {Fault.DROP: 0.3, Fault.DUPLICATE: 0.2, Fault.DELAY: 0.3})
     spared = [never_in_a_row(plan)(number) for number in range(1000)]
     away = [number for number, fault in enumerate(spared) if fault in (Fault.DROP, Fault.DELAY)]
-    assert len(away) > 100 and min(later - number for number, later in pairwise(away)) > 1
+    assert len(away) > 100
+    assert min(later - number for number, later in pairwise(away)) > 1
     assert all(fault == plan(number) for number, fault in enumerate(spared) if fault)
 
 
