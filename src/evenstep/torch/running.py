@@ -26,7 +26,7 @@ from evenstep.torch.cuda import CudaMemory, DeviceStopwatch
 from evenstep.torch.data.loop import Bound, Loop
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.engines.known_parameters import KnownParameters
+from evenstep.torch.engines.known_parameters import KnownParameters, check_step
 from evenstep.torch.engines.local import LocalEngine
 from evenstep.torch.failure import RunEnd, forget_failing, install_hook, when_failing
 from evenstep.torch.model import PreparedModel, bind, forget, unwrapped
@@ -126,7 +126,7 @@ class Running:
         """From now on steps of these optimizers are checked, pushed to servers, or wait for the last micro-batch."""
         engine, known = self._engine, KnownParameters(self._request.models)
         for each in self._request.optimizers:
-            self._hooks.append(each.register_step_pre_hook(partial(_check_step, engine, known)))
+            self._hooks.append(each.register_step_pre_hook(partial(check_step, engine, known)))
             if type(engine).after_step is not Engine.after_step:
                 self._hooks.append(each.register_step_post_hook(lambda stepped, *_: engine.after_step(stepped)))
         for wrapped in prepared:
@@ -373,29 +373,6 @@ class Running:
 def _stepped(loader: "weakref.ref[Loop]", *_: Any) -> None:
     if (alive := loader()) is not None:
         alive.stepped()
-
-
-def _check_step(
-    engine: Engine, known: KnownParameters, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
-) -> Any:
-    """Check a step before any weight changes: after the closure's backward, if the step has one."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-
-    def check() -> None:
-        engine.before_step(optimizer)
-        if engine.workers.count > 1:
-            known.require(optimizer)
-
-    if closure is None:
-        check()
-        return None
-
-    def checked() -> Any:
-        loss = closure()
-        check()
-        return loss
-
-    return args[:1], {**kwargs, "closure": checked}
 
 
 def _asked(request: Request) -> tuple[Served | None, dict[str, object]]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -10,7 +10,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import MicroBatch, Share
 from evenstep.core.shown import shown
 from evenstep.core.values import Basis, Factors, Reports, State
-from evenstep.telemetry.events import IterationDone
+from evenstep.telemetry.events import IterationDone, Noted
 
 _UNKNOWN: Final = Factors()
 _MAX_UNITS: Final = 2**53
@@ -193,3 +193,15 @@ def units_of(share: Share | None, count: Any) -> int:
         raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {shown(count)}")
     # A batch below the minimum repeats its samples, and a unit counts once.
     return -(-int(count) * share.samples // len(share.positions)) if share.samples else 0
+
+
+def noted(now: Iteration | None, values: Mapping[str, float], *, worker: int, at: float) -> Noted:
+    """The event of values that a script gave in or after this iteration; None before the first."""
+    return Noted(
+        worker=worker,
+        iteration=-1 if now is None else now.number,
+        at=at,
+        samples=1 if now is None else now.samples,
+        # JSON has no NaN and no infinity.
+        values={name: value if math.isfinite(value) else None for name, value in values.items()},
+    )

@@ -5,12 +5,11 @@ It does not communicate. An engine sends this worker's row to the others and bri
 
 import math
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, cast, final
+from typing import cast, final
 
 import numpy as np
 
@@ -19,13 +18,12 @@ from evenstep.core.load.base import LoadPolicy
 from evenstep.core.load.limits import SizeLimits
 from evenstep.core.samples import (
     THOUSAND,
-    Costs,
     CostSharing,
     EpochCosts,
     Ledger,
     MicroBatch,
-    PerSample,
     PrivateShares,
+    SampleTimes,
     Share,
 )
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
@@ -35,14 +33,11 @@ from evenstep.telemetry.say import say
 from evenstep.worker.activity import Activity
 from evenstep.worker.earlier import LastSizes
 from evenstep.worker.hold import Hold
-from evenstep.worker.iteration import Iteration, PushOutcome
+from evenstep.worker.iteration import Iteration, PushOutcome, noted
 from evenstep.worker.meter import Meter
 from evenstep.worker.planned import PlannedShares
 from evenstep.worker.summary import Summary
 from evenstep.worker.worker import Worker
-
-_LATEST: Final = 2
-"""Iterations to remember: a device's times come one iteration late."""
 
 
 @final
@@ -91,9 +86,7 @@ class Tracker:
     _latest: Reports | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
-    _per_sample: dict[Costs, PerSample] = field(init=False, default_factory=dict)
-    """What is learned of the samples of each loader that has costs."""
-    _reported: deque[Share | None] = field(init=False, default_factory=lambda: deque(maxlen=_LATEST))
+    _sample_times: SampleTimes = field(init=False, default_factory=SampleTimes)
 
     def __post_init__(self) -> None:
         self.stopwatch = self.meter.stopwatch
@@ -122,7 +115,7 @@ class Tracker:
             maximum=lambda: self.problem.maximum,
             most=self.limits.most,
             rates=self._rates,
-            per_sample=self._per_sample.setdefault(costs.costs, PerSample()),
+            per_sample=self._sample_times.of(costs.costs),
         )
 
     def _rates(self) -> IntArray | None:
@@ -323,8 +316,10 @@ class Tracker:
         self.policy.observe(reports)
         self._planned_for = None
         self._latest = reports
-        if self._per_sample and self.iteration is not None and self.lags is not None:
-            self._learn_of_samples(self.iteration, self.lags, reports)
+        if self.iteration is not None and self.lags is not None:
+            share = self.iteration.share
+            whole = share if self.iteration.passes == 1 else None
+            self._sample_times.observe(whole, share.loads, self.lags, reports)
         if self.limits.report_all(reports.largest_size):
             self.problem = self.limits.stretched(self.problem)
             self._warn_of_too_little_room()
@@ -334,18 +329,6 @@ class Tracker:
                 self.recorder.record(self.iteration.event(reports, self.workers.rank, ended))
             if self.summary is not None:
                 self.summary.take(self.iteration, reports, outside, ended)
-
-    def _learn_of_samples(self, now: Iteration, lags: Sequence[int], reports: Reports) -> None:
-        """Learn what samples take beside their cost, from what all workers know of all."""
-        self._reported.appendleft(now.share if now.passes == 1 else None)
-        if (loads := now.share.loads) is None:
-            return
-        known = np.zeros((2, self.workers.count), dtype=np.int64)
-        for lag, share in enumerate(self._reported):
-            if share is not None and share.loads is not None and share.loads.per_sample is loads.per_sample:
-                of_lag = np.equal(lags, lag)
-                known[:, of_lag] = share.sizes[of_lag], share.loads.costs[of_lag]
-        loads.per_sample.observe(known[0], known[1], reports.compute_microseconds - reports.fixed_nanoseconds // 1000)
 
     def _warn_of_too_little_room(self) -> None:
         """Warn once: without servers, the workers compute the global batch whatever their memory is known to hold."""
@@ -365,19 +348,8 @@ class Tracker:
 
     def note(self, values: Mapping[str, float]) -> None:
         """Record values that the script gave in or after the current iteration."""
-        if not self.recorder.takes(Noted):
-            return
-        now = self.iteration
-        self.recorder.record(
-            Noted(
-                worker=self.workers.rank,
-                iteration=-1 if now is None else now.number,
-                at=self.clock(),
-                samples=1 if now is None else now.samples,
-                # JSON has no NaN and no infinity.
-                values={name: value if math.isfinite(value) else None for name, value in values.items()},
-            )
-        )
+        if self.recorder.takes(Noted):
+            self.recorder.record(noted(self.iteration, values, worker=self.workers.rank, at=self.clock()))
 
     def record_checkpoint(self, name: str, *, restored: bool) -> None:
         """Record, on worker 0, that all workers have saved or restored a checkpoint."""

@@ -6,7 +6,7 @@ Everything here uses *positions*: position p of an epoch is the p-th sample of t
 
 from evenstep.core.samples.assignment import part_of, reassign, short_slice_sizes, slice_sizes, split
 from evenstep.core.samples.balanced import balanced
-from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts
+from evenstep.core.samples.costs import Costs, CostSharing, EpochCosts, SampleTimes
 from evenstep.core.samples.drawn import Drawn, Indices
 from evenstep.core.samples.ledger import Ledger, Slice
 from evenstep.core.samples.lookahead import Lookahead
@@ -40,6 +40,7 @@ __all__ = [
     "PerSample",
     "PrivateShares",
     "Request",
+    "SampleTimes",
     "Share",
     "Shares",
     "Slice",

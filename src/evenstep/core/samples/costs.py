@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self, final
 
@@ -15,10 +16,12 @@ from evenstep.core.samples.drawn import Indices
 from evenstep.core.samples.ledger import Slice
 from evenstep.core.samples.per_sample import THOUSAND, PerSample
 from evenstep.core.samples.share import Loads, MicroBatch, Share, whole_batch
-from evenstep.core.values import UNLIMITED, IntArray
+from evenstep.core.values import UNLIMITED, IntArray, Reports
 
 _BITS: Final = 30
 _SPEED: Final = 2**50
+_LATEST: Final = 2
+"""Iterations to remember: a device's times come one iteration late."""
 
 
 @final
@@ -217,6 +220,40 @@ class CostSharing:
         """What the parts of all workers cost; 0 where samples are repeated, or copies."""
         costs = self.costs.of_workers(cut, owners, len(sizes))
         return Loads(costs=np.where(sizes >= self.minimum, costs, 0), per_sample=self.per_sample)
+
+
+@final
+class SampleTimes:
+    """What is learned of the samples of each loader that has costs, from what all workers know of all."""
+
+    def __init__(self) -> None:
+        self._learned: dict[Costs, PerSample] = {}
+        self._shares: deque[Share | None] = deque(maxlen=_LATEST)
+
+    def of(self, costs: Costs) -> PerSample:
+        """That of one loader, which learns from now on."""
+        return self._learned.setdefault(costs, PerSample())
+
+    def observe(self, share: Share | None, loads: Loads | None, lags: Sequence[int], reports: Reports) -> None:
+        """Take in an iteration.
+
+        Args:
+            share: The one of this iteration; None if a report on it is not about all of its samples alone.
+            loads: What the samples of this iteration cost, if that is known.
+            lags: By how many iterations the reports of each worker come late.
+            reports: The latest of all workers.
+        """
+        if not self._learned:
+            return
+        self._shares.appendleft(share)
+        if loads is None:
+            return
+        known = np.zeros((2, len(lags)), dtype=np.int64)
+        for lag, past in enumerate(self._shares):
+            if past is not None and past.loads is not None and past.loads.per_sample is loads.per_sample:
+                of_lag = np.equal(lags, lag)
+                known[:, of_lag] = past.sizes[of_lag], past.loads.costs[of_lag]
+        loads.per_sample.observe(known[0], known[1], reports.compute_microseconds - reports.fixed_nanoseconds // 1000)
 
 
 def _loads(sizes: IntArray, rates: IntArray | None) -> tuple[IntArray, IntArray]:

@@ -1,11 +1,12 @@
 """Finds parameters that an optimizer steps on and no prepared model has: nothing sums their gradients."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 
 from evenstep.core.errors import ConfigError
+from evenstep.torch.engines.engine import Engine
 
 
 @final
@@ -32,3 +33,26 @@ class KnownParameters:
                 f" such as one of shape {list(stepped[0].shape)}: their gradients are not summed over the workers, so"
                 " make them part of the model before, also those of a loss"
             )
+
+
+def check_step(
+    engine: Engine, known: KnownParameters, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Check a step before any weight changes: after the closure's backward, if the step has one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+    def check() -> None:
+        engine.before_step(optimizer)
+        if engine.workers.count > 1:
+            known.require(optimizer)
+
+    if closure is None:
+        check()
+        return None
+
+    def checked() -> Any:
+        loss = closure()
+        check()
+        return loss
+
+    return args[:1], {**kwargs, "closure": checked}
