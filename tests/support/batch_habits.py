@@ -176,7 +176,7 @@ def refused():
     """By name: a loader, options, and a part of the sentence."""
     data = Sentences()
     return {
-        "parts": ((data, Parts()), {}, "Parts gives each worker a part of its own"),
+        "parts": ((data, Parts()), {}, "Parts gives each worker its own part"),
         "strange": ((data, Strange()), {}, "gives something else than indices of the dataset"),
         "without end": ((data, Endless()), {}, "gave 13 lists where its length says 6"),
         "no length": ((data, [[1], [2]].__iter__()), {}, "has no length"),

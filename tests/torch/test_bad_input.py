@@ -110,7 +110,7 @@ def test_options(options, fragment):
         (DataLoader(range(9), batch_size=None), "batch_sampler"),
         (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
         (DataLoader(range(9), sampler=DistributedSampler(range(9), 2, 0)), "made for 2 workers but there are 1"),
-        (DataLoader(range(9), sampler=EveryOther(range(9), 2, 0)), "EveryOther gives each worker a part of its own"),
+        (DataLoader(range(9), sampler=EveryOther(range(9), 2, 0)), "EveryOther gives each worker its own part"),
     ],
 )
 def test_loaders(loader, fragment):

@@ -89,7 +89,7 @@ class Accelerator(accelerate.Accelerator):
     # Preparing.
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Accelerate. After the first batch, another model or optimizer begins a run of its own."""
+        """As in Accelerate. After the first batch, another model or optimizer begins a separate run."""
         new = [each for each in args if not getattr(each, "_is_accelerate_prepared", False)]
         if self.session.started and any(isinstance(each, torch.nn.Module | torch.optim.Optimizer) for each in new):
             self._begin()

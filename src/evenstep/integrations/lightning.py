@@ -68,7 +68,7 @@ class EvenstepStrategy(DDPStrategy):
         return checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """As Lightning's. The loader's state has a place of its own, so that other strategies can load the rest."""
+        """As Lightning's. The loader's state has its own place, so that other strategies can load the rest."""
         loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
         if self._prepared is not None and (states := loop.pop("combined_loader", None)):
             checkpoint[_KEY] = states[0]

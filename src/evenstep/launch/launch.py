@@ -63,7 +63,7 @@ def launch(
 
     Args:
         arguments: As torchrun's parser makes them (`torch.distributed.run.get_args_parser`). A single node that names
-            no rendezvous meets on a free port of its own.
+            no rendezvous meets on a free port.
         settings: What the workers are told.
         framework: Theirs, as for `meeting`; None for PyTorch, whose workers meet by themselves.
         server_command: The server program, for a scheme with servers.

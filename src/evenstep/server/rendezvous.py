@@ -42,7 +42,7 @@ class Rendezvous:
         if former != process and (waits or trains_over is over):
             raise ConfigError(
                 f"two processes have the rank {rank} ({former} and {process}, host and process): give each worker"
-                " a rank of its own"
+                " its own rank"
             )
 
     def come(

@@ -44,7 +44,7 @@ class Scenario:
         ahead: How many claims workers of servers hold beside the current one; None: as a run without data workers, 1
             where exchanges overlap with compute and 0 elsewhere.
         costs: What samples cost if they differ: a distribution, or the cost of each sample of a dataset, of which each
-            epoch has as many as it needs in an order of its own. A device takes as long as for so many average samples
+            epoch has as many as it needs in its own order. A device takes as long as for so many average samples
             as a batch costs. None: all cost alike.
         by_cost: Whether the workers are told costs, as a run with `cost=` is; sizes then count average samples.
 

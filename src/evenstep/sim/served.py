@@ -376,7 +376,7 @@ class _ServedRun:
                 now=0.0,
             )
         slot.answer = answer
-        if arrives > now or self._overlaps:  # An overlapping worker may push in turn, which takes an event of its own.
+        if arrives > now or self._overlaps:  # An overlapping worker may push in turn, which takes its own event.
             heappush(self.heap, (arrives, _ANSWER, slot.number, slot.incarnation))
         else:
             self._receive(slot, now)

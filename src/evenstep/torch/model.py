@@ -91,7 +91,7 @@ class PreparedModel(DistributedDataParallel):
             replica.train(self.training)  # type: ignore[no-untyped-call]
 
     def follow(self, replica: DistributedDataParallel) -> None:
-        """The script calls the DistributedDataParallel of its own, which stays what it is."""
+        """The script calls its own DistributedDataParallel, which stays what it is."""
         replica.__dict__[_IGNORED] = _RefusesWrapping()
         self._leave = [
             replica.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove,

@@ -145,7 +145,7 @@ def require_servable_loader(scheme: Scheme, loader: DataLoader[Any]) -> None:
 
 
 def require_private_possible(request: Request, scheme: Scheme, order: EpochOrder) -> None:
-    """Check that each worker can train on a dataset of its own, if that was asked for.
+    """Check that each worker can train on its own dataset, if that was asked for.
 
     Raises:
         ConfigError: It cannot, under this scheme or with this loader.

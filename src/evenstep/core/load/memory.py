@@ -1,4 +1,4 @@
-"""How many samples fit into a device's memory, learned from the peaks of its own iterations.
+"""How many samples fit into a device's memory, learned from the peaks of its iterations.
 
 Knows neither how a peak is measured nor anything of speed.
 """

@@ -42,7 +42,7 @@ def balanced(
         lower: The fewest samples of each worker, int64 of shape [workers].
         upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
         fixed: What each worker has to do whatever its samples, as cost, int64 of shape [workers]; None for nothing.
-        owners: The present assignment, if there is one: each worker keeps its samples that cost most, as far as they
+        owners: The present assignment, if there is one: each worker keeps its samples that cost most, if they
             fit, so that little of what it has fetched is in vain.
 
     Returns:
@@ -109,7 +109,7 @@ def _deal(costs: IntArray, largest_first: IntArray, dealt: IntArray, targets: li
 
 
 def _cut(costs: IntArray, wanted: IntArray) -> IntArray:
-    """The workers of consecutive samples, with cost in proportion to what is wanted, as far as whole samples allow."""
+    """The workers of consecutive samples, with cost in proportion to what is wanted, within one sample."""
     ends, passed = np.cumsum(wanted), np.cumsum(costs)
     # Quotients of float64 are rounded alike on every processor.
     given: IntArray = np.searchsorted(ends / ends[-1], (2 * passed - costs) / (2 * passed[-1]), side="right")

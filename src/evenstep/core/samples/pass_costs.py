@@ -98,7 +98,7 @@ class PassCosts:
 
 
 def _consecutive(costs: IntArray, sizes: IntArray) -> IntArray:
-    """The workers of consecutive samples, with cost in proportion to the sizes, as far as whole samples allow."""
+    """The workers of consecutive samples, with cost in proportion to the sizes, within one sample."""
     ends, passed = np.cumsum(sizes), np.cumsum(costs)
     # Quotients of float64 are rounded alike on every processor.
     owners: IntArray = np.searchsorted(ends / ends[-1], (2 * passed - costs) / (2 * passed[-1]), side="right")

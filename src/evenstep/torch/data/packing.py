@@ -27,7 +27,7 @@ def pack(samples: list[Any]) -> bytes:
 class ByValue:
     """A batch whose small tensors are sent as their bytes, and arrive as the batch that it is.
 
-    PyTorch sends a file descriptor for each tensor, through a connection of its own, which takes longer than to copy a
+    PyTorch sends a file descriptor for each tensor, through its own connection, which takes longer than to copy a
     hundred kilobytes.
     """
 

@@ -1,4 +1,4 @@
-"""How a user's loader chooses its samples: by a sampler, or in lists of its own batch sampler."""
+"""How a user's loader chooses its samples: by a sampler, or in lists of its batch sampler."""
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class Sampling:
             for part in _PARTS:
                 if isinstance(number := getattr(each, part, None), int) and number > 1:
                     raise ConfigError(
-                        f"the loader's sampler {type(each).__name__} gives each worker a part of its own, and evenstep"
+                        f"the loader's sampler {type(each).__name__} gives each worker its own part, and evenstep"
                         f" shares out what all are to have: make it with {part}=1 and rank=0"
                     )
         if not isinstance(self.sampler, Sized):

@@ -58,7 +58,7 @@ class GradientWatch:
             return None
         if self._unsynchronised:
             return (
-                "the last backward before this step was inside no_sync, so each worker has a gradient of its own: leave"
+                "the last backward before this step was inside no_sync, so each worker has its own gradient: leave"
                 " no_sync for the last forward and backward of a step"
             )
         without = [name for name, each in self._trained.items() if each.grad is None]

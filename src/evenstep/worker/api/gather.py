@@ -94,7 +94,7 @@ class Gather:
         if sender != rank:
             raise ConfigError(
                 f"all_gather returned a row of worker {sender} in the place of worker {rank}: it must return the rows"
-                " in the order of the ranks, and every worker must be given a rank of its own"
+                " in the order of the ranks, and every worker must be given its own rank"
             )
         if workers != self._workers:
             raise ConfigError(
