@@ -34,7 +34,8 @@ def run(*words):
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
-def test_a_killed_worker_is_named_with_its_signal(name, capfd):
+def test_a_killed_worker_is_named_with_its_signal(name, capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONFAULTHANDLER")  # Else Python says what it did.
     assert run("--workers", 3, SCRIPTS / "ends.py", 1, name) == 128 + getattr(signal, name)
     error = capfd.readouterr().err
     assert error.startswith(f"evenstep: worker 1 was killed by {name}")
