@@ -147,6 +147,8 @@ def train(cell, folder):
             if epoch == 0:
                 fault.at("evaluation")
                 save(cell, folder, fault, model, optimizer, loader)
+    if cell.expected.others == "stopped" and fault.rank not in cell.faults:
+        signal.pause()  # The launcher looks a few times a second, and this script could be done by then.
     close, balancer = loader.engine.balancer.close, loader.engine.balancer
 
     def closing():
