@@ -145,7 +145,7 @@ def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
 
 
 def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> Groups:
-    """The groups that have their own server, for workers on these hosts, by rank, and the root on that of its own.
+    """The groups that have their own server; `hosts` are the workers', by rank, and `root` is the root server's.
 
     A group on the root's host reaches the root without the network, and a group of one worker has nothing to combine.
 

@@ -42,8 +42,8 @@ def balanced(
         lower: The fewest samples of each worker, int64 of shape [workers].
         upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
         fixed: What each worker has to do whatever its samples, as cost, int64 of shape [workers]; None for nothing.
-        owners: The present assignment, if there is one: each worker keeps its samples that cost most, if they
-            fit, so that little of what it has fetched is in vain.
+        owners: The present assignment, if there is one: each worker keeps those of its samples that fit, the
+            ones that cost most first, so that little of what it has fetched is in vain.
 
     Returns:
         The worker of each sample, int64 of shape [slice].
