@@ -79,7 +79,7 @@ def test_a_policy_goes_on_from_there_as_it_would_have(kept):
     scheme = parse_scheme("lb-bsp")
     policy = first_policy(scheme, problem(), records(earlier=found(kept)), 0)
     # Until a worker has measured, what it was known for holds: no size moves.
-    nothing = np.array([(size, 1000, 0, 0, 0, 0, UNLIMITED) for size in policy.allocate(problem()).sizes])
+    nothing = np.array([(size, 1000, 0, UNLIMITED) for size in policy.allocate(problem()).sizes])
     before = policy.allocate(problem()).sizes
     policy.observe(Reports.from_table(nothing))
     assert policy.allocate(problem()).sizes.tolist() == before.tolist()

@@ -15,10 +15,8 @@ from evenstep.telemetry.events import IterationDone
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-_REPORT_PACE, _REPORT_FIXED = 2, 3
-"""Where a row of the exchange has its predicted nanoseconds per sample and its fixed nanoseconds."""
 _UNKNOWN: Final = float("nan")
-BASES: Final[tuple[Basis, ...]] = ("speed", "start", "comparison")
+BASES: Final[tuple[Basis, ...]] = ("speed", "start")
 """Why an iteration has its sizes, by the number in its column."""
 
 
@@ -40,8 +38,7 @@ class Iterations:
 
     `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock, `basis` an index of `BASES`.
     `cost` is in average samples, `padding` the part of it that is padding, also in average samples.
-    `pace` (seconds per sample) and `fixed` (seconds) are the worker's prediction after the iteration. On servers,
-    `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
+    On servers, `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
     """
 
     numbers: FloatArray
@@ -55,8 +52,6 @@ class Iterations:
     compute_seconds: FloatArray
     wait_seconds: FloatArray
     comm_seconds: FloatArray
-    pace: FloatArray
-    fixed: FloatArray
     staleness: FloatArray
     behind: FloatArray
     lead: FloatArray
@@ -83,6 +78,12 @@ class Iterations:
             Part.COMMUNICATION: self.comm_seconds,
             Part.SCRIPT: self.rest_seconds,
         }
+
+    @property
+    def paces(self) -> FloatArray:
+        """Seconds of compute for each sample; NaN without samples or compute."""
+        computed = (self.samples > 0) & (self.compute_seconds > 0)
+        return np.where(computed, self.compute_seconds / np.where(computed, self.samples, 1.0), np.nan)
 
     @property
     def own_parts(self) -> FloatArray:
@@ -115,7 +116,6 @@ class IterationsBuilder:
 
     def take(self, event: IterationDone) -> None:
         """Add one event."""
-        report = event.report if len(event.report) > _REPORT_FIXED else (0, 0, 0, 0)
         row = (
             event.iteration,
             _known(event.at),
@@ -128,8 +128,6 @@ class IterationsBuilder:
             event.compute_seconds,
             event.wait_seconds,
             event.comm_seconds,
-            report[_REPORT_PACE] / 1e9 or _UNKNOWN,
-            report[_REPORT_FIXED] / 1e9,
             _known(event.staleness),
             _known(event.behind),
             _known(event.lead),

@@ -95,25 +95,30 @@ def moves_of(run: RecordedRun, times: Times) -> list[Move]:
     """
     teller = run.workers[0]
     began, numbers = times.began[teller], run.iterations[teller].numbers
-    moves = []
+    moves, listed = [], run.planned[0].batch_sizes if run.planned else ()
     for before, after in pairwise(run.planned):
-        if before.basis == "comparison" or before.batch_sizes == after.batch_sizes:
+        if not _noteworthy(listed, after.batch_sizes):
             continue
         index = min(int(np.searchsorted(numbers, after.iteration)), len(began) - 1)
         move = Move(
             iteration=after.iteration,
             seconds=float(began[index]),
-            before=tuple(before.batch_sizes),
+            before=tuple(listed),
             after=tuple(after.batch_sizes),
             reason=_reason(run, before, after),
         )
         moves.append(move)
+        listed = after.batch_sizes
     return moves
 
 
+def _noteworthy(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a worker's size has changed by more than an eighth of an equal share since the last change listed."""
+    share = sum(after) / max(len(after), 1)
+    return any(8 * abs(one - other) > share for one, other in zip(before, after, strict=True))
+
+
 def _reason(run: RecordedRun, before: Planned, after: Planned) -> str:
-    if after.basis == "comparison":
-        return "equal for a few iterations, to measure what other sizes gain"
     then, now = _paces(run, before.iteration), _paces(run, after.iteration)
     if not now:
         return "no worker had told of its speed yet"
@@ -129,12 +134,12 @@ def _reason(run: RecordedRun, before: Planned, after: Planned) -> str:
 
 
 def _paces(run: RecordedRun, iteration: int) -> dict[int, float]:
-    """Each worker's last prediction of its seconds per sample before this iteration."""
+    """Each worker's last seconds per sample before this iteration."""
     paces = {}
     for worker, done in run.iterations.items():
         index = int(np.searchsorted(done.numbers, iteration)) - 1
-        if index >= 0 and np.isfinite(done.pace[index]):
-            paces[worker] = float(done.pace[index])
+        if index >= 0 and np.isfinite(pace := done.paces[index]):
+            paces[worker] = float(pace)
     return paces
 
 

@@ -1,6 +1,6 @@
 """The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
 
-from evenstep.schemes.collective import auto, bsp, dbs, lb_bsp, local_sgd, static
+from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
 from evenstep.schemes.grouped import group_servers, grouped, placed
 from evenstep.schemes.recipe import (
     DEFAULT,
@@ -22,7 +22,6 @@ __all__ = [
     "Served",
     "ServerOptions",
     "asp",
-    "auto",
     "bsp",
     "dbs",
     "dssp",

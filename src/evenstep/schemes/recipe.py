@@ -138,7 +138,7 @@ def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
         ConfigError: It says more than how much each worker computes, or no string makes it.
     """
     sizes = scheme_within(load)
-    if sizes != Scheme(name=sizes.name, load=sizes.load, compare=sizes.compare):
+    if sizes != Scheme(name=sizes.name, load=sizes.load):
         raise ConfigError(
             f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
             " exchange, micro_batch, period, servers)"

@@ -7,7 +7,6 @@ from typing import Annotated, Final, Literal, TypeAlias, TypedDict, final
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.checked import load_policy
-from evenstep.core.load.compared import ComparedPolicy
 from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.shown import shown
 from evenstep.core.sync import Barrier, Sync
@@ -113,7 +112,6 @@ class Scheme:
             `blocking`, after it.
         micro_batch: The number of samples that a worker computes on at once; its size is a multiple of this. None: its
             whole batch at once.
-        compare: Whether a few iterations have equal sizes, so that the gain of other sizes is measured; not on servers.
 
     Raises:
         ConfigError: The parts do not go together.
@@ -127,7 +125,6 @@ class Scheme:
     weighting: Literal["samples", "mean"] = "samples"
     exchange: Literal["overlapped", "blocking"] = "overlapped"
     micro_batch: int | None = None
-    compare: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.load, Load):
@@ -189,8 +186,7 @@ class Scheme:
 
     def policy(self, workers: int) -> LoadPolicy:
         """A new policy that decides the sizes of this many workers without servers."""
-        policy = load_policy(self.load, workers)
-        return ComparedPolicy(policy) if self.compare else policy
+        return load_policy(self.load, workers)
 
     def __str__(self) -> str:
         return self.name

@@ -14,7 +14,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.load.checked import load_policy
 from evenstep.core.load.given import sizes_by_rank
 from evenstep.core.load.limits import DEFAULT_MINIMUM
-from evenstep.core.load.memory import size_after_failure
+from evenstep.core.memory import size_after_failure
 from evenstep.core.samples import Costs
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem

@@ -114,13 +114,14 @@ def hold_of(
         ConfigError: This many workers cannot emulate it.
     """
     parts: list[Disturbance] = []
-    largest_batch, memory, emulated = UNLIMITED, None, False
+    largest_batch, memory, change_seconds, emulated = UNLIMITED, None, 0.0, False
     with naming("emulate" if emulate is not None else VARIABLES["emulate"]):
         cluster = _cluster(emulate if emulate is not None else launched.emulate, workers)
     if cluster is not None:
         parts.append(cluster.disturbance())
         largest_batch, memory = cluster.largest_batch(rank), cluster.memory(rank)
-        emulated = cluster.workers[rank].device is not None
+        device = cluster.workers[rank].device
+        emulated, change_seconds = device is not None, 0.0 if device is None else device.change_seconds
     for text in launched.slow:
         slow = parse_slow(text, VARIABLES["slow"])
         if slow.worker is not None and slow.worker >= workers:
@@ -135,6 +136,7 @@ def hold_of(
         worker=rank,
         largest_batch=largest_batch,
         memory=memory,
+        change_seconds=change_seconds,
         clock=time.perf_counter,
         wait=time.sleep,
     )

@@ -18,7 +18,6 @@ class Static(Load):
     """The user's sizes, one per worker, in samples: correct weighting, no tuning."""
 
     follows_speed: ClassVar[bool] = False
-    uses_estimates: ClassVar[bool] = False
 
     sizes: tuple[int, ...]
 

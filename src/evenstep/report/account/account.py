@@ -9,7 +9,6 @@ from typing import Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.core.load.compared import uneven
 from evenstep.core.values import Basis
 from evenstep.report.account.comparisons import Comparisons, Interval
 
@@ -237,6 +236,11 @@ class Account:
             self._equal += time
             self._even_iterations += len(taken)
             self._even += [compute, sizes * len(taken)]
+
+
+def uneven(sizes: FloatArray, equal: float) -> bool:
+    """Whether any size differs from its equal share by more than an eighth."""
+    return bool((np.abs(sizes - equal) * 8 > equal).any())
 
 
 def over_others(values: FloatArray | Sequence[float]) -> dict[int, float]:

@@ -17,6 +17,7 @@ from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.load.checked import load_policy
 from evenstep.core.load.limits import SizeLimits
+from evenstep.core.load.narx import Narx
 from evenstep.core.samples import Ledger
 from evenstep.core.shown import shown
 from evenstep.core.sync.checked import sync_policy
@@ -213,7 +214,7 @@ class Asked:
         """What follows this worker's iterations; its first event is in the log."""
         recorder, clock = self._recorder(), time.perf_counter
         recorder.record(self._run(agreed, worker))
-        estimator, hold = agreed.scheme.load.estimator(), agreed.own.hold
+        forecasts, hold = agreed.scheme.load.uses_forecasts, agreed.own.hold
         return Tracker(
             workers=worker,
             policy=first_policy(agreed.scheme, agreed.problem, agreed.workers, worker.rank),
@@ -221,8 +222,8 @@ class Asked:
             limits=SizeLimits(agreed.scheme.load, agreed.problem, agreed.limits),
             meter=Meter(
                 stopwatch=stopwatch,
-                estimator=estimator,
-                sampler=(hold or FactorSampler(threads=1, clock=clock)) if estimator.uses_factors else None,
+                forecaster=Narx() if forecasts else None,
+                sampler=(hold or FactorSampler(threads=1, clock=clock)) if forecasts else None,
             ),
             recorder=recorder,
             last_sizes=last_sizes(agreed.scheme, agreed.workers, self.launched, self.events_dir, worker.rank),
