@@ -28,6 +28,7 @@ from evenstep.schemes import (
     recipe,
     sizes_of,
     ssp,
+    static,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ __all__ = [
     "sizes_of",
     "ssp",
     "start_servers",
+    "static",
 ]
 
 

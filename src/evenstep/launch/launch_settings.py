@@ -1,7 +1,7 @@
 """Settings of a run from the environment, where a user or `evenstep run` puts them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -10,9 +10,10 @@ import msgspec
 from msgspec import structs
 
 from evenstep.cluster import Cluster, parse_cluster
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, naming
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
+from evenstep.schemes import Scheme, parse_scheme
 from evenstep.telemetry.regular import open_regular
 
 VARIABLE = "EVENSTEP_LAUNCH"
@@ -85,6 +86,20 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     def measures(self) -> bool:
         """Whether the run is no training, but measures devices at sizes that evenstep chooses."""
         return self.profile is not None or self.find_batch is not None
+
+    def asked_scheme(self, name: Callable[[str], str] = VARIABLES.__getitem__) -> Scheme | None:
+        """The scheme of the scheme string; None if there is none.
+
+        Args:
+            name: What an error calls a setting.
+
+        Raises:
+            ConfigError: There is no such scheme.
+        """
+        if self.scheme is None:
+            return None
+        with naming(name("scheme")):
+            return parse_scheme(self.scheme)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
