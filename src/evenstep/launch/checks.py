@@ -63,7 +63,7 @@ def require_settings(settings: LaunchSettings, workers: int | None) -> None:
     source_of = partial(settings.source, environment=os.environ)
     scheme = settings.asked_scheme(source_of)
     if scheme is not None and workers is not None:
-        with naming(source_of("scheme")):
+        with naming(source_of("scheme" if settings.batch_sizes is None else "batch_sizes")):
             # Refuses groups and sizes for another number of workers; all workers are on this host.
             sync_policy(placed(scheme, ["here"] * workers).sync, workers)
             if isinstance(scheme.load, Static):

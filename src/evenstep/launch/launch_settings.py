@@ -21,6 +21,7 @@ VARIABLE = "EVENSTEP_LAUNCH"
 VARIABLES: Final = MappingProxyType(
     {
         "scheme": "EVENSTEP_SCHEME",
+        "batch_sizes": "EVENSTEP_BATCH_SIZES",
         "slow": "EVENSTEP_SLOW",
         "emulate": "EVENSTEP_EMULATE",
         "run_dir": "EVENSTEP_RUN_DIR",
@@ -56,6 +57,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         scheme: A scheme string.
+        batch_sizes: The batch sizes of the scheme `static`, such as `12,9,3` or `rank:0=12,host:b=4`.
         slow: Slowed workers, such as `3=4x`; in the variable they are separated by commas.
         emulate: The path of a cluster file.
         run_dir: The run directory. Paths are absolute.
@@ -70,6 +72,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     scheme: str | None = None
+    batch_sizes: str | None = None
     slow: tuple[str, ...] = ()
     emulate: str | None = None
     run_dir: str | None = None
@@ -88,18 +91,24 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.profile is not None or self.find_batch is not None
 
     def asked_scheme(self, name: Callable[[str], str] = VARIABLES.__getitem__) -> Scheme | None:
-        """The scheme of the scheme string; None if there is none.
+        """The scheme that is asked for, by a scheme string or by batch sizes; None if none is.
 
         Args:
             name: What an error calls a setting.
 
         Raises:
-            ConfigError: There is no such scheme.
+            ConfigError: There is no such scheme, or both are given.
         """
-        if self.scheme is None:
+        if self.scheme is not None and self.batch_sizes is not None:
+            raise ConfigError(
+                f"{name('batch_sizes')} fixes the sizes and {name('scheme')} {shown(self.scheme)} would set them: give"
+                f" one of them (a scheme with load= takes sizes as load=static:{self.batch_sizes.replace(',', '/')})"
+            )
+        text = self.scheme if self.batch_sizes is None else f"static:{self.batch_sizes}"
+        if text is None:
             return None
-        with naming(name("scheme")):
-            return parse_scheme(self.scheme)
+        with naming(name("scheme" if self.batch_sizes is None else "batch_sizes")):
+            return parse_scheme(text)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
