@@ -27,6 +27,7 @@ from evenstep.schemes import (
     recipe,
     sizes_of,
     ssp,
+    static,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ __all__ = [
     "sizes_of",
     "ssp",
     "start_servers",
+    "static",
 ]
 
 

@@ -3,7 +3,7 @@
 `bsp` also runs on servers, with the same mathematics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
@@ -12,7 +12,7 @@ from evenstep.core.load.equal import Equal
 from evenstep.core.load.experts import Experts
 from evenstep.core.load.pairwise import Pairwise
 from evenstep.core.load.per_epoch import PerEpoch
-from evenstep.core.load.static import Static
+from evenstep.core.load.static import ByKey, Sizes, Static
 from evenstep.core.load.time_models import TimeModels
 from evenstep.schemes.recipe import recipe, sizes_of
 from evenstep.schemes.scheme import Clip, OptimizerName, Scheme, Served, ServerCount, one_of
@@ -164,12 +164,21 @@ def local_sgd(
     return Scheme(load=sizes.load, period=period)
 
 
-def static(sizes: Sequence[int]) -> Scheme:
-    """The user's own sizes, one per worker, with exact weights and no tuning; see `batch_sizes` of `prepare`.
+@recipe
+def static(
+    sizes: Annotated[
+        Sizes,
+        "The batch size of each worker by rank, `12/9/3` in a scheme string; or by `rank:0`, `host:node7` and"
+        " `gpu:NAME`, of which the first that matches a worker wins: `rank:0=12/host:node7=4`.",
+    ] = (),
+) -> Scheme:
+    """Your own sizes: exact weights, and nothing is tuned; see also `batch_sizes` of `prepare`.
 
-    Parts: `Static` sizes, a barrier. When to use it: the sizes are known. When not: speeds change. No string makes it.
+    Source: none. Parts: `Static` sizes, a barrier. The global batch is the sum of the sizes.
+
+    When to use it: the sizes are known. When not: speeds change, or are not known.
     """
-    return Scheme(name="static:" + "/".join(str(size) for size in sizes), load=Static(sizes=tuple(sizes)))
+    return Scheme(load=ByKey(sizes=tuple(sizes.items())) if isinstance(sizes, Mapping) else Static(sizes=tuple(sizes)))
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:

@@ -333,8 +333,8 @@ class Running:
         """What to do after a worker ran out of memory."""
         if self._agreement.scheme.micro_batch is not None:
             return "lower micro_batch"
-        if self._request.batch_sizes is not None:
-            return "give this worker a smaller one of the batch_sizes"
+        if self._agreement.scheme.load.given_sizes is not None:
+            return "give this worker a smaller batch size"
         folder = self._request.events_dir
         if folder is None:
             return "give a run_dir (--run-dir), so that the next start knows, or a smaller global batch"

@@ -10,6 +10,7 @@ import numpy as np
 from evenstep.cluster import Cluster, parse_slow
 from evenstep.cluster.slowness import Chain, Disturbance
 from evenstep.core.errors import ConfigError, naming
+from evenstep.core.load import Static
 from evenstep.core.load.limits import smallest_batch
 from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_cluster, require_emulable
@@ -80,9 +81,11 @@ def problem_of(
     """What the sizes of these workers must satisfy at first. `usual`: the smallest batch if nothing else is asked for.
 
     Raises:
-        ConfigError: The global batch is too small for all of them.
+        ConfigError: The global batch is too small for all of them, or not the sum of the sizes that the user gave.
     """
     count, load = len(records), scheme.load
+    if isinstance(load, Static):
+        load.require(count, global_batch_size)
     maximum = np.minimum(limits, [record["largest_first"] for record in records])
     needed = max(record["smallest_batch"] for record in records)
     minimum = smallest_batch(load, global_batch_size, maximum, needed=needed, usual=usual)

@@ -68,7 +68,7 @@ def test_static_sizes_share_a_short_last_batch():
 @pytest.mark.parametrize(
     ("batch", "changes", "message"),
     [
-        (9, {}, "sum to 8"),
+        (9, {}, "add up to 8, not to the global batch size 9"),
         (8, {"maximum": ints([4, 4])}, "from 1 to 4"),
         (8, {"minimum": ints([4, 4])}, "from 4 to"),
     ],
@@ -83,6 +83,12 @@ def test_static_sizes_for_other_workers_are_refused():
         Static(sizes=(3, 5)).policy(3)
     with pytest.raises(ConfigError, match="2 batch sizes"):
         Static(sizes=(3, 5)).policy(2).allocate(problem(8, 3))
+
+
+def test_static_sizes_that_are_not_the_whole_batch_are_refused():
+    Static(sizes=(3, 5)).require(2, 8)
+    with pytest.raises(ConfigError, match=r"\[3, 5\] add up to 8, not to the global batch size 6: correct one"):
+        Static(sizes=(3, 5)).require(2, 6)
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 0), (4, -1)])

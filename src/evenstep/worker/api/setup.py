@@ -135,7 +135,7 @@ class Asked:
         """
         own, records = tell(self._check, gather)
         require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in own.record})
-        scheme = placed(own.scheme, [record["host"] for record in records])
+        scheme = placed(own.scheme, [record["host"] for record in records], [""] * len(records))
         limits = limits_of(scheme, records)
         problem = problem_of(scheme, self.global_batch_size, limits, records)
         # Refuse what cannot be shared out or grouped, on every worker alike.
@@ -164,12 +164,9 @@ class Asked:
         return Own(scheme=scheme, hold=hold, emulated=emulated, record={**self._record(scheme, largest, hold), **more})
 
     def _scheme(self) -> Scheme:
-        if isinstance(self.scheme, Scheme):
-            return self.scheme
-        if self.scheme is None and self.launched.scheme is not None:
-            with naming(VARIABLES["scheme"]):
-                return parse_scheme(self.launched.scheme)
-        return parse_scheme(DEFAULT if self.scheme is None else self.scheme)
+        if self.scheme is None:
+            return self.launched.asked_scheme() or parse_scheme(DEFAULT)
+        return parse_scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
 
     def _record(self, scheme: Scheme, largest: int, hold: Hold | None) -> dict[str, Any]:
         return {
