@@ -216,6 +216,39 @@ def test_a_record_that_no_document_quotes_only_warns(repository):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("benchmarks/results/steady-8.json", False),
+        ("docs/numbers.md", False),
+        ("src/evenstep/cli/run.py", False),
+        (POLICY_PATH, True),
+        ("benchmarks/steady.py", True),
+    ],
+)
+def test_a_new_record_says_whether_what_it_judges_is_committed(repository, monkeypatch, name, changes):
+    monkeypatch.setattr(record, "ROOT", repository.root)
+    options = record.arguments("").parse_args([])
+    repository.write(name, "{}\n")
+    found = record.environment(options.commit, "steady")
+    assert found["git_commit"] == repository.git("rev-parse", "HEAD")
+    assert found["git_changes"] is changes
+
+
+def test_a_record_names_the_commit_at_its_start(repository, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", repository.root)
+    commit = record.arguments("").parse_args([]).commit
+    repository.replace(POLICY_PATH, "512", "256")
+    repository.commit()
+    assert record.environment(commit, "steady")["git_changes"] is True
+
+
+def test_a_benchmark_that_is_not_committed_has_changes(repository, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", repository.root)
+    repository.write("benchmarks/new.py", "PASSES = 3\n")
+    assert record.environment(repository.git("rev-parse", "HEAD"), "new")["git_changes"] is True
+
+
 def test_each_benchmark_with_a_record_says_what_it_judges():
     scripts = {path.stem for path in Path(record.RESULTS.parent).glob("*.py") if "record.publish(" in path.read_text()}
     assert scripts == set(JUDGES)
