@@ -8,7 +8,7 @@ import pytest
 import evenstep
 from evenstep.core.load import PREDICTORS
 from evenstep.core.load.equal import Equal
-from evenstep.core.load.predicted import Predicted
+from evenstep.core.load import Experts
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Unbounded
 from evenstep.schemes import RECIPES as ALL_RECIPES
 from evenstep.schemes import Scheme, parse_scheme
@@ -25,7 +25,7 @@ LOADS = [
     "lb-bsp",
     "dbs",
     "dbs:minimum=2;maximum=90",
-    "lb-bsp:compare=false",
+    "lb-bsp:change_cost=2.5",
     "lb-bsp:predictor=ema;minimum=4",
     "lb-bsp:tuner=pairwise;minimum=4;multiple=2",
     "static:100/12/8/8",
@@ -46,12 +46,10 @@ PARAMETERS = {
     "lb-bsp": [
         *SIZES,
         *({"predictor": predictor} for predictor in sorted(PREDICTORS)),
-        *({"times": times} for times in ("affine", "proportional")),
-        *({"tuner": "pairwise", **sizes} for sizes in SIZES),
-        *({"exchange": "blocking", "predictor": "ema", "times": "affine"}, {"compare": False}),
+        *({"tuner": tuner, **sizes} for tuner in ("solver", "pairwise") for sizes in SIZES),
+        *({"exchange": "blocking", "predictor": "ema"}, {"change_cost": 0.25}),
     ],
     "dbs": [{**weighting, **sizes} for weighting, sizes in product(({}, {"weighting": "mean"}), SIZES)],
-    "auto": SIZES,
     "local-sgd": [{**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)],
     "asp": [{}, *SERVED],
     "ssp": [{}, {"bound": 0}, *({"bound": 5, **served} for served in SERVED)],
@@ -79,22 +77,20 @@ STRINGS = [
     "bsp:engine=server,servers=2,load=dbs",
     "bsp:engine=server,clip=1",
     "lb-bsp",
-    *(f"lb-bsp:predictor={name}" for name in sorted(PREDICTORS) if name != "change"),
-    "lb-bsp:times=proportional",
+    *(f"lb-bsp:predictor={name}" for name in sorted(PREDICTORS) if name != "experts"),
+    "lb-bsp:tuner=solver",
     "lb-bsp:tuner=pairwise",
     "lb-bsp:exchange=blocking",
-    "lb-bsp:compare=false",
+    "lb-bsp:change_cost=2.5",
     "lb-bsp:micro_batch=4",
     "lb-bsp:micro_batch=4,multiple=8",
     "dbs",
     "dbs:weighting=mean",
     "dbs:micro_batch=2,maximum=90",
-    "auto",
-    "auto:multiple=8",
     "local-sgd",
     "local-sgd:period=3,load=lb-bsp",
     "local-sgd:load=dbs",
-    "local-sgd:load=lb-bsp:compare=false",
+    "local-sgd:load=lb-bsp:change_cost=0.5",
     "local-sgd:load=lb-bsp:predictor=ema;minimum=4",
     "asp",
     "asp:rate=raw,clip=0.5,nonfinite=refuse,exchange=overlapped,servers=2",
@@ -188,7 +184,7 @@ def test_a_barrier_on_servers_takes_the_sizes_of_another_scheme():
     scheme = parse_scheme("bsp:engine=server,load=lb-bsp")
     assert scheme.sync == Barrier()
     assert scheme.served is not None
-    assert scheme.load == evenstep.lb_bsp().load == Predicted(predictor="change", times="affine")
+    assert scheme.load == evenstep.lb_bsp().load == Experts()
 
 
 def test_a_scheme_in_another_is_a_string_or_what_a_recipe_made():

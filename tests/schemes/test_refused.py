@@ -13,8 +13,8 @@ from evenstep.schemes import Scheme, Served, parse_scheme, placed
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("lb-bsp:tuner=pairwise,predictor=ema", "the pairwise tuner predicts nothing"),
-        ("lb-bsp:tuner=pairs", "tuner cannot be 'pairs': use solver or pairwise"),
+        ("lb-bsp:tuner=pairwise,predictor=ema", "tuner=pairwise uses no predictor: leave out predictor"),
+        ("lb-bsp:tuner=pairs", "tuner cannot be 'pairs': use experts, solver or pairwise"),
         ("lb-bsp:exchange=none", "exchange cannot be 'none': use overlapped or blocking"),
         ("dbs:weighting=median", "weighting cannot be 'median': use samples or mean"),
         ("lb-bsp:micro_batch=4,multiple=6", "cannot be cut into micro-batches of 4"),

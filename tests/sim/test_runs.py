@@ -23,7 +23,6 @@ SCHEMES = [
     "lb-bsp:tuner=pairwise",
     "lb-bsp:micro_batch=4",
     "dbs",
-    "auto",
     "local-sgd:period=3",
     "local-sgd:period=3,load=lb-bsp",
     "asp",
@@ -257,7 +256,7 @@ def test_nobody_computes_on_fewer_than_the_smallest_batch(run, devices, scheme):
     _, kept, _ = run(devices(1, 1, 2), scheme, batch=12, iterations=9, epoch_samples=29, smallest_batch=2, logged=True)
     events = [event for each in kept for event in each.events if event.kind == "iteration"]
     assert sum(event.samples for event in events) == 3 * 29
-    assert min(event.report[0] for event in events) >= 2  # copies count as computed on, not as samples
+    assert min(event.row[0] for event in events) >= 2  # copies count as computed on, not as samples
 
 
 @pytest.mark.parametrize("exchange", ["blocking", "overlapped"])

@@ -151,7 +151,7 @@ class Tracker:
                 )
             self._sizes, self._basis = sizes, basis
             if self.last_sizes is not None and basis == "speed":
-                self.last_sizes.keep(self.policy)
+                self.last_sizes.keep(self.policy, changed=True)
 
     @property
     def smallest_batch(self) -> int:
@@ -297,6 +297,8 @@ class Tracker:
         self.policy.observe(reports)
         self._planned_for = None
         self._latest = reports
+        if self.last_sizes is not None:
+            self.last_sizes.keep(self.policy, changed=False)
         if self.iteration is not None and self.lags is not None:
             share = self.iteration.share
             whole = share if self.iteration.passes == 1 else None

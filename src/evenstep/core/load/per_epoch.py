@@ -75,4 +75,4 @@ def _performance(totals: IntArray) -> IntArray:
     if not totals.all():
         return np.ones(len(totals), dtype=np.int64)
     speeds = totals[:, 0] / totals[:, 1]
-    return np.maximum((speeds * (_UNIT / speeds.max())).astype(np.int64), 1)
+    return np.asarray(np.maximum((speeds * (_UNIT / speeds.max())).astype(np.int64), 1))

@@ -123,7 +123,6 @@ class ByKey(Load):
     """The user's sizes by rank, host or GPU; `Static` once the workers are known."""
 
     follows_speed: ClassVar[bool] = False
-    uses_estimates: ClassVar[bool] = False
 
     sizes: tuple[tuple[str, int], ...]
 
