@@ -10,8 +10,8 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.values import UNLIMITED, Problem, Reports
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import parse_scheme
-from evenstep.worker.agreement import hold_of
 from evenstep.worker import earlier
+from evenstep.worker.agreement import hold_of
 from evenstep.worker.earlier import FILE, earlier_start, first_policy, identity_of, last_sizes
 
 SLOWNESS = np.array([1, 1, 2, 4])
@@ -41,8 +41,7 @@ def trained(name, keeper=None):
                 keeper.keep(policy, changed=not np.array_equal(sizes, last))
             last = sizes
         rows = [
-            (size, 1000 * each * size, 1_000_000 * each, UNLIMITED)
-            for size, each in zip(sizes, SLOWNESS, strict=True)
+            (size, 1000 * each * size, 1_000_000 * each, UNLIMITED) for size, each in zip(sizes, SLOWNESS, strict=True)
         ]
         policy.observe(Reports.from_table(np.array(rows, dtype=np.int64)))
     return last
