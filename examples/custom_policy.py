@@ -1,6 +1,7 @@
-"""Two policies of one's own, and recipes for them; docs/custom-policies.md explains them line by line.
+"""An expert and two policies of one's own, and recipes for them; docs/custom-policies.md explains them line by line.
 
     cd examples
+    evenstep run --workers 2 --slow 1=3x --scheme custom_policy:with_period:period=20 custom_policy.py
     evenstep run --workers 2 --slow 1=3x custom_policy.py --object
     evenstep run --workers 2 --slow 1=3x --scheme custom_policy:by_last_time custom_policy.py
     evenstep run --workers 2 --slow 1=3x --scheme custom_policy:warm_up:iterations=4,bound=2 custom_policy.py
@@ -11,6 +12,7 @@ evenstep finds the module in the present directory or on PYTHONPATH.
 
 import argparse
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Unpack
 
 import numpy as np
@@ -18,17 +20,50 @@ import numpy.typing as npt
 import torch
 
 import evenstep
+from evenstep.core.load import Averages, Even, Expert, Experts
 from evenstep.core.load.shares import shares_of
 from evenstep.core.sync import Command, Push
 from evenstep.core.sync.roster import Roster, commit_alone
+
+
+# How fast will each worker be? As fast as it was a period ago: something slows it at regular times.
+@dataclass
+class Periodic(Expert):
+    """One of several experts, of which those count that would have gained most."""
+
+    workers: int
+    period: int
+    paces: npt.NDArray[np.float64] = field(init=False)  # What the constructor does not take is in checkpoints.
+    now: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.paces = np.zeros((self.period, self.workers))
+
+    def observe(
+        self, reports: evenstep.Reports, paces: npt.NDArray[np.float64], measured: npt.NDArray[np.bool_]
+    ) -> None:
+        self.paces[self.now % self.period] = np.where(measured, paces, self.paces[(self.now - 1) % self.period])
+        self.now += 1
+
+    def speeds(self) -> npt.NDArray[np.float64]:
+        ago = self.paces[self.now % self.period]
+        return 1.0 / np.where(ago > 0, ago, self.paces[(self.now - 1) % self.period])
+
+
+@evenstep.recipe
+def with_period(
+    *, period: Annotated[int, "Iterations after which slowness returns; 1 or more."] = 20
+) -> evenstep.Scheme:
+    """lb-bsp with one more expert."""
+    if period < 1:
+        raise evenstep.ConfigError(f"slowness cannot return every {period} iterations: use a period of 1 or more")
+    return evenstep.Scheme(load=Experts(experts=(Averages, Even, partial(Periodic, period=period))))
 
 
 # How much does each worker compute? In proportion to its speed in its last iteration.
 @dataclass(frozen=True, kw_only=True)
 class ByLastTime(evenstep.Load):
     """Part of a scheme: makes the policy."""
-
-    uses_estimates = False  # Measured times are enough.
 
     keep: float = 0.5
 
@@ -45,7 +80,7 @@ class ByLastTimePolicy(evenstep.LoadPolicy):
 
     keep: float
     workers: int
-    speeds: npt.NDArray[np.int64] = field(init=False)  # What the constructor does not take is in checkpoints.
+    speeds: npt.NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         self.speeds = np.zeros(self.workers, dtype=np.int64)

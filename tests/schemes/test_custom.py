@@ -15,7 +15,7 @@ from evenstep.core.sync import Push
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.schemes import import_recipes, parse_scheme, recipe_modules
-from evenstep.testing.conformance import check_load_policy, check_sync_policy
+from evenstep.testing.conformance import check_expert, check_load_policy, check_sync_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = "support.own_policies"
@@ -32,6 +32,7 @@ def in_the_folder_of_examples(monkeypatch):
     [
         ("custom_policy:by_last_time", "custom_policy:by-last-time"),
         ("custom_policy:by-last-time:keep=0.5", "custom_policy:by-last-time"),
+        ("custom_policy:with_period:period=20", "custom_policy:with-period"),
         ("custom_policy:by_last_time:keep=0.8,minimum=2", "custom_policy:by-last-time:keep=0.8,minimum=2"),
         ("custom_policy:warm_up:servers=2,bound=5", "custom_policy:warm-up:bound=5,servers=2"),
         (
@@ -49,6 +50,9 @@ def test_the_name_of_a_users_scheme_makes_it_again(text, name):
 
 def test_policies_of_the_example_keep_every_promise():
     check_load_policy(parse_scheme("custom_policy:by_last_time").load.policy)
+    load = parse_scheme("custom_policy:with_period:period=7").load
+    check_load_policy(load.policy)
+    check_expert(load.makers[-1])
     sync = parse_scheme("custom_policy:warm_up:iterations=4,bound=2").sync
     check_sync_policy(lambda: sync.policy(4), workers=4)
 

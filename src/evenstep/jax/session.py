@@ -10,8 +10,10 @@ import jax
 import numpy as np
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.experts import Experts
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
+from evenstep.jax.compiling import Compiling
 from evenstep.jax.processes import Processes
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme
@@ -59,7 +61,8 @@ class Session(BalancedLoader):
         global_batch_size: Samples in one iteration, over all workers.
         pad: Repeat the last sample of each batch until its rows are a multiple of this. The loop then gives pairs of
             a batch and a mask, bool of shape [rows], for `jnp.mean(losses, where=mask)`. Sizes that follow speeds are
-            multiples of it where the global batch is one, so that only the last batch of an epoch has copies.
+            multiples of it where the global batch is one, so that only the last batch of an epoch has copies. That one
+            has as many rows as the batch before it, for which jit has compiled.
         drop_last: Leave out a last iteration of fewer samples.
         shuffle: Whether the samples come in a new random order in each epoch.
         seed: Of that order.
@@ -116,6 +119,8 @@ class Session(BalancedLoader):
             rank=self._processes.rank,
             partition=partition,
         )
+        self._compiling: Compiling | None = Compiling()
+        self._global_batch_size, self._rows = global_batch_size, 0
         self._share: Share | None = None
         self._since: float | None = None
         self._unaveraged = False
@@ -134,7 +139,7 @@ class Session(BalancedLoader):
         try:
             self._require_averaged()
             for share in self._balancer.epoch(epoch):
-                indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
+                indices, mask = (share.indices, None) if self._pad is None else self._padded(share, self._pad)
                 batch = self._batch(indices)
                 self._share = share
                 self._since = time.perf_counter()
@@ -167,6 +172,8 @@ class Session(BalancedLoader):
         tree = jax.block_until_ready(tree)
         if self._since is not None:
             seconds = time.perf_counter() - self._since
+            if self._compiling is not None:  # In the first iteration compiling is no part of the worker's speed.
+                seconds, self._compiling = max(seconds - self._compiling.seconds, 0.0), None
             self._since = None
             self._balancer.report(seconds)
             self._unaveraged = self._share.average is not None
@@ -195,6 +202,16 @@ class Session(BalancedLoader):
         leaves, form = jax.tree.flatten(tree)
         means = iter(self._processes.mean(list(filter(_is_floating, leaves)), self._share.average))
         return jax.tree.unflatten(form, [next(means) if _is_floating(each) else each for each in leaves])
+
+    def _padded(self, share: Share, pad: int) -> tuple[IntArray, IntArray]:
+        """The share's indices, its last one repeated up to a multiple of `pad`, and which of them count."""
+        real = share.samples or len(share.indices)  # All rows of a copy, whose weight is 0.
+        rows = -(-real // pad) * pad
+        if int(share.sizes.sum()) < self._global_batch_size:
+            rows = max(rows, self._rows)
+        self._rows = rows
+        at = np.minimum(np.arange(rows), real - 1)
+        return share.indices[at], np.arange(rows) < real
 
     def _batch(self, indices: IntArray) -> Any:
         """The samples with these indices, in the form of `data`."""
@@ -233,16 +250,22 @@ def _require_initialised() -> None:
 
 
 def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: object) -> Scheme | str | None:
-    """The scheme, with sizes that are multiples of `pad` if they follow speeds and say nothing else of that."""
+    """The scheme, with sizes that are multiples of `pad` if they follow speeds and say nothing else of that.
+
+    jit often compiles again for the second iteration, when weights come from the optimizer. Sizes that follow from the
+    first one already, without its compilation, cost nothing then: there is no warm-up.
+    """
     if scheme is None:
         scheme = LaunchSettings.from_environment(os.environ).asked_scheme()
     made = scheme if isinstance(scheme, Scheme) else parse_scheme(scheme or DEFAULT)
     load = made.load
-    if pad is None or not load.follows_speed or load.multiple > 1:
-        return made
-    if not isinstance(global_batch_size, int) or global_batch_size % pad:  # The Balancer says what is wrong with it.
-        return made
-    return replace(made, load=replace(load, multiple=pad))
+    if isinstance(load, Experts):
+        load = replace(load, warmup=0, compiles=True)
+    if pad is not None and load.follows_speed and load.multiple == 1:
+        # The Balancer says what is wrong with a global batch that is not a number.
+        fits = isinstance(global_batch_size, int) and global_batch_size % pad == 0
+        load = replace(load, multiple=pad if fits else 1)
+    return replace(made, load=load)
 
 
 def _length_of(data: Any) -> int:
@@ -272,11 +295,3 @@ def _rows_of(data: Any, indices: IntArray) -> Any:
                 " __getitem__ take an array of indices and return arrays with a row for each of them"
             )
     return rows
-
-
-def _padded(share: Share, pad: int) -> tuple[Any, Any]:
-    """The share's indices, its last one repeated up to a multiple of `pad`, and which of them count."""
-    real = share.samples or len(share.indices)  # All rows of a copy, whose weight is 0.
-    rows = -(-real // pad) * pad
-    at = np.minimum(np.arange(rows), real - 1)
-    return share.indices[at], np.arange(rows) < real

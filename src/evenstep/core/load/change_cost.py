@@ -19,14 +19,16 @@ _REMEMBERED: Final = 256
 class ChangeCost(Stateful):
     """Measures how much longer the first iteration at sizes never used before takes than the second at the same sizes.
 
-    Both iterations have the same sizes, so no model of time is needed. Of the workers whose size has changed, the lower
-    median counts: a compiler delays all of them, and a slowdown that ends delays one. The cost is the lower median of
-    the latest measurements less `sure` standard errors. So noise is not taken for a cost, but a single compilation is.
+    Both iterations have the same sizes, so no model of time is needed. The lower median of the workers whose size has
+    changed says whether there is a cost, since a compiler delays all of them, and a slowdown that ends delays one. If
+    there is, the longest delay counts, for which all wait. The cost is the lower median of the latest measurements less
+    `sure` standard errors. So noise is not taken for a cost, but a single compilation is.
 
-    The first sizes of a run are measured too, but count only if they cost nothing: the first iteration of a process
-    pays for much else.
+    The first iteration of a process pays for much besides its sizes. So the first sizes are not measured, unless it is
+    known that the device `compiles`; but if they cost nothing, no sizes are kept in order to be measured.
 
     Args:
+        compiles: Whether a first iteration at new sizes takes long because it compiles, also at the start of a run.
         tries: New sizes are kept for two iterations until so many of them have been measured, or twice as many used.
         negligible: In iterations. After a measurement below it, sizes are not kept in order to be measured.
         noise: The relative standard deviation of an iteration's time until it has been measured.
@@ -37,6 +39,7 @@ class ChangeCost(Stateful):
         iterations: The cost; 0 as long as none was noticed.
     """
 
+    compiles: bool = False
     tries: int = 8
     negligible: float = 0.1
     noise: float = 0.3
@@ -49,6 +52,8 @@ class ChangeCost(Stateful):
     _samples: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
     _microseconds: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
     _changed: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))  # Workers.
+    _quiet: bool = field(init=False, default=False)  # Whether the first sizes cost nothing.
+    _usual: float = field(init=False, default=0.0)  # Microseconds of an iteration that is no first use, on average.
     _same: int = field(init=False, default=0)  # Iterations in a row with the present sizes.
     _new: bool = field(init=False, default=False)  # Whether these had never been used before.
 
@@ -65,8 +70,9 @@ class ChangeCost(Stateful):
     @property
     def known(self) -> bool:
         """Whether enough was measured, or cannot be measured because no sizes come twice in a row."""
-        few = len(self._excesses) < self.tries and len(self._used) < 2 * self.tries
-        return not few or (bool(self._excesses) and abs(self._excesses[-1]) < self.negligible)
+        if not self._excesses:
+            return self._quiet or len(self._used) >= 2 * self.tries
+        return len(self._excesses) >= self.tries or abs(self._excesses[-1]) < self.negligible
 
     def observe(self, samples: IntArray, microseconds: IntArray) -> None:
         """Take in one iteration of all workers, oldest first; int64 of shape [workers] each."""
@@ -81,6 +87,9 @@ class ChangeCost(Stateful):
             self._new, self._same, self._samples = mark not in self._used, 1, samples
             if self._new:
                 self._used = [*self._used, mark][-_REMEMBERED:]
+        longest = int(microseconds.max())
+        if not self.first_use:
+            self._usual += (longest - self._usual) * (0.2 if self._usual else 1.0)
         self._microseconds = microseconds
 
     def _measure(self, now: IntArray) -> None:
@@ -88,11 +97,20 @@ class ChangeCost(Stateful):
         shorter = self._microseconds - now
         chosen = shorter[self._changed] if self._same == 2 else shorter
         middle = (len(chosen) - 1) // 2
-        excess = int(np.partition(chosen, middle)[middle]) / max(int(now.max()), 1)
-        if self._same > 2:
+        unit = max(min(float(now.max()), self._usual or math.inf), 1.0)
+        excess = int(np.partition(chosen, middle)[middle]) / unit
+        first = len(self._used) == 1
+        if excess > self.noise and (self._same == 2 or first) and (self.compiles or not first):
+            self._add(int(chosen.max()) / unit)
+        elif self._same > 2:
             self._scatter = [*self._scatter, abs(excess)][-4 * self.window :]
-        elif len(self._used) > 1 or abs(excess) < self.negligible:
-            self._excesses = [*self._excesses, excess][-self.window :]
-            usual = sorted(self._scatter)[len(self._scatter) // 2] if len(self._scatter) >= 4 else self.noise
-            found = sorted(self._excesses)[(len(self._excesses) - 1) // 2]
-            self.iterations = max(found - self.sure * usual / math.sqrt(len(self._excesses)), 0.0)
+        elif first:
+            self._quiet = abs(excess) < self.negligible
+        else:
+            self._add(excess)
+
+    def _add(self, excess: float) -> None:
+        self._excesses = [*self._excesses, excess][-self.window :]
+        usual = sorted(self._scatter)[len(self._scatter) // 2] if len(self._scatter) >= 4 else self.noise
+        found = sorted(self._excesses)[(len(self._excesses) - 1) // 2]
+        self.iterations = max(found - self.sure * usual / math.sqrt(len(self._excesses)), 0.0)

@@ -72,7 +72,7 @@ class ExpertsPolicy(LoadPolicy):
     workers: int
     load: "Experts"
     _experts: list[Expert] = field(init=False)
-    _cost: ChangeCost = field(init=False, default_factory=ChangeCost)
+    _cost: ChangeCost = field(init=False)
     _seen: IntArray = field(init=False)  # Measured iterations of each worker.
     _paces: FloatArray = field(init=False)  # The latest microseconds per sample of each worker; 0: unknown.
     _shares: FloatArray | None = field(init=False, default=None)  # What each expert proposes, [experts, workers].
@@ -85,6 +85,7 @@ class ExpertsPolicy(LoadPolicy):
 
     def __post_init__(self) -> None:
         self._experts = [make(self.workers) for make in self.load.makers]
+        self._cost = ChangeCost(compiles=self.load.compiles)
         self._seen = np.zeros(self.workers, dtype=np.int64)
         self._paces = np.zeros(self.workers)
 
@@ -158,7 +159,7 @@ class ExpertsPolicy(LoadPolicy):
 
         A device's reports come an iteration late, so the first may still be of the sizes before.
         """
-        if self.load.change_cost is not None or self._cost.known:
+        if self.load.change_cost is not None or self._used is None or self._cost.known:
             return False
         return self._kept == 1 or (self._kept == 2 and self._cost.first_use)
 
@@ -218,6 +219,7 @@ class Experts(Load):
         predictor: A name of `PREDICTORS`.
         experts: Instead of those of the predictor: each makes an expert for a number of workers.
         change_cost: What a change of sizes costs, in iterations, >= 0; None to measure it.
+        compiles: Whether the device compiles for each new size, as XLA does.
         warmup: How many iterations of a worker are not counted at first: allocators and caches settle in one.
         discount: The weight of an iteration's losses in the next one, above 0 and below 1: 0.97 remembers about 33
             iterations. From 0.9 to 0.99 little changes.
@@ -226,8 +228,9 @@ class Experts(Load):
     """
 
     predictor: str = "experts"
-    experts: Makers = ()
+    experts: Makers = field(default=(), compare=False)  # A partial function is equal to itself alone.
     change_cost: float | None = None
+    compiles: bool = False
     warmup: int = 1
     discount: float = 0.97
     steepness: float = 10.0
