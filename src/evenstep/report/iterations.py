@@ -10,16 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.values import Basis
 from evenstep.telemetry.events import IterationDone
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-_REPORT_PACE, _REPORT_FIXED = 2, 3
-"""Where a row of the exchange has its predicted nanoseconds per sample and its fixed nanoseconds."""
 _UNKNOWN: Final = float("nan")
-BASES: Final[tuple[Basis, ...]] = ("speed", "start", "comparison")
-"""Why an iteration has its sizes, by the number in its column."""
 
 
 @final
@@ -38,25 +33,23 @@ class Part(StrEnum):
 class Iterations:
     """One worker's iterations in order; each column has the shape [iterations], with NaN for unknown values.
 
-    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock, `basis` an index of `BASES`.
-    `cost` is in average samples, `padding` the part of it that is padding, also in average samples.
-    `pace` (seconds per sample) and `fixed` (seconds) are the worker's prediction after the iteration. On servers,
-    `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
+    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock. `measured` are the samples
+    that the seconds of compute are of: on a GPU those of the iteration before, and if samples differ in cost, average
+    samples. `cost` is in average samples, `padding` the part of it that is padding, also in average samples. On
+    servers, `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
     """
 
     numbers: FloatArray
     began: FloatArray
     samples: FloatArray
+    measured: FloatArray
     cost: FloatArray
     padding: FloatArray
-    basis: FloatArray
     iteration_seconds: FloatArray
     input_seconds: FloatArray
     compute_seconds: FloatArray
     wait_seconds: FloatArray
     comm_seconds: FloatArray
-    pace: FloatArray
-    fixed: FloatArray
     staleness: FloatArray
     behind: FloatArray
     lead: FloatArray
@@ -115,21 +108,18 @@ class IterationsBuilder:
 
     def take(self, event: IterationDone) -> None:
         """Add one event."""
-        report = event.report if len(event.report) > _REPORT_FIXED else (0, 0, 0, 0)
         row = (
             event.iteration,
             _known(event.at),
             event.samples,
+            _measured(event),
             _known(event.cost),
             _known(event.padding),
-            BASES.index(event.basis),
             event.iteration_seconds,
             event.input_seconds,
             event.compute_seconds,
             event.wait_seconds,
             event.comm_seconds,
-            report[_REPORT_PACE] / 1e9 or _UNKNOWN,
-            report[_REPORT_FIXED] / 1e9,
             _known(event.staleness),
             _known(event.behind),
             _known(event.lead),
@@ -149,6 +139,13 @@ class IterationsBuilder:
 
 def _known(value: float | None) -> float:
     return _UNKNOWN if value is None else value
+
+
+def _measured(event: IterationDone) -> float:
+    """A worker's row begins with the samples and the microseconds of an average pass."""
+    if len(event.report) < 2 or not event.report[1]:
+        return event.samples
+    return event.report[0] * max(round(event.compute_seconds * 1e6 / event.report[1]), 1)
 
 
 def true_waits(iterations: Mapping[int, Iterations]) -> dict[int, Iterations]:

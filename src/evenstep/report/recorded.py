@@ -125,7 +125,7 @@ class RecordedRun:
     @property
     def plans(self) -> list[Sequence[int]]:
         """All workers' decided batch sizes, each time that they changed."""
-        return [each.batch_sizes for each in self.planned if each.basis != "comparison"]
+        return [each.batch_sizes for each in self.planned]
 
     @property
     def simulated(self) -> bool:

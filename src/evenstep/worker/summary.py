@@ -98,11 +98,11 @@ def _meetings(taken: list[_Meeting]) -> Meetings:
     wait = np.minimum(spent.max(axis=0) - spent, met)
     return Meetings(
         samples=(np.stack([each.done.share.sizes for each in taken], axis=1) * passes).astype(np.float64),
+        measured=(np.stack([each.reports.samples for each in taken], axis=1) * passes).astype(np.float64),
         own=own,
         wait=wait,
         comm=met - wait,
         seconds=np.array([each.ended - each.done.entered for each in taken]),
-        bases=tuple(each.done.basis for each in taken),
     )
 
 

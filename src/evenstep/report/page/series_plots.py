@@ -63,28 +63,19 @@ def _whole_slices(run: RecordedRun) -> dict[int, npt.NDArray[np.bool_]]:
 
 
 def speeds_plot(overview: RunOverview) -> Plot:
-    """The measured and the predicted speed of each worker over time."""
-    measured, predicted = [], []
+    """The speed of each worker over time."""
+    measured = []
     for worker in shown_workers(overview):
         done, began = overview.run.iterations[worker], overview.times.began[worker]
         computed = (done.samples > 0) & (done.compute_seconds > 0)
         speed = np.where(computed, done.samples / np.where(computed, done.compute_seconds, 1.0), np.nan)
         measured.append(binned(began, speed, _POINTS))
-        # A prediction after an iteration is for the next one.
-        predicted.append(binned(began[1:], 1.0 / done.pace[:-1], _POINTS))
-    traces = _worker_lines(overview, measured, shape="linear")
-    for index, (worker, bins) in enumerate(zip(shown_workers(overview), predicted, strict=True)):
-        if len(bins.x):
-            dots = {"color": worker_colour(index), "dash": "dot", "width": 1.2}
-            name = {"name": f"worker {worker}, predicted", "showlegend": False, "legendgroup": str(index)}
-            traces.append(line(packed(bins.x), packed(bins.mean), line=dots, **name))
     speed_title = "samples/s of compute"
     return Plot(
         key=f"speeds-{overview.name}",
-        title="Speeds, and what was predicted",
-        summary="Samples per second of pure compute of each worker over time; dotted, what it predicted of itself from"
-        " its samples alone (a fixed part of its time is not in that).",
-        traces=traces,
+        title="Speeds",
+        summary="Samples per second of pure compute of each worker over time.",
+        traces=_worker_lines(overview, measured, shape="linear"),
         layout=layout(
             _TIME, speed_title, yaxis={"rangemode": "tozero", "title": {"text": speed_title}, "automargin": True}
         ),
