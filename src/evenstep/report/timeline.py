@@ -91,7 +91,7 @@ class Move:
 
 
 def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) -> list[Move]:
-    """The changes of the planned sizes by more than an eighth of any worker's since the last of them, in order.
+    """The changes of the planned sizes by more than an eighth of an equal share since the last of them, in order.
 
     The reason is the worker whose time for an equal share has changed most. The `elasticities` are the parts of the
     workers' times that follow the sizes of their batches.
@@ -120,7 +120,8 @@ def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) 
 def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
     if len(before) != len(after):
         return True
-    return any(_EIGHTH * abs(one - other) > one for one, other in zip(before, after, strict=True))
+    equal = sum(after) / max(len(after), 1)
+    return any(_EIGHTH * abs(one - other) > equal for one, other in zip(before, after, strict=True))
 
 
 def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
