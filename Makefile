@@ -9,7 +9,7 @@
 #                  .venv, since they need torch; MXNet needs Python 3.11. .ci/run calls this one
 #   make faults    every cell of the grid of faults, some at a time, for about half an hour; writes docs/faults.md
 #   make gpu       what only a CUDA device can show, with records in benchmarks/results; needs one device, and no network
-#   make check     formatting, lint, types, import contracts
+#   make check     formatting, lint, types, import contracts, and whether the figures in documents come from the present code
 #   make docs      the site of the documentation, in build/docs; a broken link is an error
 #   make dist      the wheel and the source distribution, in dist/, looked over as the package index does
 #   make clean     remove what the targets above have made, .venv too
@@ -60,6 +60,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/check_records.py
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv-publish/.installed

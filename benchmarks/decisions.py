@@ -113,7 +113,7 @@ def _coordinator(scheme, workers, pushes, random):
         size, per_sample = claim.samples, taken / PER_WORKER
         arrival = Arrival(
             key=(worker, 0, sequence), claim=claim.number, version=answer.version, samples=size, units=size,
-            row=(size, round(size * per_sample * 1e6), round(per_sample * 1e9), 0, 1000, 0, UNLIMITED),
+            row=(size, round(size * per_sample * 1e6), 0, UNLIMITED),
         )  # fmt: skip
         began = time.perf_counter_ns()
         commands = coordinator.push(arrival, now)

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -15,12 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 import evenstep
+from harness.changed import changed, git
 
 LARGEST_OVERRUN_SHARE = 0.02
 MANY_VARIANTS = 10
 NAME_WIDTH = 36
 """Characters that a table on the terminal leaves at least for what a row is about."""
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
 console = Console(highlight=False, width=110)
 
 
@@ -30,6 +31,8 @@ def arguments(description):
     parser.add_argument("--quick", action="store_true", help="a smoke run: too short to conclude anything from")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where the JSON goes (default: results/NAME.json beside this script)")
+    # The commit at the start: another one may be made while the benchmark runs.
+    parser.set_defaults(commit=git(ROOT, "rev-parse", "HEAD"))
     return parser
 
 
@@ -78,7 +81,7 @@ def publish(name, title, options, *, config, figures, raw, overrun=None, tables=
         "seed": options.seed,
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "config": config,
-        "environment": _environment(),
+        "environment": environment(options.commit, Path(sys.argv[0]).stem),
         "figures": figures,
         "tables": list(tables),
         "overruns": overrun,
@@ -129,7 +132,8 @@ def row(each):
     ]
 
 
-def _environment():
+def environment(commit, script):
+    """Where and on which code figures came about; `git_changes`: what the script judges is not as it is at `commit`."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -137,14 +141,6 @@ def _environment():
         "evenstep": evenstep.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu_count": os.cpu_count(),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": commit,
+        "git_changes": commit is not None and bool(changed(ROOT, commit, script)),
     }
-
-
-def _git(*command):
-    try:
-        done = subprocess.run(["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()

@@ -18,7 +18,6 @@ from evenstep.schemes import (
     Served,
     ServerOptions,
     asp,
-    auto,
     bsp,
     dbs,
     dssp,
@@ -28,6 +27,7 @@ from evenstep.schemes import (
     recipe,
     sizes_of,
     ssp,
+    static,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ __all__ = [
     "WorkerLostError",
     "__version__",
     "asp",
-    "auto",
     "bsp",
     "checkpoint",
     "dbs",
@@ -79,6 +78,7 @@ __all__ = [
     "sizes_of",
     "ssp",
     "start_servers",
+    "static",
 ]
 
 

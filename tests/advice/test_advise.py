@@ -201,9 +201,9 @@ def test_arguments_that_do_not_go_together_are_refused(run_of, tmp_path, capsys)
 
 def test_a_variant_without_stale_gradients_is_exact_and_may_be_picked():
     machines = described_machines(parse_cluster(SLOW), 128)
-    advice = advise(machines, schemes=["lb-bsp:times=proportional", "bsp:engine=server"])
+    advice = advise(machines, schemes=["lb-bsp:change_cost=0", "bsp:engine=server"])
     assert all(each.exact for each in advice.figures)
-    assert advice.pick.scheme == "lb-bsp:times=proportional"
+    assert advice.pick.scheme == "lb-bsp:change_cost=0"
     assert "versions old" not in advice.text
 
 

@@ -63,10 +63,10 @@ def test_what_was_learnt_of_speeds_and_sizes_is_kept(tmp_path, scheme):
     run = Run(scheme=scheme, batch_size=8, samples=96, epochs=3)
     saved = results(run_workers(checkpoints.train_saving, 2, run, tmp_path, {10}))
     found = results(run_workers(checkpoints.train_restored, 2, run, tmp_path))
-    assert [value["estimator"] for value in found] == [value["estimator"] for value in saved]
+    assert [value["forecaster"] for value in found] == [value["forecaster"] for value in saved]
     assert [value["policy"] for value in found] == [value["policy"] for value in saved]
     # Sizes that follow from comparisons alone need no estimates.
-    assert (saved[0]["estimator"] != saved[1]["estimator"]) == ("narx" in scheme)
+    assert (saved[0]["forecaster"] != saved[1]["forecaster"]) == ("narx" in scheme)
 
 
 @pytest.mark.multiprocess

@@ -72,7 +72,7 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
     options = ["--scheme", "bsp", "--slow", "1=4x", "--slow", "0=+1ms", "--emulate", "cluster.toml", "--run-dir", "out"]
     options += ["--start-from", ".", "--max-restarts", "1"]
     for name in VARIABLES.values():
-        monkeypatch.setenv(name, "what an option replaces")
+        monkeypatch.setenv(name, "" if name == "EVENSTEP_BATCH_SIZES" else "what an option replaces")
     monkeypatch.setenv("EVENSTEP_TIMEOUT", "42")
     script = SCRIPTS / "tells.py"
     assert run("--workers", 2, *options, "--", script, tmp_path, "--workers", 7, "--json", "x") == 0
@@ -94,6 +94,7 @@ def test_the_workers_get_the_options_and_the_script_its_arguments(tmp_path, monk
         }
         assert {name: each[name] for name in VARIABLES.values()} == {
             "EVENSTEP_SCHEME": "bsp",
+            "EVENSTEP_BATCH_SIZES": "",
             "EVENSTEP_SLOW": "1=4x,0=+1ms",
             "EVENSTEP_EMULATE": str(tmp_path / "cluster.toml"),
             "EVENSTEP_RUN_DIR": str(tmp_path / "out"),

@@ -45,7 +45,7 @@ def test_what_the_constructor_does_not_take_goes_through_json():
     one.sizes = np.array([3, 2**40])
     one.recent.extend(Sample(samples, 0.5) for samples in (1.0, 2.0, 3.0))
     one.pairs.append(Pair(1, Factors(cpu_availability=0.25)))
-    one.last = Sample(8, 0.1, Factors(memory_availability=0.5))
+    one.last = Sample(8, 0.1)
     state = one.state_dict()
     other.load_state_dict(json.loads(json.dumps(state)))
     assert other.state_dict() == state

@@ -7,14 +7,14 @@ import evenstep
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.equal import Equal
 from evenstep.core.sync import Bounded
-from evenstep.schemes import Scheme, Served, parse_scheme, placed, static
+from evenstep.schemes import Scheme, Served, parse_scheme, placed
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("lb-bsp:tuner=pairwise,predictor=ema", "the pairwise tuner predicts nothing"),
-        ("lb-bsp:tuner=pairs", "tuner cannot be 'pairs': use solver or pairwise"),
+        ("lb-bsp:tuner=pairwise,predictor=ema", "tuner=pairwise uses no predictor: leave out predictor"),
+        ("lb-bsp:tuner=pairs", "tuner cannot be 'pairs': use experts, solver or pairwise"),
         ("lb-bsp:exchange=none", "exchange cannot be 'none': use overlapped or blocking"),
         ("dbs:weighting=median", "weighting cannot be 'median': use samples or mean"),
         ("lb-bsp:micro_batch=4,multiple=6", "cannot be cut into micro-batches of 4"),
@@ -71,6 +71,11 @@ from evenstep.schemes import Scheme, Served, parse_scheme, placed, static
         ("grouped:across=asp:servers=2", "and 'asp:servers=2' says more than that"),
         ("grouped:clip=1,servers=2", "no server sees the whole of a sum of several workers' gradients"),
         ("ssp:load=bsp:micro_batch=4", "ssp takes only the sizes of 'bsp:micro_batch=4'"),
+        ("static", "there are no batch sizes: give a number of samples for each worker, such as 12/9/3"),
+        ("static:", "there are no batch sizes"),
+        ("static:12/x/3", "the batch size of worker 1 must be a whole number from 1 to 2147483647, not 'x'"),
+        ("static:12/9,multiple=3", "a batch size cannot be that of '12/9,multiple': write rank:NUMBER, host:NAME or"),
+        ("ssp:load=static:12/0", "the batch size of worker 1 must be a whole number from 1 to 2147483647, not 0"),
     ],
 )
 def test_parameters_that_do_not_go_together_say_so(text, says):
@@ -128,6 +133,8 @@ def test_a_string_that_cannot_be_read_says_what_to_write(text, says):
         (evenstep.asp, {"rate": ["share"]}, "rate of the scheme 'asp' takes a name, not ['share']"),
         (evenstep.dssp, {"bounded": 0}, "bounded of the scheme 'dssp' is true or false, not 0"),
         (evenstep.lb_bsp, {"minimum": 1.5}, "minimum of the scheme 'lb-bsp' takes a whole number, not 1.5"),
+        (evenstep.static, {"sizes": 3}, "sizes of the scheme 'static' takes batch sizes such as 12/9/3, not 3"),
+        (evenstep.static, {"sizes": [3, "5"]}, "the batch size of worker 1 must be a whole number from 1 to"),
         (evenstep.grouped, {"groups": 2.5}, "groups of the scheme 'grouped' takes a whole number or a name, not 2.5"),
     ],
 )
@@ -157,7 +164,6 @@ def scheme(**parts):
     [
         (lambda: evenstep.local_sgd(load=evenstep.dbs(weighting="mean")), "takes only the sizes of"),
         (lambda: evenstep.local_sgd(load=evenstep.bsp(micro_batch=2)), "takes only the sizes of"),
-        (lambda: evenstep.ssp(load=static([3, 5])), "'static:3/5' is no name that makes these"),
         (lambda: evenstep.ssp(load=scheme(name="lb-bsp")), "'lb-bsp' is no name that makes these"),
         (lambda: evenstep.asp(load=scheme()), "'mine' is no name that makes these"),
         (lambda: scheme(load=Equal(multiple=2), period=2, micro_batch=2), "leave out micro_batch"),

@@ -22,7 +22,6 @@ COLLECTIVE = [
     "lb-bsp:tuner=pairwise",
     "lb-bsp:micro_batch=3",
     "dbs",
-    "auto",
     "local-sgd:period=3,load=lb-bsp",
 ]
 

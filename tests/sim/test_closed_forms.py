@@ -109,11 +109,8 @@ def test_lb_bsp_reaches_the_time_that_the_form_gives(devices, run):
 
 def test_balancing_gains_what_the_speeds_of_r2sp_s_cluster_allow(devices, run):
     cluster = devices(2.3349, 2.3349, 1.58689, 1.58689, *[1.095636] * 4)
-    schemes = ("bsp", "lb-bsp:compare=false", "lb-bsp")
-    bsp, settled, compared = (run(cluster, each, batch=4096, iterations=400).samples_per_second for each in schemes)
-    assert settled / bsp == pytest.approx(1.68, abs=0.02)
-    # The form knows no iterations with equal sizes for comparison: five in the beginning, and three later.
-    assert 0.97 < compared / settled < 1
+    bsp, balanced = (run(cluster, each, batch=4096, iterations=400).samples_per_second for each in ("bsp", "lb-bsp"))
+    assert balanced / bsp == pytest.approx(1.68, abs=0.02)
 
 
 def test_dbs_equalises_times_in_proportion_after_one_epoch(devices, run):

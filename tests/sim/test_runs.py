@@ -9,7 +9,7 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.errors import ConfigError
 from evenstep.report.recorded import read_run, recorded_run
 from evenstep.report.summary import summary_of
-from evenstep.schemes import parse_scheme, static
+from evenstep.schemes import parse_scheme
 from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import JsonlRecorder, Silent
 
@@ -23,7 +23,6 @@ SCHEMES = [
     "lb-bsp:tuner=pairwise",
     "lb-bsp:micro_batch=4",
     "dbs",
-    "auto",
     "local-sgd:period=3",
     "local-sgd:period=3,load=lb-bsp",
     "asp",
@@ -140,7 +139,7 @@ def test_lead_and_staleness_stay_within_the_bounds_that_follow_from_each_other(r
 
 
 def test_the_users_own_sizes_are_kept(run, devices):
-    result = run(devices(1, 2, 4), static((40, 20, 10)), batch=70, iterations=10)
+    result = run(devices(1, 2, 4), "static:40/20/10", batch=70, iterations=10)
     assert result.seconds == pytest.approx(10 * 0.040)
     assert [each.last_batch_size for each in result.workers] == [40, 20, 10]
 
@@ -181,6 +180,9 @@ def test_memory_of_a_device_is_learnt_as_in_a_real_run(run, devices):
         ({"global_batch_size": 10**30}, "at most"),
         ({"iterations": 2.5}, "iterations must be a whole number of at least 1, not 2.5"),
         ({"message_bytes": float("nan")}, "message_bytes must be a whole number of at least 0, not nan"),
+        ({"scheme": parse_scheme("static:32/16/8/9")}, "add up to 65, not to the global batch size 64: correct one of"),
+        ({"scheme": parse_scheme("static:32/16/16")}, "3 batch sizes were given for 4 workers: give one for each"),
+        ({"scheme": parse_scheme("static:host:a=16")}, "hosts and GPUs of the 4 workers are not known: give sizes by"),
         ({"scheme": "ssp:bound=3"}, r"give parse_scheme\('ssp:bound=3'\)"),
     ],
 )
@@ -254,7 +256,7 @@ def test_nobody_computes_on_fewer_than_the_smallest_batch(run, devices, scheme):
     _, kept, _ = run(devices(1, 1, 2), scheme, batch=12, iterations=9, epoch_samples=29, smallest_batch=2, logged=True)
     events = [event for each in kept for event in each.events if event.kind == "iteration"]
     assert sum(event.samples for event in events) == 3 * 29
-    assert min(event.report[0] for event in events) >= 2  # copies count as computed on, not as samples
+    assert min(event.row[0] for event in events) >= 2  # copies count as computed on, not as samples
 
 
 @pytest.mark.parametrize("exchange", ["blocking", "overlapped"])

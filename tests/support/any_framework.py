@@ -2,8 +2,10 @@
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import sys
 import traceback
+from unittest import mock
 
 import numpy as np
 
@@ -171,6 +173,12 @@ def balanced(rank, wire, data, *, scheme, run_dir=None, stop_after=None):
             balancer.load_state_dict(state)
     balancer.close()
     return {"weights": optimizer.weights, "taken": taken, "epochs": epochs}
+
+
+def in_environment(rank, wire, data, *, variables, **given):
+    """The same with these variables."""
+    with mock.patch.dict(os.environ, variables):
+        return balanced(rank, wire, data, **given)
 
 
 def alone(data):

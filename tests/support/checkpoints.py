@@ -51,7 +51,7 @@ def train_restored(run, folder):
 def learnt(loader):
     """What this worker knows of its speed, and everybody of the sizes."""
     balancer = loader.engine.balancer
-    return {"estimator": balancer.meter.estimator.state_dict(), "policy": balancer.policy.state_dict()}
+    return {"forecaster": balancer.meter.state_dict(), "policy": balancer.policy.state_dict()}
 
 
 def train_accumulating(run, folder, save_at=None):

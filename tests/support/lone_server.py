@@ -124,7 +124,7 @@ class LoneServer:
     def push(self):
         version = self.shard_state.version
         push = Push(
-            claim=self.claim, weights=version, samples=2, units=2, row=(2, 1000, 1000, 0, 0, 0, UNLIMITED), norm=1.0,
+            claim=self.claim, weights=version, samples=2, units=2, row=(2, 1000, 0, UNLIMITED), norm=1.0,
             options=self.options,
         )  # fmt: skip
         self.fill(1.0)

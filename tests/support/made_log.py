@@ -30,7 +30,7 @@ def worker_events(worker, *, scheme="bsp", parts, sizes=None, plans=None, notes=
             "worker": worker, "event": "iteration", "iteration": number, "epoch": number // 6, "at": began,
             "samples": size[worker], "iteration_seconds": latest + 0.005, "input_seconds": entered,
             "compute_seconds": compute, "wait_seconds": waited, "comm_seconds": synchronised - waited,
-            "report": [size[worker], round(compute * 1e6), round(compute * 1e9 / size[worker]), 0, 0, 0, 2**31 - 1],
+            "row": [size[worker], round(compute * 1e6), 0, 2**31 - 1],
             "factors": [1.0, 1.0, 1.0, 1.0],
         }  # fmt: skip
         if notes:

@@ -300,7 +300,7 @@ class Worker:
         self.pushed.append((version, part, [parameter.detach().clone() for parameter in self.model.parameters()]))
         self.backward(part)
         self.put(lambda parameter: parameter.grad)
-        row = (len(part), 1000, 1000, 0, 0, 0, UNLIMITED)
+        row = (len(part), 1000, 0, UNLIMITED)
         assert len(row) == Reports.columns()
         push = Push(
             claim=claim,

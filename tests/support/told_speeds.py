@@ -35,10 +35,6 @@ class Told(evenstep.Load):
     def policy(self, workers):
         return ToldPolicy(self.load.policy(workers), self.slowdowns, self.then)
 
-    def estimator(self):
-        # It estimates from the first iterations on, however short they are; its speeds are not used.
-        return evenstep.Load.estimator(self)
-
 
 class ToldPolicy(evenstep.LoadPolicy):
     def __init__(self, policy, slowdowns, then):
@@ -54,11 +50,7 @@ class ToldPolicy(evenstep.LoadPolicy):
             reports._replace(
                 compute_microseconds=np.where(
                     reports.compute_microseconds > 0, reports.samples * self.slowdowns * 1000, 0
-                ),
-                nanoseconds_per_sample=np.where(reports.nanoseconds_per_sample > 0, self.slowdowns * 1_000_000, 0),
-                fixed_nanoseconds=reports.fixed_nanoseconds * 0,
-                flat_size=reports.flat_size * 0,
-                error_ppm=reports.error_ppm * 0,
+                )
             )
         )
 

@@ -16,7 +16,6 @@ from evenstep.sim import Log, Scenario, simulate
 from evenstep.telemetry import SCHEMA, JsonlRecorder, Logged, RunTail, Silent, Tail, read_events
 from evenstep.telemetry.events import (
     RECORDS,
-    Chose,
     Disturbed,
     Ended,
     Failed,
@@ -113,7 +112,7 @@ def test_what_cannot_be_understood_is_one_sentence(line, fragment, tmp_path):
 
 
 def test_each_kind_has_one_record():
-    assert len(RECORDS) == 29
+    assert len(RECORDS) == 28
     assert all(record.__struct_config__.tag == kind for kind, record in RECORDS.items())
 
 
@@ -154,14 +153,12 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
         logged.record(Run(worker=3, scheme="lb-bsp", workers=4, global_batch_size=64, iterations_per_epoch=1))
         logged.record(IterationDone(worker=3, iteration=1, samples=1, iteration_seconds=1.0, **parts))
         logged.record(Planned(worker=3, iteration=2, batch_sizes=[16, 16, 16, 16]))
-        logged.record(Chose(worker=3, iteration=2, text="auto uses bsp: no gain"))
         logged.record(Disturbed(worker=3, iteration=3, at=1.0, factor=4.0, extra_seconds=0.05))
         logged.record(RanOutOfMemory(worker=3, iteration=3, device="cpu", samples=24, largest_run=0))
         logged.record(Failed(worker=3, iteration=9, at=1.0, type="ValueError", text="no good"))
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "worker 3: lb-bsp with 4 workers, global batch 64"),
         ("DEBUG", "worker 3: sizes from iteration 2: [16, 16, 16, 16]"),
-        ("INFO", "worker 3: auto uses bsp: no gain"),
         ("INFO", "worker 3: emulated slowness from iteration 3: 4 times its seconds and 0.05 s more"),
         ("WARNING", "worker 3: out of memory with a batch of 24 samples"),
         ("ERROR", "worker 3: failed: ValueError: no good"),
@@ -170,7 +167,7 @@ def test_what_matters_is_logged_with_the_rank_named(caplog):
 
 def test_only_what_is_kept_or_shown_has_to_be_made(caplog, tmp_path):
     shown = Logged(Silent(), 0)
-    for level, kinds in (("ERROR", {Failed}), ("INFO", {Failed, Run, Disturbed, RanOutOfMemory, Chose})):
+    for level, kinds in (("ERROR", {Failed}), ("INFO", {Failed, Run, Disturbed, RanOutOfMemory})):
         with caplog.at_level(level, logger="evenstep"):
             assert {kind for kind in RECORDS.values() if shown.takes(kind)} == kinds
     kept = Logged(JsonlRecorder(tmp_path, 0), 0)

@@ -343,7 +343,7 @@ def test_costs_are_a_field_of_the_samples(dataset):
     [
         ({"scheme": "local-sgd"}, "leave out cost, or use another scheme, such as lb-bsp, dbs, bsp or asp"),
         ({"scheme": "lb-bsp:multiple=2"}, "multiple=2 rules most of them out"),
-        ({"batch_sizes": [4]}, "batch_sizes fixes how many samples"),
+        ({"batch_sizes": [4]}, "batch sizes fix how many samples"),
     ],
 )
 def test_what_does_not_go_with_cost_is_refused_in_one_sentence(options, said):

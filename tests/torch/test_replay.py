@@ -12,7 +12,8 @@ from support.records import check_record
 from support.training import Run
 
 from evenstep.cluster import parse_cluster
-from evenstep.core.values import Factors, Problem, Reports
+from evenstep.core.load.narx import Narx
+from evenstep.core.values import Factors, Problem, Reports, Sample
 from evenstep.schemes import parse_scheme
 from evenstep.telemetry.recorder import line_of
 
@@ -49,7 +50,6 @@ count = 3
 device = "one"
 disturb = ["later"]
 """
-"""Its sizes change, so they are compared with equal ones 20 iterations later."""
 
 
 def of_kind(events, kind):
@@ -116,7 +116,7 @@ def test_the_core_decides_alike_from_the_recorded_reports(recorded):
         maximum=np.array(run.maximum),
         multiple=run.multiple,
     )
-    reports = [[event.report for event in of_kind(events, "iteration")] for events in workers]
+    reports = [[event.row for event in of_kind(events, "iteration")] for events in workers]
     epochs = [event.epoch for event in of_kind(workers[0], "iteration")]
     decided = []
     for epoch, rows in zip(epochs, zip(*reports, strict=True), strict=True):
@@ -126,26 +126,21 @@ def test_the_core_decides_alike_from_the_recorded_reports(recorded):
         # The loader asks once more in the same epoch, as after its last iteration.
         policy.allocate(replace(problem, epoch=epoch))
     assert len(decided) == 10 * RUNS[run.scheme][1]
-    assert any(basis == "comparison" for _, basis in decided) == (RUNS[run.scheme][0] == CHANGING)
     changes = [(k, *each) for k, each in enumerate(decided) if k == 0 or each != decided[k - 1]]
     assert changes == [(plan.iteration, plan.batch_sizes, plan.basis) for plan in of_kind(workers[0], "plan")]
 
 
-def test_the_estimators_decide_alike_from_the_recorded_measurements(recorded):
+def test_the_forecasters_say_the_same_from_the_recorded_measurements(recorded):
     _, workers = recorded
     for events in workers:
-        estimator = parse_scheme(of_kind(events, "run")[0].scheme).load.estimator()
+        forecaster = Narx() if parse_scheme(of_kind(events, "run")[0].scheme).load.uses_forecasts else None
         for event, after in pairwise(of_kind(events, "iteration")):
-            samples, microseconds, *estimated = event.report
-            if event.basis != "comparison":
-                estimator.observe(samples, microseconds / 1e6, factors_of(event))
-            estimate = estimator.estimate(factors_of(after))
-            assert estimated[:4] == [
-                estimate.nanoseconds_per_sample,
-                estimate.fixed_nanoseconds,
-                estimate.error_ppm,
-                estimate.flat_size,
-            ]
+            samples, microseconds, forecast, _ = event.row
+            if forecaster is None:
+                assert forecast == 0
+            else:
+                forecaster.observe(Sample(samples, microseconds / 1e6), factors_of(event))
+                assert forecast == forecaster.forecast(factors_of(after)) > 0
 
 
 def test_the_parts_of_an_iteration_add_up(recorded):

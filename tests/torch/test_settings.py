@@ -33,6 +33,23 @@ def test_the_scheme_by_argument_environment_and_default(tmp_path, monkeypatch):
     assert prepared(tmp_path).scheme == "lb-bsp"
 
 
+def test_batch_sizes_by_argument_environment_and_not_with_a_scheme_beside_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVENSTEP_BATCH_SIZES", "rank:0=3")
+    assert prepared(tmp_path, run_dir=tmp_path).scheme == "static:3"
+    assert prepared(tmp_path, run_dir=tmp_path, batch_sizes=[2]).scheme == "static:2"
+    assert prepared(tmp_path, run_dir=tmp_path, scheme="static:5").scheme == "static:5"
+    monkeypatch.setenv("EVENSTEP_SCHEME", "dbs")
+    assert prepared(tmp_path, run_dir=tmp_path, scheme="bsp").scheme == "bsp"
+    with pytest.raises(evenstep.ConfigError, match=r"EVENSTEP_BATCH_SIZES fixes the sizes and EVENSTEP_SCHEME 'dbs'"):
+        prepared(tmp_path)
+
+
+def test_the_global_batch_is_the_sum_of_fixed_sizes_before_the_workers_meet_too(monkeypatch):
+    monkeypatch.setenv("EVENSTEP_BATCH_SIZES", "3")
+    loader = evenstep.Session().loader(DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4))
+    assert (loader.global_batch_size, len(loader)) == (3, 3)
+
+
 def test_the_run_directory_and_the_emulated_cluster(tmp_path, monkeypatch):
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(1))
     monkeypatch.chdir(tmp_path)
@@ -61,6 +78,7 @@ def test_the_timeout(given, variable, seconds):
     ("variable", "text", "sentence"),
     [
         ("EVENSTEP_SCHEME", "lbbsp", "EVENSTEP_SCHEME: there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
+        ("EVENSTEP_BATCH_SIZES", "x", "EVENSTEP_BATCH_SIZES: the batch size of worker 0 must be a whole number from 1"),
         ("EVENSTEP_SLOW", "0=2x, 1=4x", "EVENSTEP_SLOW 1=4x names worker 1 but the last one is 0"),
         ("EVENSTEP_SLOW", "0=half", "EVENSTEP_SLOW needs a rank and how much slower, such as 3=4x"),
         ("EVENSTEP_EMULATE", "nowhere.toml", "EVENSTEP_EMULATE: the cluster file "),

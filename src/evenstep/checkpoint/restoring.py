@@ -170,4 +170,4 @@ def _continue_loader(loader: Batches, state: Mapping[str, Any], run: Mapping[str
     loader.load_state_dict({**state, "load": {**state["load"], "worker": None}})
     predecessor = heir(device, run["devices"])
     if predecessor is not None:
-        loader.engine.balancer.meter.estimator.load_state_dict(run["estimators"][predecessor])
+        loader.engine.balancer.meter.load_state_dict(run["forecasters"][predecessor])

@@ -87,7 +87,7 @@ def save(
             "name": checkpoints.begin(known) if first else None,
             "extras": sorted(contents.extras),
             "device": device_identity(contents.device, engine.workers),
-            "estimator": engine.balancer.meter.estimator.state_dict(),
+            "forecaster": engine.balancer.meter.state_dict(),
         }
 
     told = together(engine, begin)
@@ -103,7 +103,7 @@ def save(
             "loader": state,
             "others": further,
             "devices": [each["device"] for each in told],
-            "estimators": [each["estimator"] for each in told],
+            "forecasters": [each["forecaster"] for each in told],
         }
         files = _write(checkpoints.partial(name), contents, run, engine)
         manifest = {

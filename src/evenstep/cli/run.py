@@ -85,6 +85,7 @@ def _without_prepare(options: argparse.Namespace) -> str:
     """The sentence for a run in which no worker called `prepare`."""
     asked = {
         "--scheme": options.scheme,
+        "--batch-sizes": options.batch_sizes,
         "--slow": options.slow,
         "--emulate": options.emulate,
         "--run-dir": options.run_dir and not options.resume,
@@ -131,6 +132,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str
     folders = [str(marks), *([run_dir] if run_dir else [])]
     settings = LaunchSettings(
         scheme=None if options.find_batch else options.scheme or inherited.scheme,
+        batch_sizes=None if options.find_batch else options.batch_sizes or inherited.batch_sizes,
         find_batch=FindBatch(largest=options.largest, folders=tuple(folders)) if options.find_batch else None,
         slow=tuple(options.slow) or inherited.slow,
         emulate=str(options.emulate.absolute()) if options.emulate else inherited.emulate,
@@ -184,6 +186,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help="such as bsp, lb-bsp or lb-bsp:predictor=ema, or a recipe of your own, such as my_module:my_recipe"
         " (default: what the script says, else lb-bsp)",
+    )
+    add(
+        "--batch-sizes",
+        metavar="SIZES",
+        help="fixed sizes instead of a scheme: by rank, such as 12,9,3, or such as"
+        " 'rank:0=12,host:node7=4,gpu:NVIDIA GeForce RTX 3090=24', where rank wins over host and host over gpu",
     )
     add(
         "--slow",

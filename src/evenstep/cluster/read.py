@@ -65,6 +65,7 @@ def parse_cluster(text: str, *, name: str = "cluster file") -> Cluster:
       as `[[2, "30.5 ms"], [4, "46.8 ms"]]`. Beyond the largest measured batch the time follows the line through the
       points from `fit_from` (16) samples up. `largest_batch`: the samples that its memory is known to hold. Or `memory`
       and `memory_per_sample`, with `memory_fixed` ("0 MB"): a memory whose limit is to be learned by trying.
+      `change` ("0 s"): what the first batch of a size takes besides, as a compiler does.
     * `[links.NAME]`: `bandwidth`, `latency` ("0 s"). `[hosts.NAME]`: `link`.
     * `[[workers]]`: `device` (the real one), `host`, or `link` for one that shares no host, `disturb` (a list of names,
       applied in this order), `spot`, `count` (1). Workers are numbered from 0 in the order of the file.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -16,20 +16,10 @@ _T = TypeVar("_T")
 _AS_THEY_ARE: Final = frozenset({int, float, str, bool, NoneType})
 
 
-class HasState(Protocol):
-    """An object with a checkpoint."""
-
-    def state_dict(self) -> State:
-        """Everything that `load_state_dict` needs to continue bit for bit; JSON can hold it."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from the given state."""
-
-
 class Stateful:
     """Base of dataclasses whose state is what their constructor does not take: the fields with `init=False`.
 
-    A field that has a state itself is part of it in any case. Fields may be numbers, strings, arrays of numbers, lists,
+    A field that has a state itself, or a list of such objects, is part of it in any case. Fields may be numbers, strings, arrays of numbers, lists,
     deques, named tuples or dataclasses of these, or None. A class that is no dataclass has no state, unless it defines
     both methods.
     """
@@ -46,6 +36,9 @@ class Stateful:
             present, saved = getattr(self, name), state[name.lstrip("_")]
             if _has_state(type(present)):
                 present.load_state_dict(saved)
+            elif isinstance(present, list) and present and _has_state(type(present[0])):
+                for each, of_each in zip(present, cast("list[State]", saved), strict=True):
+                    each.load_state_dict(of_each)
             elif isinstance(present, deque):
                 setattr(self, name, deque(_restored(list[get_args(kind)[0]], saved), present.maxlen))  # type: ignore[misc]
             else:

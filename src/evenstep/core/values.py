@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 State: TypeAlias = dict[str, object]
 """A checkpoint: plain numbers, strings, lists and dicts, so that JSON can hold it."""
 
-Basis: TypeAlias = Literal["speed", "start", "comparison"]
-"""Reason for the sizes: decided; equal because no speeds are known yet; equal for a few iterations, to compare with."""
+Basis: TypeAlias = Literal["speed", "start"]
+"""Reason for the sizes: decided, or equal because no speeds are known yet."""
 
 UNLIMITED = 2**31 - 1
 """The size limit of a worker whose memory is not known to limit it, in samples."""
@@ -35,43 +36,23 @@ class Factors:
 class Sample(NamedTuple):
     """One worker's measured iteration: `compute_seconds` of pure compute for `samples` training samples.
 
-    `samples` is a float because a predictor behind a time model with a fixed part counts that part as samples too.
+    `samples` need not be whole where samples differ in cost.
     """
 
     samples: float
     compute_seconds: float
-    factors: Factors = Factors()
-
-
-class Prediction(NamedTuple):
-    """Predicted `seconds_per_sample` (> 0, finite) and its relative standard error (0.05: five per cent)."""
-
-    seconds_per_sample: float
-    relative_error: float
-
-
-class Estimate(NamedTuple):
-    """What one worker tells the others about itself: x samples take fixed + max(x, flat) * per-sample nanoseconds.
-
-    `error_ppm` is the relative standard error of that time in millionths; `nanoseconds_per_sample` is 0 as long as
-    nothing is known; `flat_size` is the number of samples up to which more of them cost nothing, 0 for no flat start.
-    """
-
-    nanoseconds_per_sample: int = 0
-    fixed_nanoseconds: int = 0
-    error_ppm: int = 0
-    flat_size: int = 0
 
 
 class Reports(NamedTuple):
-    """The same iteration as every worker reports it: int64 arrays of shape [workers]."""
+    """The same iteration as every worker reports it: int64 arrays of shape [workers].
+
+    `forecast` is what a worker itself expects of its next iteration, in nanoseconds per sample; 0 where it forecasts
+    nothing.
+    """
 
     samples: IntArray
     compute_microseconds: IntArray
-    nanoseconds_per_sample: IntArray
-    fixed_nanoseconds: IntArray
-    error_ppm: IntArray
-    flat_size: IntArray
+    forecast: IntArray
     largest_size: IntArray
 
     @classmethod
@@ -113,10 +94,9 @@ class Problem:
 class Allocation:
     """Who computes how much: `sizes` has shape [workers], in samples, and sums to the global batch exactly.
 
-    No estimator learns from an iteration whose `basis` is `comparison`, so later sizes are what they would have been
-    without it. `why` is a sentence about a choice of the policy, the same as long as the choice holds; empty without.
+    `weights` are what the sizes are in proportion to, apart from limits and rounding; None if they are by no proportion.
     """
 
     sizes: IntArray
     basis: Basis = "speed"
-    why: str = ""
+    weights: IntArray | None = None

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.run import determine_local_world_size
 
 from evenstep.cluster import parse_slow
 from evenstep.core.errors import ConfigError, naming
+from evenstep.core.load import Static
 from evenstep.core.shown import shown
 from evenstep.core.sync.checked import sync_policy
 from evenstep.launch.launch_settings import LaunchSettings, read_cluster, read_timeout, require_emulable
@@ -58,14 +60,16 @@ def require_numbers(nodes: str, workers: str) -> None:
 
 def require_settings(settings: LaunchSettings, workers: int | None) -> None:
     """Check the options; `workers` is None if other nodes start workers too, which then make these checks."""
-    if settings.scheme is not None:
-        with naming(settings.source("scheme", os.environ)):
-            scheme = parse_scheme(settings.scheme)
-            if workers is not None:
-                # Refuses groups for another number of workers; all workers are on this host.
-                sync_policy(placed(scheme, ["here"] * workers).sync, workers)
+    source_of = partial(settings.source, environment=os.environ)
+    scheme = settings.asked_scheme(source_of)
+    if scheme is not None and workers is not None:
+        with naming(source_of("scheme" if settings.batch_sizes is None else "batch_sizes")):
+            # Refuses groups and sizes for another number of workers; all workers are on this host.
+            sync_policy(placed(scheme, ["here"] * workers).sync, workers)
+            if isinstance(scheme.load, Static):
+                scheme.load.require(workers)
     for text in settings.slow:
-        source = settings.source("slow", os.environ)
+        source = source_of("slow")
         worker = parse_slow(text, source).worker
         if workers is not None and worker is not None and worker >= workers:
             known = (
@@ -75,16 +79,16 @@ def require_settings(settings: LaunchSettings, workers: int | None) -> None:
             )
             raise ConfigError(f"{source} {text} names worker {worker}, but {known}")
     if settings.emulate is not None:
-        with naming(settings.source("emulate", os.environ)):
+        with naming(source_of("emulate")):
             _require_cluster(Path(settings.emulate), workers)
     if settings.timeout is not None:
-        read_timeout(settings.timeout, settings.source("timeout", os.environ))
+        read_timeout(settings.timeout, source_of("timeout"))
     if not (math.isfinite(settings.heartbeat_seconds) and settings.heartbeat_seconds >= 1):
         raise ConfigError(f"--heartbeat must be a number of seconds, at least 1, not {settings.heartbeat_seconds:g}")
     if settings.resume:
         _require_snapshots(settings, shared=workers is None)
     elif settings.run_dir is not None:
-        with naming(settings.source("run_dir", os.environ)):
+        with naming(source_of("run_dir")):
             _require_run_dir(Path(settings.run_dir), shared=workers is None)
 
 

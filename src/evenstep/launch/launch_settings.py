@@ -1,7 +1,7 @@
 """Settings of a run from the environment, where a user or `evenstep run` puts them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -10,9 +10,10 @@ import msgspec
 from msgspec import structs
 
 from evenstep.cluster import Cluster, parse_cluster
-from evenstep.core.errors import ConfigError
+from evenstep.core.errors import ConfigError, naming
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
+from evenstep.schemes import Scheme, parse_scheme
 from evenstep.telemetry.regular import open_regular
 
 VARIABLE = "EVENSTEP_LAUNCH"
@@ -20,6 +21,7 @@ VARIABLE = "EVENSTEP_LAUNCH"
 VARIABLES: Final = MappingProxyType(
     {
         "scheme": "EVENSTEP_SCHEME",
+        "batch_sizes": "EVENSTEP_BATCH_SIZES",
         "slow": "EVENSTEP_SLOW",
         "emulate": "EVENSTEP_EMULATE",
         "run_dir": "EVENSTEP_RUN_DIR",
@@ -55,6 +57,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         scheme: A scheme string.
+        batch_sizes: The batch sizes of the scheme `static`, such as `12,9,3` or `rank:0=12,host:b=4`.
         slow: Slowed workers, such as `3=4x`; in the variable they are separated by commas.
         emulate: The path of a cluster file.
         run_dir: The run directory. Paths are absolute.
@@ -69,6 +72,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     scheme: str | None = None
+    batch_sizes: str | None = None
     slow: tuple[str, ...] = ()
     emulate: str | None = None
     run_dir: str | None = None
@@ -85,6 +89,26 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     def measures(self) -> bool:
         """Whether the run is no training, but measures devices at sizes that evenstep chooses."""
         return self.profile is not None or self.find_batch is not None
+
+    def asked_scheme(self, name: Callable[[str], str] = VARIABLES.__getitem__) -> Scheme | None:
+        """The scheme that is asked for, by a scheme string or by batch sizes; None if none is.
+
+        Args:
+            name: What an error calls a setting.
+
+        Raises:
+            ConfigError: There is no such scheme, or both are given.
+        """
+        if self.scheme is not None and self.batch_sizes is not None:
+            raise ConfigError(
+                f"{name('batch_sizes')} fixes the sizes and {name('scheme')} {shown(self.scheme)} would set them: give"
+                f" one of them (a scheme with load= takes sizes as load=static:{self.batch_sizes.replace(',', '/')})"
+            )
+        text = self.scheme if self.batch_sizes is None else f"static:{self.batch_sizes}"
+        if text is None:
+            return None
+        with naming(name("scheme" if self.batch_sizes is None else "batch_sizes")):
+            return parse_scheme(text)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

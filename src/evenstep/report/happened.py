@@ -58,8 +58,6 @@ def _text(event: Event) -> str | None:
 
 def _worker_text(event: WorkerEvent) -> str | None:
     match event:
-        case events.Chose():
-            return event.text
         case events.RanOutOfMemory():
             return f"worker {event.worker} ran out of memory with {event.samples} samples"
         case events.CheckpointDone():

@@ -143,9 +143,9 @@ def _known(value: float | None) -> float:
 
 def _measured(event: IterationDone) -> float:
     """A worker's row begins with the samples and the microseconds of an average pass."""
-    if len(event.report) < 2 or not event.report[1]:
+    if len(event.row) < 2 or not event.row[1]:
         return event.samples
-    return event.report[0] * max(round(event.compute_seconds * 1e6 / event.report[1]), 1)
+    return event.row[0] * max(round(event.compute_seconds * 1e6 / event.row[1]), 1)
 
 
 def true_waits(iterations: Mapping[int, Iterations]) -> dict[int, Iterations]:

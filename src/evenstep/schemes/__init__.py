@@ -1,7 +1,7 @@
 """The schemes: what they are made of, the recipes by the names that people know, and the parser of scheme strings."""
 
-from evenstep.schemes.collective import auto, bsp, dbs, lb_bsp, local_sgd, static
-from evenstep.schemes.grouped import group_servers, grouped, placed
+from evenstep.schemes.collective import bsp, dbs, lb_bsp, local_sgd, static
+from evenstep.schemes.grouped import group_servers, grouped
 from evenstep.schemes.recipe import (
     DEFAULT,
     RECIPES,
@@ -12,7 +12,7 @@ from evenstep.schemes.recipe import (
     recipe_named,
     sizes_of,
 )
-from evenstep.schemes.scheme import Scheme, Served, ServerOptions
+from evenstep.schemes.scheme import Scheme, Served, ServerOptions, placed
 from evenstep.schemes.served import asp, dssp, ssp
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Served",
     "ServerOptions",
     "asp",
-    "auto",
     "bsp",
     "dbs",
     "dssp",

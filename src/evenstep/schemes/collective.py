@@ -3,16 +3,17 @@
 `bsp` also runs on servers, with the same mathematics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.chosen import Chosen
+from evenstep.core.load.base import Load
 from evenstep.core.load.equal import Equal
+from evenstep.core.load.experts import Experts
 from evenstep.core.load.pairwise import Pairwise
 from evenstep.core.load.per_epoch import PerEpoch
-from evenstep.core.load.predicted import Predicted
-from evenstep.core.load.static import Static
+from evenstep.core.load.static import ByKey, Sizes, Static
+from evenstep.core.load.time_models import TimeModels
 from evenstep.schemes.recipe import recipe, sizes_of
 from evenstep.schemes.scheme import Clip, OptimizerName, Scheme, Served, ServerCount, one_of
 
@@ -68,53 +69,48 @@ def lb_bsp(
     *,
     predictor: Annotated[
         str,
-        "How a worker predicts its speed: a name of `evenstep.core.load.PREDICTORS`; `narx` is the paper's.",
-    ] = "change",
-    times: Annotated[
-        Literal["affine", "proportional"] | None,
-        "`proportional` (time through the origin, LB-BSP's model of CPU workers) or `affine` (with a fixed part and a"
-        " flat start). By default `affine` with `change`, else `proportional`: if sizes follow a speed at every"
-        " iteration, times stay alike, which a fit takes for a fixed part.",
+        "`experts`: several exponential averages and equal sizes, weighed by what they would have gained so far. Or one"
+        " alone: `ema`, `last`, or `narx`, the paper's. `experts+narx`: all of them.",
+    ] = "experts",
+    change_cost: Annotated[
+        float | None, "What a change of sizes costs, in iterations, 0 or more; by default it is measured in the run."
     ] = None,
     tuner: Annotated[
-        Literal["solver", "pairwise"],
-        "`solver` (sizes from the predicted times at once) or `pairwise` (LB-BSP's tuner for GPU clusters, which"
-        " predicts nothing and moves samples from the slowest worker to the fastest).",
-    ] = "solver",
+        Literal["experts", "solver", "pairwise"],
+        "`experts`: sizes in step with predicted speeds. LB-BSP's two for GPU clusters: `solver` fits a line to each"
+        " worker's times and solves for the sizes with which all finish together, `pairwise` moves samples from the"
+        " slowest worker to the fastest.",
+    ] = "experts",
     exchange: Annotated[Literal["overlapped", "blocking"], "See `Scheme`."] = "overlapped",
     micro_batch: MicroBatch = None,
     minimum: Minimum = None,
     maximum: Maximum = None,
     multiple: Multiple = 1,
-    compare: Annotated[
-        bool,
-        "Whether the first five iterations of a run, and later three in a row now and then, have equal sizes, so that"
-        " the gain is measured; the later ones take at most 0.5 % of the time. Without, no gain is reported.",
-    ] = True,
 ) -> Scheme:
     """LB-BSP: at every iteration, each worker gets the batch size with which all finish together.
 
-    Source: Chen, Weng, Wang, Li, Li: arXiv 1806.02508; SoCC 2020; TCC 2021. Parts: `Predicted` or `Pairwise` sizes, a
-    barrier. The global batch stays constant and each gradient is weighted by x_i / X, so the mathematics is that of
-    `bsp`. We differ in that there is no manager process (each worker predicts itself and all run the same allocation),
-    in the default predictor (`change`, which needs no training), and in that the time model is fitted from the
-    iterations themselves.
+    Source: Chen, Weng, Wang, Li, Li: arXiv 1806.02508; SoCC 2020; TCC 2021. Parts: `Experts`, `TimeModels` or
+    `Pairwise` sizes, a barrier. The global batch stays constant and each gradient is weighted by x_i / X, so the
+    mathematics is that of `bsp`. We differ in that there is no manager process (all workers decide alike from the same
+    reports), in that several predictors compete, and in that sizes change only when that has paid for what a change
+    costs.
 
-    When to use it: some workers are slower than others, always or for tens of iterations. When not: slowness that is
-    new in every iteration cannot be predicted; then it keeps equal sizes.
+    When to use it: some workers are slower than others, always or for a few iterations at a time. When not: slowness
+    that is new in every iteration cannot be predicted; then it keeps about equal sizes.
     """
-    one_of("tuner", tuner, ("solver", "pairwise"))
+    one_of("tuner", tuner, ("experts", "solver", "pairwise"))
     step = _step_of_sizes(multiple, micro_batch)
-    load: Pairwise | Predicted
-    if tuner == "pairwise":
-        if (predictor, times) != ("change", None):
-            raise ConfigError("the pairwise tuner predicts nothing: leave out predictor and times, or tuner=pairwise")
-        load = Pairwise(minimum=minimum, maximum=maximum, multiple=step)
+    if tuner != "experts" and (predictor, change_cost) != ("experts", None):
+        raise ConfigError(f"tuner={tuner} uses no predictor: leave out predictor and change_cost, or the tuner")
+    load: Load
+    if tuner == "experts":
+        load = Experts(
+            predictor=predictor, change_cost=change_cost, minimum=minimum, maximum=maximum, multiple=step
+        )
     else:
-        if times is None:
-            times = "affine" if predictor == "change" else "proportional"
-        load = Predicted(predictor=predictor, times=times, minimum=minimum, maximum=maximum, multiple=step)
-    return Scheme(load=load, exchange=exchange, micro_batch=micro_batch, compare=compare)
+        kind = Pairwise if tuner == "pairwise" else TimeModels
+        load = kind(minimum=minimum, maximum=maximum, multiple=step)
+    return Scheme(load=load, exchange=exchange, micro_batch=micro_batch)
 
 
 @recipe
@@ -145,29 +141,6 @@ def dbs(
 
 
 @recipe
-def auto(
-    *,
-    micro_batch: MicroBatch = None,
-    minimum: Minimum = None,
-    maximum: Maximum = None,
-    multiple: Multiple = 1,
-) -> Scheme:
-    """`bsp`, `lb_bsp` or `dbs`: whichever turns out to take least time on these workers.
-
-    It begins as lb_bsp. At the end of each epoch with 50 iterations or more since the last choice, all three are
-    compared on the measured times, and another one is used if it is 2 % better. All are exact, so the gradients are
-    those of one process whatever is chosen. It chooses no scheme on servers and no local_sgd, whose mathematics
-    differs: `evenstep advise` compares those.
-
-    Source: none; the comparison is ours. Parts: `Chosen` sizes, a barrier.
-
-    When to use it: it is not known how the workers differ. When not: epochs of hours, whose ends it waits for.
-    """
-    load = Chosen(minimum=minimum, maximum=maximum, multiple=_step_of_sizes(multiple, micro_batch))
-    return Scheme(load=load, micro_batch=micro_batch, compare=True)
-
-
-@recipe
 def local_sgd(
     *,
     period: Annotated[int, "Iterations between two averages; 1 or more."] = 8,
@@ -188,15 +161,24 @@ def local_sgd(
     exchanges and no waiting, unless `load` gives it less to do; and a longer period changes the mathematics.
     """
     sizes = sizes_of("local_sgd", load)
-    return Scheme(load=sizes.load, period=period, compare=sizes.compare)
+    return Scheme(load=sizes.load, period=period)
 
 
-def static(sizes: Sequence[int]) -> Scheme:
-    """The user's own sizes, one per worker, with exact weights and no tuning; see `batch_sizes` of `prepare`.
+@recipe
+def static(
+    sizes: Annotated[
+        Sizes,
+        "The batch size of each worker by rank, `12/9/3` in a scheme string; or by `rank:0`, `host:node7` and"
+        " `gpu:NAME`, of which the first that matches a worker wins: `rank:0=12/host:node7=4`.",
+    ] = (),
+) -> Scheme:
+    """Your own sizes: exact weights, and nothing is tuned; see also `batch_sizes` of `prepare`.
 
-    Parts: `Static` sizes, a barrier. When to use it: the sizes are known. When not: speeds change. No string makes it.
+    Source: none. Parts: `Static` sizes, a barrier. The global batch is the sum of the sizes.
+
+    When to use it: the sizes are known. When not: speeds change, or are not known.
     """
-    return Scheme(name="static:" + "/".join(str(size) for size in sizes), load=Static(sizes=tuple(sizes)))
+    return Scheme(load=ByKey(sizes=tuple(sizes.items())) if isinstance(sizes, Mapping) else Static(sizes=tuple(sizes)))
 
 
 def _step_of_sizes(multiple: int, micro_batch: int | None) -> int:

@@ -1,6 +1,7 @@
 """Which schemes can share samples out by cost."""
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.static import ByKey, Static
 from evenstep.schemes.scheme import Scheme
 
 
@@ -16,5 +17,5 @@ def require_costs(scheme: Scheme) -> None:
             f"cost gives workers any number of samples, and multiple={scheme.load.multiple} rules most of them out:"
             " leave out one of them"
         )
-    if scheme.load.given_sizes is not None:
-        raise ConfigError("batch_sizes fixes how many samples a worker gets, and cost would: leave out one of them")
+    if isinstance(scheme.load, Static | ByKey):
+        raise ConfigError("batch sizes fix how many samples a worker gets, and cost would: leave out one of them")

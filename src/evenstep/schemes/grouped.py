@@ -1,11 +1,10 @@
 """The recipe of groups: barriers inside, and any policy of parameter servers between them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Final, Literal
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive, by_host
+from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, Grouping, Groups, Progressive
 from evenstep.core.load.equal import Equal
 from evenstep.core.shown import shown
 from evenstep.core.sync import Grouped
@@ -121,27 +120,6 @@ def _given(text: str) -> Groups:
             group += range(low, high + 1)
         groups.append(tuple(sorted(group)))
     return tuple(groups)
-
-
-def placed(scheme: Scheme, hosts: Sequence[str]) -> Scheme:
-    """The scheme for workers on these hosts, by rank: with their groups, where it asks for those of each host.
-
-    Raises:
-        ConfigError: It asks for more groups than there are workers.
-
-    >>> placed(grouped(groups="hosts"), ["a", "b", "a"]).name
-    'grouped:groups=0+2/1'
-    """
-    grouping = scheme.sync.grouping if isinstance(scheme.sync, Grouped) else None
-    if isinstance(grouping, ByRank | BySpeed) and grouping.count > len(hosts):
-        raise ConfigError(f"{len(hosts)} workers cannot be in {grouping.count} groups: use {len(hosts)} or fewer")
-    if not (isinstance(scheme.sync, Grouped) and isinstance(scheme.sync.grouping, ByHost)):
-        return scheme
-    groups = by_host(hosts)
-    text = "/".join("+".join(map(str, group)) for group in groups) if len(groups) > 1 else "1"
-    # The one parameter whose value is `hosts`.
-    name = scheme.name.replace("groups=hosts", f"groups={text}")
-    return replace(scheme, name=name, sync=replace(scheme.sync, grouping=_grouping(text, "rank")))
 
 
 def group_servers(scheme: Scheme, hosts: Sequence[str], *, root: str | None) -> Groups:

@@ -3,7 +3,8 @@
 This is the only place where a name stands for an algorithm. A recipe states each parameter once, in its signature. From
 there the decorator takes its type, its default, its line in the docstring, how a scheme string spells it, and the
 scheme's name: the string that makes the same scheme, without parameters that have their defaults. Parameters are
-separated by commas; those of a scheme within a scheme by semicolons.
+separated by commas; those of a scheme within a scheme by semicolons. A list, which is the only parameter of its recipe,
+stands without its name: `static:12/9/3`.
 """
 
 import functools
@@ -12,7 +13,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Annotated, Any, Final, Literal, ParamSpec, Union, cast, get_a
 import numpy as np
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.load.static import read_sizes, text_of
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
@@ -31,7 +34,10 @@ P = ParamSpec("P")
 
 DEFAULT = "lb-bsp"
 
-_WORDS: Final = {bool: "true or false", int: "a whole number", float: "a number", Scheme: "a scheme", str: "a name"}
+_WORDS: Final = {
+    bool: "true or false", int: "a whole number", float: "a number", Scheme: "a scheme", str: "a name",
+    Sequence: "batch sizes such as 12/9/3",
+}  # fmt: skip
 _BOOLEANS: Final = {"true": True, "false": False}
 _OTHER_SIGN: Final = re.compile(r"(?P<name>[A-Za-z_-]+)\s*[,;\s]\s*(?P<rest>[a-z_]+\s*=.{0,100})")
 
@@ -93,7 +99,9 @@ def parse_scheme(text: str, *, imports: bool = True) -> Scheme:
     recipe = RECIPES[name]
     parameters = inspect.signature(recipe).parameters
     arguments: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in rest.split(","))):
+    alone = _list_of(parameters)
+    parts = rest.split(",") if alone is None else [rest and f"{alone}={rest}"]
+    for part in filter(None, (part.strip() for part in parts)):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in parameters:
             raise ConfigError(f"the scheme {name!r} has no parameter {shown(key)}: {nearest(key, parameters)}")
@@ -138,7 +146,7 @@ def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
         ConfigError: It says more than how much each worker computes, or no string makes it.
     """
     sizes = scheme_within(load)
-    if sizes != Scheme(name=sizes.name, load=sizes.load, compare=sizes.compare):
+    if sizes != Scheme(name=sizes.name, load=sizes.load):
         raise ConfigError(
             f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
             " exchange, micro_batch, period, servers)"
@@ -196,7 +204,10 @@ def require_type(value: object, parameter: inspect.Parameter, scheme: str) -> An
         ConfigError: It is not, or is a whole number beyond any that can be meant.
     """
     types = _types_of(parameter)
-    if type(value) is int or isinstance(value, np.integer):
+    if Sequence in types:
+        with suppress(TypeError):
+            return read_sizes(value)
+    elif type(value) is int or isinstance(value, np.integer):
         if {int, float} & types and abs(int(value)) <= UNLIMITED:
             return int(value)
     elif type(value) in types or isinstance(value, tuple(types - {int, bool})):
@@ -276,11 +287,12 @@ def _help(parameter: inspect.Parameter) -> str:
 def _spelled(name: str, signature: inspect.Signature, values: Mapping[str, object]) -> str:
     """The scheme string with the values that differ from the recipe's defaults."""
     given: list[str] = []
+    alone = _list_of(signature.parameters)
     for key, parameter in signature.parameters.items():
         default = _text(parameter.default, parameter)
         text = _text(values.get(key, parameter.default), parameter)
         if text not in (default, "None"):
-            given.append(f"{key}={text}")
+            given.append(text if key == alone else f"{key}={text}")
     return f"{name}:{','.join(given)}" if given else name
 
 
@@ -291,6 +303,8 @@ def _text(value: object, parameter: inspect.Parameter) -> str:
         return value.name.replace(",", ";")
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple | Mapping):
+        return text_of(value)
     # 2 and 2.0 are the same number, and so have the same name.
     return str(value).removesuffix(".0")
 
@@ -298,7 +312,7 @@ def _text(value: object, parameter: inspect.Parameter) -> str:
 def _read(text: str, parameter: inspect.Parameter, scheme: str) -> Any:  # noqa: ANN401 - as the annotation
     """The value of a parameter in a scheme string, as `require_type`."""
     types = _types_of(parameter)
-    if str in types:
+    if {str, Sequence} & types:
         return text
     try:
         value = _BOOLEANS[text.lower()] if bool in types else int(text) if int in types else float(text)
@@ -320,4 +334,9 @@ def _types_of(parameter: inspect.Parameter) -> set[type]:
     """The types that an annotation allows; a literal of a few words is a text, and the recipe checks which."""
     kind = parameter.annotation
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
-    return {str if get_origin(each) is Literal else each for each in kinds}
+    return {str if get_origin(each) is Literal else get_origin(each) or each for each in kinds}
+
+
+def _list_of(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """The only parameter of a recipe, if it takes a list."""
+    return next((key for key, each in parameters.items() if len(parameters) == 1 and Sequence in _types_of(each)), None)

@@ -1,16 +1,17 @@
 """A scheme: one answer to each question, and what does not go together."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Literal, TypeAlias, TypedDict, final
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, by_host
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.checked import load_policy
-from evenstep.core.load.compared import ComparedPolicy
+from evenstep.core.load.static import ByKey, text_of
 from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.shown import shown
-from evenstep.core.sync import Barrier, Sync
+from evenstep.core.sync import Barrier, Grouped, Sync
 from evenstep.core.sync.rate import RATES
 
 MAX_SERVERS: Final = 128
@@ -113,7 +114,6 @@ class Scheme:
             `blocking`, after it.
         micro_batch: The number of samples that a worker computes on at once; its size is a multiple of this. None: its
             whole batch at once.
-        compare: Whether a few iterations have equal sizes, so that the gain of other sizes is measured; not on servers.
 
     Raises:
         ConfigError: The parts do not go together.
@@ -127,7 +127,6 @@ class Scheme:
     weighting: Literal["samples", "mean"] = "samples"
     exchange: Literal["overlapped", "blocking"] = "overlapped"
     micro_batch: int | None = None
-    compare: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.load, Load):
@@ -189,11 +188,42 @@ class Scheme:
 
     def policy(self, workers: int) -> LoadPolicy:
         """A new policy that decides the sizes of this many workers without servers."""
-        policy = load_policy(self.load, workers)
-        return ComparedPolicy(policy) if self.compare else policy
+        return load_policy(self.load, workers)
 
     def __str__(self) -> str:
         return self.name
+
+
+def placed(scheme: Scheme, hosts: Sequence[str], gpus: Sequence[str] | None = None) -> Scheme:
+    """The scheme for workers on these hosts, by rank: with their groups, if it asks for those of each host.
+
+    With `gpus`, their names or "" by rank, it also has sizes by rank if it asks for sizes by rank, host or GPU.
+
+    Raises:
+        ConfigError: It asks for more groups than there are workers, or its sizes are not sizes of these workers.
+
+    >>> from evenstep.schemes import grouped, static
+    >>> placed(grouped(groups="hosts"), ["a", "b", "a"]).name
+    'grouped:groups=0+2/1'
+    >>> placed(static({"rank:0": 4, "host:a": 8, "gpu:X": 2}), ["a", "b", "a"], ["", "X", "X"]).name
+    'static:4/2/8'
+    """
+    if isinstance(scheme.load, ByKey) and gpus is not None:
+        described = [{"rank": str(rank), "host": host, "gpu": gpus[rank]} for rank, host in enumerate(hosts)]
+        load = scheme.load.of(described)
+        name = scheme.name.replace(text_of(dict(scheme.load.sizes)), text_of(load.sizes))
+        scheme = replace(scheme, name=name, load=load)
+    if not isinstance(sync := scheme.sync, Grouped):
+        return scheme
+    if isinstance(sync.grouping, ByRank | BySpeed) and (count := sync.grouping.count) > len(hosts):
+        raise ConfigError(f"{len(hosts)} workers cannot be in {count} groups: use {len(hosts)} or fewer")
+    if not isinstance(sync.grouping, ByHost):
+        return scheme
+    groups = by_host(hosts)
+    text = "/".join("+".join(map(str, group)) for group in groups) if len(groups) > 1 else "1"
+    # The one parameter whose value is `hosts`.
+    name = scheme.name.replace("groups=hosts", f"groups={text}")
+    return replace(scheme, name=name, sync=replace(sync, grouping=Given(groups) if len(groups) > 1 else ByRank(1)))
 
 
 def one_of(parameter: str, value: str, known: Collection[str]) -> None:

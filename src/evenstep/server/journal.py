@@ -100,7 +100,7 @@ class Journal:
                 pulled=arrival.version,
                 samples=samples,
                 units=arrival.units,
-                report=row,
+                row=row,
             )
         )
         self.totals.pushed(worker, now, samples=samples, compute_seconds=row[_COMPUTE_MICROSECONDS] / 1e6)

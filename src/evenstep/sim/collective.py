@@ -34,17 +34,15 @@ class CollectiveRun:
         scheme, count = scenario.scheme, len(scenario.cluster)
         self._scenario = scenario
         self._log = log
-        estimates = log is not None or scheme.load.uses_estimates
         self._workers = [
-            VirtualWorker(spec, number, scheme, estimates=estimates)
-            for number, spec in enumerate(scenario.cluster.workers)
+            VirtualWorker(spec, number, scheme) for number, spec in enumerate(scenario.cluster.workers)
         ]
         self._costs = scenario.sample_costs()
         self._per_sample = PerSample()
         self._latest: Reports | None = None
         # Reports are only made if something follows from them.
         self._reports = (
-            estimates
+            log is not None
             or (self._costs is not None and scenario.by_cost)
             or scheme.load.follows_speed
             or any(worker.memory_model is not None for worker in self._workers)
@@ -59,6 +57,7 @@ class CollectiveRun:
         self._epoch = 0
         self._planned: IntArray = np.zeros(0, dtype=np.int64)
         self._basis: Basis = "speed"
+        self._weights: IntArray | None = None
         # Since the last meeting: samples with copies, seconds and the largest batch of each worker; iterations.
         self._batches = np.zeros(count, dtype=np.int64)
         self._spent: _Seconds = np.zeros(count)
@@ -112,7 +111,7 @@ class CollectiveRun:
             minimum=self._minimum,
             maximum=lambda: self._problem.maximum,
             most=self._limits.most,
-            rates=self._rates,
+            weights=lambda: self._weights,
             per_sample=self._per_sample,
             micro_batch=scheme.micro_batch,
         )
@@ -130,12 +129,6 @@ class CollectiveRun:
             if self._number % _PROGRESS_EVERY == 0:
                 progress(self._number / iterations)
 
-    def _rates(self) -> IntArray | None:
-        """The newest estimates, as `CostSharing.rates`."""
-        if self._latest is None or not self._scenario.scheme.load.uses_estimates:
-            return None
-        return np.array((self._latest.nanoseconds_per_sample, self._latest.fixed_nanoseconds))
-
     def _allocate(self) -> IntArray:
         """All workers' sizes for the next iteration."""
         if self._problem.epoch != self._epoch:
@@ -144,7 +137,7 @@ class CollectiveRun:
         sizes, basis = allocation.sizes, allocation.basis
         if self._log is not None and (basis != self._basis or not np.array_equal(sizes, self._planned)):
             self._log.plan(0, self._number, sizes.tolist(), basis)
-        self._planned, self._basis = sizes, basis
+        self._planned, self._basis, self._weights = sizes, basis, allocation.weights
         return sizes
 
     def _compute_on(self, sizes: IntArray, cut: Slice) -> None:
@@ -207,15 +200,15 @@ class CollectiveRun:
         return Reports.from_table(np.array(list(self._rows()), dtype=np.int64))
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
-        passes, learns, seconds = self._passes, self._basis != "comparison", self._spent.tolist()
+        passes, seconds = self._passes, self._spent.tolist()
         if self._part is not None:
             part = self._part
             for worker, load, spent, amounts in zip(self._workers, part.loads, seconds, part.amounts, strict=True):
-                yield worker.cost_row(load, spent, max(amounts), learns=learns)
+                yield worker.cost_row(load, spent, max(amounts))
             return
         batches = self._batches.tolist()
         for worker, batch, spent, largest in zip(self._workers, batches, seconds, self._largest, strict=True):
-            yield worker.row(round(batch / passes), spent / passes, largest, learns=learns)
+            yield worker.row(round(batch / passes), spent / passes, largest)
 
     def _write(self, reports: Reports, slowest: float) -> None:
         assert self._log is not None
@@ -239,7 +232,7 @@ class CollectiveRun:
                     compute_seconds=compute,
                     wait_seconds=waited,
                     comm_seconds=synchronised - waited,
-                    report=row,
+                    row=row,
                     factors=astuple(self._workers[worker].factors),
                 )
             )

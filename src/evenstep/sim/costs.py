@@ -124,7 +124,7 @@ class CostShares:
         sizes: The planned sizes, int64 of shape [workers].
         costs: Of the epoch's samples.
         minimum: The fewest samples that a worker can compute on.
-        maximum, most, rates, per_sample: As of `CostSharing`.
+        maximum, most, weights, per_sample: As of `CostSharing`.
         micro_batch: The average samples of a micro-batch; None if shares are computed whole.
     """
 
@@ -137,7 +137,7 @@ class CostShares:
         minimum: int,
         maximum: Callable[[], IntArray],
         most: int,
-        rates: Callable[[], IntArray | None],
+        weights: Callable[[], IntArray | None],
         per_sample: PerSample,
         micro_batch: int | None,
     ) -> None:
@@ -147,7 +147,7 @@ class CostShares:
         self._per_sample = per_sample
         self._micro_batch = micro_batch
         sharing = CostSharing(
-            costs=costs, minimum=minimum, maximum=maximum, most=most, rates=rates, per_sample=per_sample
+            costs=costs, minimum=minimum, maximum=maximum, most=most, weights=weights, per_sample=per_sample
         )
         self._lookahead = Lookahead(ledger, worker=0, sizes=sizes, depth=0, minimum=minimum, sharing=sharing)
 
@@ -185,5 +185,4 @@ class CostShares:
     def learn(self, part: CostedPart, reports: Reports) -> None:
         """Learn what samples take beside their cost."""
         if self._micro_batch is None:
-            seconds = reports.compute_microseconds - reports.fixed_nanoseconds // 1000
-            self._per_sample.observe(part.sizes, part.known.costs, seconds)
+            self._per_sample.observe(part.sizes, part.known.costs, reports.compute_microseconds)

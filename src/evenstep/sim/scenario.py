@@ -9,6 +9,7 @@ from evenstep.cluster import Cluster
 from evenstep.cluster.record import FROM_ONE, NOT_NEGATIVE, WHOLE, Number, require_ranges
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import Groups
+from evenstep.core.load import Static
 from evenstep.core.load.checked import load_policy
 from evenstep.core.load.limits import smallest_batch
 from evenstep.core.samples import Ledger
@@ -80,6 +81,8 @@ class Scenario:
             self.sample_costs()  # Raises for costs that are none.
         self._require_workers()
         self._require_network()
+        if isinstance(self.scheme.load, Static):
+            self.scheme.load.require(len(self.cluster), self.global_batch_size)
         count, minimum = len(self.cluster), self._minimum
         if self.global_batch_size < count * minimum:
             raise ConfigError(

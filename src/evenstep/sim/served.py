@@ -100,7 +100,6 @@ class _ServedRun:
         self._exchange: Disturbance = Jitter(spread=spread, seed=seed) if spread else Undisturbed()
         self._overlaps = scheme.served.exchange == "overlapped"
         self._ahead = int(self._overlaps) if scenario.ahead is None else scenario.ahead
-        self._estimates = log is not None or scheme.load.uses_estimates
         self._minimum = int(scenario.problem.minimum[0])
         self._costs = scenario.sample_costs()
         self._pass: tuple[int, PassCosts] | None = None
@@ -145,7 +144,7 @@ class _ServedRun:
 
     def _come(self, slot: WorkerSlot, now: float) -> None:
         spec = self._scenario.cluster.workers[slot.number]
-        slot.come(now, VirtualWorker(spec, slot.number, self._scenario.scheme, estimates=self._estimates))
+        slot.come(now, VirtualWorker(spec, slot.number, self._scenario.scheme))
         self.coordinator.join(slot.number)
         if slot.group is not None:
             slot.group.bundle.join(slot.number)

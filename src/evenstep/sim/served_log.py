@@ -86,7 +86,7 @@ class ServedLog:
                 pulled=arrival.version,
                 samples=arrival.samples,
                 units=arrival.units,
-                report=arrival.row,
+                row=arrival.row,
             )
         )
 
@@ -109,7 +109,7 @@ class ServedLog:
                 compute_seconds=pushed.row[1] / 1e6,
                 wait_seconds=waited,
                 comm_seconds=took - waited,
-                report=pushed.row,
+                row=pushed.row,
                 factors=pushed.factors,
                 staleness=None if commit is None else commit.staleness,
                 behind=None if commit is None else commit.behind,

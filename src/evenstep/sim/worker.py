@@ -7,8 +7,9 @@ from typing import Final, final
 from evenstep.cluster import ClusterWorker
 from evenstep.cluster.slowness import DeviceMemory, SlownessNews, factors_of
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.memory import MemoryModel
-from evenstep.core.values import UNLIMITED, Factors
+from evenstep.core.memory import MemoryModel
+from evenstep.core.load.narx import Narx
+from evenstep.core.values import UNLIMITED, Factors, Sample
 from evenstep.schemes import Scheme
 
 _DIGITS: Final = 3
@@ -22,8 +23,7 @@ class VirtualWorker:
     Args:
         spec: Its device and what disturbs it.
         number: Its rank, by which its randomness is drawn.
-        scheme: The scheme whose estimator it has.
-        estimates: Whether it reports estimates; without, they are 0, as long as nothing is known.
+        scheme: What it computes under.
 
     Attributes:
         news: Tells when its slowness changes.
@@ -31,7 +31,7 @@ class VirtualWorker:
         factors: The driving factors before the iteration that was reported last; 1 if its predictor uses none.
     """
 
-    def __init__(self, spec: ClusterWorker, number: int, scheme: Scheme, *, estimates: bool) -> None:
+    def __init__(self, spec: ClusterWorker, number: int, scheme: Scheme) -> None:
         device = spec.device
         assert device is not None
         self._number = number
@@ -46,10 +46,12 @@ class VirtualWorker:
             self.memory_model = MemoryModel(
                 capacity_bytes=self._memory.capacity_bytes, base_bytes=self._memory.fixed_bytes, rounding_bytes=0
             )
-        self._estimator = scheme.load.estimator() if estimates else None
+        self._forecaster = Narx() if scheme.load.uses_forecasts else None
         self._size, self._natural, self._iteration = 0, 0.0, 0
+        self._change_seconds = device.change_seconds
+        self._sizes: set[float] = set()
         self.news = SlownessNews(spec.disturbance(), number)
-        self._seen = spec.disturbance() if self._estimator is not None and self._estimator.uses_factors else None
+        self._seen = spec.disturbance() if self._forecaster is not None else None
         self.factors = self._next_factors = Factors()
 
     def seconds(self, iteration: int, batch_size: int, now: float) -> float:
@@ -71,7 +73,7 @@ class VirtualWorker:
             seconds = disturbed(
                 worker=self._number, iteration=iteration, batch_size=batch_size, natural_seconds=seconds, now=now
             )
-        return seconds
+        return seconds + self._change(batch_size)
 
     def cost_seconds(
         self, iteration: int, amounts: Sequence[float], now: float, *, batch_size: int | None = None
@@ -91,8 +93,15 @@ class VirtualWorker:
                 seconds = disturbed(
                     worker=self._number, iteration=iteration, batch_size=amount, natural_seconds=seconds, now=now
                 )
-            whole += seconds
+            whole += seconds + self._change(amount)
         return whole
+
+    def _change(self, size: float) -> float:
+        """What the first batch of this size takes besides."""
+        if not self._change_seconds or size in self._sizes:
+            return 0.0
+        self._sizes.add(size)
+        return self._change_seconds
 
     def _require_room(self, batch_size: int, kind: str = "") -> None:
         if batch_size > self._fits:
@@ -105,14 +114,10 @@ class VirtualWorker:
         self._require_room(batch_size)
         self._size, self._natural = batch_size, self._curve.seconds(batch_size)
 
-    def cost_row(
-        self, load: float, compute_seconds: float, largest_pass: float, *, learns: bool = True
-    ) -> tuple[int, ...]:
+    def cost_row(self, load: float, compute_seconds: float, largest_pass: float) -> tuple[int, ...]:
         """As `row` where samples differ in cost; `load` and `largest_pass` are in average samples."""
         load = round(load, _DIGITS)
-        return self.row(
-            round(load) or int(load > 0), compute_seconds, math.ceil(largest_pass), learns=learns, load=load
-        )
+        return self.row(round(load) or int(load > 0), compute_seconds, math.ceil(largest_pass), load=load)
 
     def row(
         self,
@@ -120,25 +125,23 @@ class VirtualWorker:
         compute_seconds: float,
         largest_pass: int,
         *,
-        learns: bool = True,
         load: float | None = None,
     ) -> tuple[int, ...]:
         """What this worker reports of an iteration: a row of `Reports`.
 
-        `largest_pass` is the largest batch that it computed on at once. The estimator gets the rounded numbers that are
-        reported (or the `load`, which has more digits), and only if it `learns` from this iteration.
+        `largest_pass` is the largest batch that it computed on at once. The forecaster gets the rounded numbers that
+        are reported, or the `load`, which has more digits.
         """
         microseconds = round(compute_seconds * 1e6)
         largest = UNLIMITED
         if self.memory_model is not None and self._memory is not None:
             self.memory_model.observe(largest_pass, self._memory.peak_bytes(largest_pass))
             largest = self.memory_model.largest_size()
-        if self._estimator is None:
-            return (samples, microseconds, 0, 0, 0, 0, largest)
+        if self._forecaster is None:
+            return (samples, microseconds, 0, largest)
         self.factors, self._next_factors = self._next_factors, self._factors(self._iteration + 1)
-        if learns:
-            self._estimator.observe(samples if load is None else load, microseconds / 1e6, self.factors)
-        return (samples, microseconds, *self._estimator.estimate(self._next_factors), largest)
+        self._forecaster.observe(Sample(samples if load is None else load, microseconds / 1e6), self.factors)
+        return (samples, microseconds, self._forecaster.forecast(self._next_factors), largest)
 
     def _factors(self, iteration: int) -> Factors:
         return Factors() if self._seen is None else factors_of(self._seen, worker=self._number, iteration=iteration)

@@ -16,8 +16,8 @@ from msgspec import Meta, Struct, field
 
 from evenstep.core.values import Basis
 
-SCHEMA: Final = 2
-"""Version 1 had neither `schema` nor the times of iterations."""
+SCHEMA: Final = 3
+"""Version 1 had neither `schema` nor the times of iterations, version 2 a `report` with predictions for a `row`."""
 
 # Numbers are bounded, so that a damaged log cannot overflow what is computed from it.
 _END: Final = 2**63
@@ -107,7 +107,7 @@ class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
     """A worker has finished an iteration. `at` is its start; its parts, in seconds, follow in their order.
 
     `cost`: what its samples cost, in average samples, if they differ; `padding`: what of it is padding. `basis`: why it
-    had its size. `report`: the worker's row of the exchange. `factors`: the machine's state before the iteration. On
+    had its size. `row`: the worker's row of the exchange. `factors`: the machine's state before the iteration. On
     servers a push is *held* for `wait_seconds`, *committed* with its `staleness` (versions), `behind` (global batches)
     and `share`, and *released* at a `lead` under a `bound` (iterations).
     """
@@ -123,7 +123,7 @@ class IterationDone(WorkerEvent, frozen=True, kw_only=True, tag="iteration"):
     compute_seconds: _Seconds
     wait_seconds: _Seconds
     comm_seconds: _Seconds
-    report: Sequence[_Whole] = ()
+    row: Sequence[_Whole] = ()
     factors: Sequence[_Number] = ()
     staleness: _Whole | None = None
     behind: _Number | None = None
@@ -138,21 +138,12 @@ class Planned(WorkerEvent, frozen=True, kw_only=True, tag="plan"):
 
     Behind a barrier the first worker of each host writes them, on servers every worker.
 
-    `basis`: `speed`: decided from speeds; `start`: equal, because no speeds are known yet; `comparison`: equal for a
-    few iterations, to measure what other sizes gain.
+    `basis`: `speed`: decided from speeds; `start`: equal, because no speeds are known yet.
     """
 
     iteration: _Iteration = _added(0)
     batch_sizes: Sequence[_Whole]
     basis: Basis = _added("speed")
-
-
-@final
-class Chose(WorkerEvent, frozen=True, kw_only=True, tag="choice"):
-    """The scheme `auto` has chosen whose sizes it uses from this iteration on; the `text` says why."""
-
-    iteration: _Iteration
-    text: str
 
 
 @final
@@ -305,7 +296,7 @@ class Pushed(ServerEvent, frozen=True, kw_only=True, tag="push"):
     pulled: _Whole
     samples: _Count
     units: _Whole
-    report: Sequence[_Whole]
+    row: Sequence[_Whole] = ()
 
 
 @final

@@ -13,7 +13,7 @@ from typing import BinaryIO, Final, Literal, Protocol, final
 import msgspec
 
 from evenstep.core.errors import ConfigError
-from evenstep.telemetry.events import Chose, Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
+from evenstep.telemetry.events import Disturbed, Event, Failed, Planned, RanOutOfMemory, Run
 
 _BLOCK_BYTES: Final = 65536
 
@@ -146,7 +146,6 @@ def _cut_incomplete_line(path: Path) -> None:
 _LEVELS: Final[Mapping[type[Event], int]] = {
     Run: logging.INFO,
     Planned: logging.DEBUG,
-    Chose: logging.INFO,
     RanOutOfMemory: logging.WARNING,
     Disturbed: logging.INFO,
     Failed: logging.ERROR,
@@ -157,7 +156,7 @@ _LEVELS: Final[Mapping[type[Event], int]] = {
 class Logged:
     """Passes every event on, and logs the few that matter to the logger `evenstep`.
 
-    INFO: a worker starts, is slowed on purpose, or the policy chooses. DEBUG: sizes change. WARNING: a device runs out
+    INFO: a worker starts, or is slowed on purpose. DEBUG: sizes change. WARNING: a device runs out
     of memory. ERROR: an exception ends the script. A script sees them by `logging.basicConfig(level=logging.INFO)`.
     """
 
@@ -179,8 +178,6 @@ class Logged:
                 self._log(event, f"{event.scheme} with {workers}")
             case Planned():
                 self._log(event, f"sizes from iteration {event.iteration}: {event.batch_sizes}")
-            case Chose():
-                self._log(event, event.text)
             case RanOutOfMemory():
                 self._log(event, f"out of memory with a batch of {event.samples} samples")
             case Disturbed():

@@ -1,22 +1,20 @@
-"""Checks that a predictor, a load policy or a sync policy keeps the promises of its interface.
+"""Checks that an expert, a load policy or a sync policy keeps the promises of its interface.
 
 Each function takes a factory and raises AssertionError if a promise is broken.
 """
 
 import json
-import math
 import random
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Final, TypeAlias, cast
 
 import numpy as np
 
 from evenstep.core.errors import ConfigError, ProtocolError
 from evenstep.core.load.base import LoadPolicy
-from evenstep.core.load.predict.base import Predictor
+from evenstep.core.load.expert import Expert
 from evenstep.core.sync.base import Command, Push, Regroup, SyncPolicy
-from evenstep.core.values import UNLIMITED, Factors, IntArray, Prediction, Problem, Reports, Sample, State
+from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports, State
 from evenstep.testing.watched import Watched
 
 _ITERATIONS: Final = 60
@@ -27,22 +25,37 @@ _SEEDS: Final = 5
 _Event: TypeAlias = Callable[[SyncPolicy], list[Command]]
 
 
-def check_predictor(factory: Callable[[], Predictor]) -> None:
-    """Check the promises of a predictor.
+def check_expert(factory: Callable[[int], Expert], *, workers: int = 4) -> None:
+    """Check the promises of an expert, on measurements from tiny to huge and with workers that measure nothing.
 
-    * It predicts None before its first observation.
-    * It predicts a constant speed within 1 %, whether or not the factors change.
-    * After any finite measurement its prediction is finite and positive, and lies within a factor of two of the
-      measurements since the last restart.
-    * Predicting does not change its state, and the same measurements lead to the same predictions.
-    * Its state survives JSON: a predictor that loads it continues bit for bit.
-    * A restart forgets the old speed.
+    * Once every worker has been measured, its speeds are finite float64 above 0, of shape [workers] or [any, workers].
+    * The same measurements lead to the same speeds, and to ask for them changes nothing.
+    * Its state survives JSON: an expert that loads it continues bit for bit.
+
+    Args:
+        factory: Makes a new expert for a number of workers.
+        workers: The number of workers.
     """
-    assert factory().predict(Factors()) is None, "a predictor that has observed nothing must predict None"
-    _check_constant_speed(factory)
-    _check_extremes(factory)
-    _check_bounds(factory)
-    _check_predictor_state(factory)
+    generator = np.random.default_rng(0)
+    one, other, resumed = factory(workers), factory(workers), factory(workers)
+    for iteration in range(_ITERATIONS):
+        reports = _reports(generator, workers)
+        measured = (generator.random(workers) < 0.8) | (iteration == 0)
+        paces = np.where(measured, reports.compute_microseconds / reports.samples, 0.0)
+        if iteration % 10 == 9:
+            paces = paces * 10.0 ** generator.integers(-6, 9)
+        for expert in (one, other, resumed):
+            expert.observe(reports, paces, measured)
+        speeds = one.speeds()
+        assert speeds.dtype == np.float64, f"speeds must be float64, not {speeds.dtype}"
+        assert speeds.shape[-1] == workers, f"{workers} workers got speeds of shape {speeds.shape}"
+        assert np.isfinite(speeds).all(), f"{speeds} are not finite"
+        assert (speeds > 0.0).all(), f"{speeds} are not all above 0"
+        assert np.array_equal(speeds, one.speeds()), "asking for speeds changed them"
+        assert np.array_equal(speeds, other.speeds()), "the same measurements led to different speeds"
+        assert np.array_equal(speeds, resumed.speeds()), "an expert continued differently after a checkpoint"
+        resumed = factory(workers)
+        resumed.load_state_dict(_through_json(one.state_dict()))
 
 
 def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4, global_batch_size: int = 128) -> None:
@@ -71,7 +84,7 @@ def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4,
             assert _same(sizes, after), f"sizes {sizes} became {after} after a checkpoint"
             if sizes is not None and sizes.flags.writeable:
                 sizes[:] = -1
-        reports = _reports(generator, workers, known=iteration >= 3)
+        reports = _reports(generator, workers)
         one.observe(reports)
         other.observe(reports)
     assert _through_json(one.state_dict()) == _through_json(other.state_dict())
@@ -102,87 +115,6 @@ def check_sync_policy(factory: Callable[[], SyncPolicy], *, workers: int = 5) ->
     _check_no_worker_starves(Watched(factory()), workers)
 
 
-def _check_constant_speed(factory: Callable[[], Predictor]) -> None:
-    for rate, least_factor in product((1e-6, 0.0123, 4.5), (1.0, 0.0)):
-        generator = np.random.default_rng(0)
-        predictor = factory()
-        for multiple, sizes in ((1.0, (*range(1, _ITERATIONS), 1000)), (7.0, range(1, 2 * _ITERATIONS))):
-            predictor.restart()
-            for size in sizes:
-                factors = Factors(cpu_availability=float(generator.uniform(least_factor, 1.0)))
-                predictor.observe(Sample(samples=size, compute_seconds=multiple * rate * size, factors=factors))
-            predicted = _predicted(predictor, Factors())
-            error = abs(predicted.seconds_per_sample / (multiple * rate) - 1.0)
-            assert error < _WITHIN, f"a constant {multiple * rate} s became {predicted}"
-
-
-def _predicted(predictor: Predictor, factors: Factors) -> Prediction:
-    prediction = predictor.predict(factors)
-    assert prediction is not None, "a predictor that has observed must predict"
-    assert 0.0 < prediction.seconds_per_sample < math.inf, f"{prediction} is not positive and finite"
-    assert 0.0 <= prediction.relative_error < math.inf, f"{prediction} has no finite error"
-    return prediction
-
-
-def _check_extremes(factory: Callable[[], Predictor]) -> None:
-    extremes = list(product((5e-324, 1e-9, 1.0, 1e308), (5e-324, 1e-9, 1.0, 1e308)))
-    predictor = factory()
-    for seconds, samples in [*extremes, *reversed(extremes)]:
-        sample = Sample(samples=samples, compute_seconds=seconds, factors=Factors(cpu_availability=0.0))
-        for candidate in (predictor, fresh := factory()):
-            candidate.observe(sample)
-        for candidate in (predictor, fresh):
-            _predicted(candidate, Factors(memory_availability=0.0))
-
-
-def _check_bounds(factory: Callable[[], Predictor]) -> None:
-    """Use factors that drive the speed at first, so that a predictor can learn from them, and later do not."""
-    generator = np.random.default_rng(0)
-    predictor = factory()
-    for span in (0.5, 6.0):
-        predictor.restart()
-        measured: list[float] = []
-        for iteration in range(4 * _ITERATIONS):
-            factors = Factors(cpu_availability=float(generator.uniform(0.05, 1.0)))
-            leading = factors.cpu_availability if iteration < 3 * _ITERATIONS else 1.0
-            measured.append(math.exp(float(generator.uniform(-span, span))) / leading)
-            predictor.observe(Sample(samples=1, compute_seconds=measured[-1], factors=factors))
-            least, largest = min(measured), max(measured)
-            for share in (0.0, 0.5, 1.0):
-                predicted = _predicted(predictor, Factors(cpu_availability=share, memory_availability=1.0 - share))
-                within = least / _FACTOR_BEYOND <= predicted.seconds_per_sample <= largest * _FACTOR_BEYOND
-                assert within, f"{predicted} after measurements from {least} to {largest}"
-
-
-def _check_predictor_state(factory: Callable[[], Predictor]) -> None:
-    """Use enough measurements, with factors that drive the speed, for a predictor that has to learn first."""
-    generator = np.random.default_rng(0)
-    rates = np.exp(generator.normal(0.0, 0.1, 2 * _ITERATIONS)) * np.repeat([1.0, 3.0, 1.0, 2.0], _ITERATIONS // 2)
-    rates[10] *= 10.0
-    one, other, resumed = factory(), factory(), factory()
-    for iteration, rate in enumerate(rates):
-        if iteration % 4 == 0:
-            before = one.state_dict()
-            one.predict(Factors(cpu_availability=0.5))
-            assert one.state_dict() == before, "predicting changed what the predictor knows"
-            assert _through_json(before) == _through_json(resumed.state_dict()), "a checkpoint led to another state"
-            resumed = factory()
-            resumed.load_state_dict(_through_json(before))
-        if iteration == _ITERATIONS + _ITERATIONS // 2:
-            for predictor in (one, other, resumed):
-                predictor.restart()
-        factors = Factors(cpu_availability=float(generator.uniform(0.1, 1.0)))
-        size = int(generator.integers(1, 100))
-        seconds = float(rate) * size / factors.cpu_availability
-        sample = Sample(samples=size, compute_seconds=seconds, factors=factors)
-        predictions = []
-        for predictor in (one, other, resumed):
-            predictor.observe(sample)
-            predictions.append(predictor.predict(factors))
-        assert predictions[0] == predictions[1], "the same measurements led to different predictions"
-        assert predictions[0] == predictions[2], "a predictor continued differently after a checkpoint"
-
-
 def _problems(workers: int, batch: int) -> list[Problem]:
     """An ordinary problem, the last slice of an epoch, tight limits, and multiples."""
     ones = np.ones(workers, dtype=np.int64)
@@ -211,15 +143,12 @@ def _check_sizes(policy: LoadPolicy, problem: Problem, *, must_succeed: bool) ->
     return sizes
 
 
-def _reports(generator: np.random.Generator, workers: int, *, known: bool) -> Reports:
-    rates = generator.integers(10**4, 10**8, workers) * known
+def _reports(generator: np.random.Generator, workers: int) -> Reports:
+    microseconds = generator.integers(1, 10**6, workers)
     return Reports(
         samples=generator.integers(1, 100, workers),
-        compute_microseconds=generator.integers(1, 10**6, workers),
-        nanoseconds_per_sample=rates,
-        fixed_nanoseconds=rates * generator.integers(0, 20, workers) * generator.integers(0, 2),
-        error_ppm=generator.integers(0, 10**5, workers),
-        flat_size=generator.integers(0, 5, workers) * generator.integers(0, 2),
+        compute_microseconds=microseconds,
+        forecast=1000 * microseconds * generator.integers(0, 2),
         largest_size=np.full(workers, UNLIMITED, dtype=np.int64),
     )
 

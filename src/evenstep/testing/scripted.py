@@ -1,13 +1,11 @@
 """A load policy with random batch sizes, to test code whose results must not depend on the sizes."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 
 from evenstep.core.load.base import Load, LoadPolicy
-from evenstep.core.load.estimate import Estimator
-from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
 
@@ -45,14 +43,8 @@ class ScriptedPolicy(LoadPolicy):
 class Scripted(Load):
     """The load part of a scheme, for `ScriptedPolicy`."""
 
-    uses_estimates: ClassVar[bool] = False
-
     seed: int = 0
 
     def policy(self, workers: int) -> LoadPolicy:
         """A new policy."""
         return ScriptedPolicy(self.seed)
-
-    def estimator(self) -> Estimator:
-        """A new estimator. Its speeds are recorded but do not affect the sizes."""
-        return Estimator(PREDICTORS["last"])

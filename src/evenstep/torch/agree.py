@@ -12,13 +12,12 @@ import evenstep
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.checked import load_policy
-from evenstep.core.load.given import sizes_by_rank
 from evenstep.core.load.limits import DEFAULT_MINIMUM
-from evenstep.core.load.memory import size_after_failure
+from evenstep.core.memory import size_after_failure
 from evenstep.core.samples import Costs
 from evenstep.core.sync.checked import sync_policy
 from evenstep.core.values import UNLIMITED, IntArray, Problem
-from evenstep.schemes import Scheme, placed, static
+from evenstep.schemes import Scheme, placed
 from evenstep.torch.costs import costs_of
 from evenstep.torch.data.order import EpochOrder, order_of
 from evenstep.torch.data.sampling import Sampling
@@ -41,7 +40,6 @@ from evenstep.worker.hold import Hold
 _MUST_AGREE: Final = {
     "version": Field(phrase="version {} of evenstep"),
     "scheme": Field(phrase="the scheme {}"),
-    "batch_sizes": Field(phrase="batch_sizes of {}", none="no batch_sizes"),
     "batch_size": Field(
         phrase="a loader with a batch size of {}",
         then="start every worker with the same (sizes by worker are what batch_sizes= is for)",
@@ -126,8 +124,8 @@ def agree(request: Request, workers: Workers, activity: Activity) -> Agreement:
     own, records = tell(lambda: _check(request, workers), exchange)
     require_agreement(records, _fields(own.record))
     require_common(request.loader, records, exchange, workers.rank)
-    scheme, global_batch_size = _settle_sizes(request, own, records)
-    scheme = placed(scheme, [record["host"] for record in records])
+    scheme = placed(own.scheme, [record["host"] for record in records], [record["gpu"] for record in records])
+    global_batch_size = _global_batch_size(request, scheme, own.order.sampling, workers.count)
     limits = limits_of(scheme, records)
     problem = problem_of(scheme, global_batch_size, limits, records, usual=DEFAULT_MINIMUM)
     # Refuse what cannot be shared out or grouped, on every worker alike.
@@ -148,10 +146,9 @@ def agree_on_loader(request: Request, workers: Workers, first: Agreement, activi
     own, records = tell(lambda: _check_loader(request, workers, first), exchange)
     require_agreement(records, _fields(own.record))
     require_common(request.loader, records, exchange, workers.rank)
-    scheme, whole = first.scheme, first.problem.global_batch_size
-    if request.batch_sizes is None:
-        whole = _global_batch_size(request, own.order.sampling, workers.count)
-        load_policy(scheme.load, workers.count).allocate(replace(first.problem, global_batch_size=whole))
+    scheme = first.scheme
+    whole = _global_batch_size(request, scheme, own.order.sampling, workers.count)
+    load_policy(scheme.load, workers.count).allocate(replace(first.problem, global_batch_size=whole))
     return _terms(request, own, scheme, whole, records)
 
 
@@ -177,7 +174,7 @@ def _check_loader(request: Request, workers: Workers, first: Agreement) -> _OwnL
     require_private_possible(request, first.scheme, order)
     if first.scheme.served is not None:
         require_servable_loader(first.scheme, request.loader)
-        size = _global_batch_size(request, order.sampling, workers.count)
+        size = _global_batch_size(request, first.scheme, order.sampling, workers.count)
         known = first.terms.order.length, first.terms.global_batch_size, first.terms.order.sampling.drop_last
         if (order.length, size, order.sampling.drop_last) != known:
             raise ConfigError(
@@ -291,15 +288,13 @@ def _found_limit(request: Request, identity: str, workers: Workers, *, by_cost: 
 def _record(
     request: Request, workers: Workers, scheme: Scheme, order: EpochOrder, costs: Costs | None
 ) -> dict[str, Any]:
-    device, sizes = request.device, request.batch_sizes
+    device = request.device
     return {
         **_loader_record(request, order, workers, costs),
         "version": evenstep.__version__,
         "scheme": scheme.name,
-        "batch_sizes": {str(k): v for k, v in sizes.items()} if isinstance(sizes, Mapping) else sizes,
         "empty": request.empty,
         "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
-        "rank": str(workers.rank),
         "host": workers.host,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "device": device_identity(device, workers),
@@ -334,28 +329,18 @@ def device_identity(device: torch.device, workers: Workers) -> str:
     return f"{workers.host}, worker {workers.rank}"
 
 
-def _settle_sizes(request: Request, own: Own, records: list[dict[str, Any]]) -> tuple[Scheme, int]:
-    """The scheme and the global batch size."""
-    if request.batch_sizes is None:
-        return own.scheme, _global_batch_size(request, own.order.sampling, len(records))
-    sizes = sizes_by_rank(request.batch_sizes, records)
-    if request.global_batch_size not in (None, sum(sizes)):
-        raise ConfigError(
-            f"batch_sizes adds up to {sum(sizes)}, not to the global batch size {request.global_batch_size}:"
-            " leave out global_batch_size or correct the sizes"
-        )
-    return static(sizes), sum(sizes)
-
-
-def _global_batch_size(request: Request, sampling: Sampling, workers: int) -> int:
-    size = sampling.global_batch_size(workers)
+def _global_batch_size(request: Request, scheme: Scheme, sampling: Sampling, workers: int) -> int:
+    given, size = scheme.load.given_sizes, sampling.global_batch_size(workers)
+    of_shares = size if sampling.whole and not sampling.lists else None
     if request.global_batch_size is not None:
-        if sampling.whole and not sampling.lists and size != request.global_batch_size:
+        if of_shares not in (None, request.global_batch_size):
             raise ConfigError(
                 f"shares was asked for a global batch size of {size}, and the session for"
                 f" {request.global_batch_size}: leave out that of the session"
             )
         return request.global_batch_size
+    if given is not None and of_shares is None:
+        return sum(given)
     if size is None:
         raise ConfigError(
             f"the loader's batch sampler {type(sampling.sampler).__name__} does not say how long its lists are,"

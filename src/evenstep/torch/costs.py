@@ -85,8 +85,6 @@ def _require_costs_work(request: Request, scheme: Scheme) -> None:
             "Padded gives workers samples of like length, and on parameter servers samples are claimed in the order of"
             " the epoch, which saves no padding: use lb-bsp, or give the lengths themselves as cost"
         )
-    if request.batch_sizes is not None:
-        raise ConfigError("batch_sizes fixes how many samples a worker gets, and cost would: leave out one of them")
 
 
 def _field(dataset: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import torch
 from torch.cuda import Event
 
-from evenstep.core.load.memory import ROUNDING_BYTES
+from evenstep.core.memory import ROUNDING_BYTES
 from evenstep.core.values import Sample
 
 

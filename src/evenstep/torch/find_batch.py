@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from evenstep.core.load.largest import LargestBatches
+from evenstep.core.memory import LargestBatches
 from evenstep.core.samples import EpochCosts, Ledger, Share, Shares
 from evenstep.launch.found_batch import FoundBatch, FoundWorker
 from evenstep.launch.launch_settings import FindBatch

@@ -42,9 +42,9 @@ def prepare(
 ) -> tuple[Any, Optimizer, PreparedLoader]:
     """Prepare an ordinary training loop to run under a scheme. All workers call it together, once.
 
-    Arguments given here win over the environment (`EVENSTEP_SCHEME`, `EVENSTEP_RUN_DIR`, `EVENSTEP_EMULATE`,
-    `EVENSTEP_TIMEOUT`, which `evenstep run` sets from its options), which wins over the defaults. Without torchrun or
-    `evenstep run`, the script is a run of one worker.
+    Arguments given here win over the environment (`EVENSTEP_SCHEME`, `EVENSTEP_BATCH_SIZES`, `EVENSTEP_RUN_DIR`,
+    `EVENSTEP_EMULATE`, `EVENSTEP_TIMEOUT`, which `evenstep run` sets from its options), which wins over the defaults.
+    Without torchrun or `evenstep run`, the script is a run of one worker.
 
     Args:
         model: The model, plain or in DistributedDataParallel, or a tuple of models.

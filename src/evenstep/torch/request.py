@@ -1,12 +1,12 @@
 """The arguments of `prepare`, each of its type, with the environment's settings beside them."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, cast, final, get_type_hints
+from typing import Annotated, Any, Final, Self, final, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evenstep.cluster import Cluster
-from evenstep.core.errors import ConfigError, naming
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.static import Sizes, read_sizes
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
 from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.launch_settings import A_TIMEOUT, VARIABLES, LaunchSettings, read_timeout
-from evenstep.schemes import DEFAULT, Scheme, parse_scheme
+from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.weighting import Weights
 from evenstep.torch.model import device_of
@@ -74,23 +75,10 @@ def _batch_size(value: object) -> int | None:
     return None if value in (None, AUTO) else whole_number(value, 1, UNLIMITED)
 
 
-def _batch_sizes(value: object) -> list[int] | dict[Any, int] | None:
-    if value is None:
-        return None
+def _batch_sizes(value: object) -> Sizes | None:
     if isinstance(value, str | bytes):
         raise TypeError("a text")
-    if isinstance(value, Mapping):
-        return {key: _size(size, f"rank:{key}" if isinstance(key, int) else key) for key, size in value.items()}
-    return [_size(size, f"worker {rank}") for rank, size in enumerate(cast("Iterable[object]", value))]
-
-
-def _size(value: object, whose: str) -> int:
-    try:
-        return whole_number(value, 1, UNLIMITED)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"the batch size of {whose} must be a whole number from 1 to {UNLIMITED}, not {shown(value)}"
-        ) from None
+    return None if value is None else read_sizes(value)
 
 
 def _timeout(value: object) -> float:
@@ -179,7 +167,7 @@ class Request:
         int | None, _Argument(f"a whole number of samples from 1 to {UNLIMITED}", _batch_size)
     ] = None
     batch_sizes: Annotated[
-        Sequence[int] | Mapping[Any, int] | None,
+        Sizes | None,
         _Argument("a list of batch sizes, one per worker, or a mapping to batch sizes", _batch_sizes),
     ] = None
     seed: Annotated[int, _Argument("a whole number of at most 64 bits", _seed)] = 0
@@ -270,10 +258,10 @@ class Request:
         return None if given is None else Path(given)
 
     def asked_scheme(self) -> Scheme:
-        """The requested scheme. With `batch_sizes` it is only known once all workers are.
+        """The requested scheme.
 
         Raises:
-            ConfigError: The scheme cannot be parsed, `batch_sizes` are given too, or `process_group` and servers.
+            ConfigError: The scheme cannot be parsed, batch sizes are given too, or `process_group` and servers.
         """
         scheme = self._asked_scheme()
         if scheme.served is not None and self.process_group is not None:
@@ -285,11 +273,10 @@ class Request:
 
     def _asked_scheme(self) -> Scheme:
         scheme = parse_scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
-        if self.launched.scheme is not None and scheme is None and self.batch_sizes is None:
-            with naming(VARIABLES["scheme"]):
-                return parse_scheme(self.launched.scheme)
-        if self.batch_sizes is not None and scheme is not None:
+        if self.batch_sizes is None:
+            return scheme or self.launched.asked_scheme() or parse_scheme(DEFAULT)
+        if scheme is not None:
             raise ConfigError(
                 f"batch_sizes fixes the sizes and the scheme {scheme.name!r} would set them: give one of them"
             )
-        return scheme if scheme is not None else parse_scheme(DEFAULT)
+        return static(self.batch_sizes)

@@ -14,6 +14,7 @@ import torch
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.load.limits import SizeLimits
+from evenstep.core.load.narx import Narx
 from evenstep.launch.launch_settings import VARIABLE, VARIABLES
 from evenstep.launch.marks import leave_line, leave_mark
 from evenstep.protocol.run_spec import RunSpec
@@ -253,7 +254,7 @@ class Running:
     def _balancer(self) -> Tracker:
         agreement, request, clock, rank = self._agreement, self._request, time.perf_counter, self._workers.rank
         scheme, hold, workers = agreement.scheme, agreement.own.hold, agreement.workers
-        estimator, threads = scheme.load.estimator(), torch.get_num_threads() if request.device.type == "cpu" else 1
+        forecasts, threads = scheme.load.uses_forecasts, torch.get_num_threads() if request.device.type == "cpu" else 1
         return Tracker(
             workers=self._workers,
             policy=first_policy(scheme, agreement.problem, workers, rank),
@@ -261,10 +262,9 @@ class Running:
             limits=SizeLimits(scheme.load, agreement.problem, agreement.limits),
             meter=Meter(
                 stopwatch=DeviceStopwatch() if request.device.type == "cuda" else HostStopwatch(clock),
-                estimator=estimator,
-                predicts=scheme.load.uses_estimates or request.events_dir is not None,
+                forecaster=Narx() if forecasts else None,
                 # This machine's processors say nothing about an emulated device.
-                sampler=(hold or FactorSampler(threads=threads, clock=clock)) if estimator.uses_factors else None,
+                sampler=(hold or FactorSampler(threads=threads, clock=clock)) if forecasts else None,
                 memory=self._learned_limit(),
             ),
             recorder=self._recorder,
@@ -272,7 +272,6 @@ class Running:
             # An event of a GPU's stream is read when the next iteration has been launched.
             lags=None if scheme.micro_batch is not None else [int(bool(each["gpu"])) for each in workers],
             tells_plans=tells_plans(scheme, workers, rank),
-            uses_estimates=scheme.load.uses_estimates,
             clock=clock,
             hold=hold,
             activity=self._activity,
@@ -334,8 +333,8 @@ class Running:
         """What to do after a worker ran out of memory."""
         if self._agreement.scheme.micro_batch is not None:
             return "lower micro_batch"
-        if self._request.batch_sizes is not None:
-            return "give this worker a smaller one of the batch_sizes"
+        if self._agreement.scheme.load.given_sizes is not None:
+            return "give this worker a smaller batch size"
         folder = self._request.events_dir
         if folder is None:
             return "give a run_dir (--run-dir), so that the next start knows, or a smaller global batch"

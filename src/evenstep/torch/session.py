@@ -320,13 +320,13 @@ class Session:
 
     def expected_batch_size(self, loader: DataLoader[Any]) -> int:
         """The samples of an iteration, as expected before the workers have agreed on them."""
-        sizes, given = self._settings["batch_sizes"], self._settings["global_batch_size"]
+        scheme, given = self.scheme, self._settings["global_batch_size"]
         if given == AUTO:
             folder = self._settings["run_dir"] or self._launched.run_dir
             found = None if folder is None else FoundBatch.read(Path(folder))
             given = None if found is None else found.global_batch_size
-        if given is None and sizes is not None and not isinstance(sizes, Mapping):
-            given = sum(sizes)
+        if given is None and scheme is not None and scheme.load.given_sizes is not None:
+            given = sum(scheme.load.given_sizes)
         own = self._expected_order(loader).sampling.global_batch_size(self._expected_workers) or 1
         return given if given is not None else own
 

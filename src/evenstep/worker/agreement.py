@@ -10,6 +10,7 @@ import numpy as np
 from evenstep.cluster import Cluster, parse_slow
 from evenstep.cluster.slowness import Chain, Disturbance
 from evenstep.core.errors import ConfigError, naming
+from evenstep.core.load import Static
 from evenstep.core.load.limits import smallest_batch
 from evenstep.core.values import UNLIMITED, IntArray, Problem
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_cluster, require_emulable
@@ -80,9 +81,11 @@ def problem_of(
     """What the sizes of these workers must satisfy at first. `usual`: the smallest batch if nothing else is asked for.
 
     Raises:
-        ConfigError: The global batch is too small for all of them.
+        ConfigError: The global batch is too small for all of them, or not the sum of the sizes that the user gave.
     """
     count, load = len(records), scheme.load
+    if isinstance(load, Static):
+        load.require(count, global_batch_size)
     maximum = np.minimum(limits, [record["largest_first"] for record in records])
     needed = max(record["smallest_batch"] for record in records)
     minimum = smallest_batch(load, global_batch_size, maximum, needed=needed, usual=usual)
@@ -114,13 +117,14 @@ def hold_of(
         ConfigError: This many workers cannot emulate it.
     """
     parts: list[Disturbance] = []
-    largest_batch, memory, emulated = UNLIMITED, None, False
+    largest_batch, memory, change_seconds, emulated = UNLIMITED, None, 0.0, False
     with naming("emulate" if emulate is not None else VARIABLES["emulate"]):
         cluster = _cluster(emulate if emulate is not None else launched.emulate, workers)
     if cluster is not None:
         parts.append(cluster.disturbance())
         largest_batch, memory = cluster.largest_batch(rank), cluster.memory(rank)
-        emulated = cluster.workers[rank].device is not None
+        device = cluster.workers[rank].device
+        emulated, change_seconds = device is not None, 0.0 if device is None else device.change_seconds
     for text in launched.slow:
         slow = parse_slow(text, VARIABLES["slow"])
         if slow.worker is not None and slow.worker >= workers:
@@ -135,6 +139,7 @@ def hold_of(
         worker=rank,
         largest_batch=largest_batch,
         memory=memory,
+        change_seconds=change_seconds,
         clock=time.perf_counter,
         wait=time.sleep,
     )

@@ -9,7 +9,7 @@ from typing import Protocol, final
 import psutil
 
 from evenstep.cluster.slowness import DeviceMemory
-from evenstep.core.load.memory import MemoryModel
+from evenstep.core.memory import MemoryModel
 from evenstep.worker.factors import group_folders
 
 

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import logging
+import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,7 @@ from evenstep.telemetry.regular import open_regular
 from evenstep.worker.hold import Hold
 
 FILE: Final = "last-sizes.json"
+SELDOM: Final = 200
 _MAX_BYTES: Final = 64 << 20
 
 
@@ -29,17 +32,34 @@ _MAX_BYTES: Final = 64 << 20
 class LastSizes:
     """Keeps a policy's memory in folders: on the first worker, of a scheme that decides by speed.
 
+    Sizes may change in every iteration, so writing takes at most one in `SELDOM` of the time.
+
     Args:
         folders: Where the next start may look for it.
         setting: What the speeds belong to.
+        clock: Returns seconds that only rise.
     """
 
-    def __init__(self, folders: Sequence[Path], setting: Setting) -> None:
+    def __init__(
+        self, folders: Sequence[Path], setting: Setting, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._folders = folders
         self._setting = asdict(setting)
+        self._clock = clock
+        self._due = -math.inf
+        self._changed = False
 
-    def keep(self, policy: LoadPolicy) -> None:
-        """Replace what was kept; a disk that is full, or a policy whose memory is no JSON, is not worth an error."""
+    def keep(self, policy: LoadPolicy, *, changed: bool) -> None:
+        """Replace what was kept if sizes have `changed` since, and it is time to."""
+        self._changed |= changed
+        began = self._clock()
+        if self._changed and began >= self._due:
+            self._write(policy)
+            self._changed, now = False, self._clock()
+            self._due = now + SELDOM * (now - began)
+
+    def _write(self, policy: LoadPolicy) -> None:
+        """A disk that is full, or a policy whose memory is not JSON, is not worth an error."""
         with suppress(OSError, TypeError, ValueError):
             kept = {"setting": self._setting, "policy": policy.state_dict()}
             text = json.dumps({**kept, "digest": _digest(kept)})

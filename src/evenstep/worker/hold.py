@@ -24,6 +24,7 @@ class Hold:
 
     Attributes:
         largest_batch: The known limit of the device. `memory` sets a limit that evenstep has to learn.
+        change_seconds: What the first batch of a size takes besides.
         overruns: The number of iterations whose real work took longer than the emulated time.
         news: Reports the changes of its slowness.
     """
@@ -32,12 +33,14 @@ class Hold:
     worker: int
     largest_batch: int
     memory: DeviceMemory | None = None
+    change_seconds: float = 0.0
     clock: Callable[[], float]
     wait: Callable[[float], None]
     overruns: int = 0
     news: SlownessNews = field(init=False)
     _held_seconds: float = field(init=False, default=0.0)
     _iteration: int = field(init=False, default=0)
+    _sizes: set[float] = field(init=False, default_factory=set)
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,10 @@ class Hold:
             )
             for size in batch_sizes
         )
+        if self.change_seconds:
+            new = {*batch_sizes} - self._sizes
+            self._sizes |= new
+            due += len(new) * self.change_seconds
         rest = due - elapsed_seconds
         if rest > 0:
             self.wait(rest)

@@ -38,9 +38,9 @@ class Iteration:
         device_synchronised_seconds: The same by the device's clock, of the iteration that is reported with this one;
             None if the host's clock measures it.
         ended: When the script asked for the next batch.
-        observed: Whether the estimator has learned from it.
+        observed: Whether it has been measured.
         factors: The driving factors before the measured compute.
-        estimator_before: The estimator's state without it, if it may be measured again.
+        forecaster_before: The forecaster's state without it, if it may be measured again.
     """
 
     number: int
@@ -64,7 +64,7 @@ class Iteration:
     ended: float | None = None
     observed: bool = False
     factors: Factors = _UNKNOWN
-    estimator_before: State | None = None
+    forecaster_before: State | None = None
 
     def continue_from(self, before: "Iteration") -> None:
         """Add what was computed in `before`, which did not synchronise."""
@@ -154,7 +154,7 @@ class Iteration:
             compute_seconds=compute,
             wait_seconds=waited,
             comm_seconds=synchronised - waited,
-            report=row,
+            row=row,
             factors=(self.factors.cpu_availability, self.factors.memory_availability),
             staleness=outcome.staleness,
             behind=outcome.behind,

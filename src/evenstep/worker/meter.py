@@ -5,14 +5,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
-from evenstep.core.load.estimate import Estimator
-from evenstep.core.values import UNLIMITED, Basis, Estimate, Factors
+from evenstep.core.load.narx import Narx
+from evenstep.core.values import UNLIMITED, Factors, Sample, State
 from evenstep.worker.device_memory import LearntLimit
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.stopwatch import Stopwatch
 
 _UNKNOWN: Final = Factors()
-_NOTHING: Final = Estimate()
 _DIGITS: Final = 3
 """Of a load in average samples."""
 
@@ -31,25 +30,21 @@ class Meter:
 
     Attributes:
         stopwatch: Measures the compute.
-        estimator: Predicts the compute of the next iteration.
-        predicts: Whether to predict. If not, because sizes do not depend on it and no log keeps it, 0 is reported.
-        sampler: Reads the driving factors; None if the predictor does not use them.
+        forecaster: Forecasts the next iteration; None if sizes do not depend on that.
+        sampler: Reads the driving factors for it; None without a forecaster.
         memory: Learns the largest batch; None if the memory is not watched.
     """
 
     stopwatch: Stopwatch
-    estimator: Estimator
-    predicts: bool = True
+    forecaster: Narx | None = None
     sampler: Sampler | None = None
     memory: LearntLimit | None = None
     _several_measurements: bool = field(init=False, default=False)
-    # The newest last. A measurement may come `lag` iterations late, so its basis and factors stand first.
-    _bases: deque[Basis] = field(init=False)
+    # The newest last. A measurement may come `lag` iterations late, so its factors stand first.
     _factors: deque[Factors] = field(init=False)
 
     def __post_init__(self) -> None:
         lag = self.stopwatch.lag
-        self._bases = deque(maxlen=1 + lag)
         self._factors = deque([Factors()] * (2 + lag), maxlen=2 + lag)
 
     def begin(self) -> None:
@@ -66,32 +61,38 @@ class Meter:
         load = round(load) if now.costs is None else round(load, _DIGITS)
         if not now.observed:
             self._factors.append(_UNKNOWN if self.sampler is None else self.sampler.sample())
-            self._bases.append(now.basis)
             if self.memory is not None:
                 self.memory.observe(math.ceil(max(now.amounts)))
-        self._observe(now, load, microseconds)
+        self._observe(now, Sample(load, microseconds / 1e6))
         largest_size = UNLIMITED if self.memory is None else self.memory.largest_size()
-        estimate = self.estimator.estimate(self._factors[-1]) if self.predicts else _NOTHING
+        forecast = 0 if self.forecaster is None else self.forecaster.forecast(self._factors[-1])
         # A load of less than half a sample is one, since 0 means that nothing was computed.
-        return [round(load) or int(load > 0), microseconds, *estimate, largest_size]
+        return [round(load) or int(load > 0), microseconds, forecast, largest_size]
 
-    def _observe(self, now: Iteration, samples: float, microseconds: int) -> None:
-        """Feed the estimator with the recorded digits only, so that a replay of the records decides the same.
+    def state_dict(self) -> State:
+        """What the forecaster has learned, for a checkpoint."""
+        return {} if self.forecaster is None else self.forecaster.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from the given state."""
+        if self.forecaster is not None and state:
+            self.forecaster.load_state_dict(state)
+
+    def _observe(self, now: Iteration, sample: Sample) -> None:
+        """Feed the forecaster with the recorded digits only, so that a replay of the records decides the same.
 
         If an iteration has several synchronised backwards (of two models, say), each measurement contains the earlier
         ones and replaces them. This is known from the second iteration on; the first keeps its first measurement.
         """
-        if now.observed and now.estimator_before is None:
+        again, now.observed, forecaster = now.observed, True, self.forecaster
+        if forecaster is None:
+            return
+        if again and now.forecaster_before is None:
             self._several_measurements = True
             return
-        if not self.predicts:
-            now.observed = True
-            return
-        if now.estimator_before is not None:
-            self.estimator.load_state_dict(now.estimator_before)
+        if now.forecaster_before is not None:
+            forecaster.load_state_dict(now.forecaster_before)
         elif self._several_measurements:
-            now.estimator_before = self.estimator.state_dict()
-        now.observed = True
+            now.forecaster_before = forecaster.state_dict()
         now.factors = self._factors[0]
-        if self._bases[0] != "comparison":
-            self.estimator.observe(samples, microseconds / 1e6, now.factors)
+        forecaster.observe(sample, now.factors)

@@ -28,8 +28,7 @@ from evenstep.core.samples import (
 )
 from evenstep.core.values import Basis, IntArray, Problem, Reports, State
 from evenstep.telemetry import Logged
-from evenstep.telemetry.events import CheckpointDone, Chose, Disturbed, IterationDone, Noted, Planned
-from evenstep.telemetry.say import say
+from evenstep.telemetry.events import CheckpointDone, Disturbed, IterationDone, Noted, Planned
 from evenstep.worker.activity import Activity
 from evenstep.worker.earlier import LastSizes
 from evenstep.worker.hold import Hold
@@ -53,7 +52,6 @@ class Tracker:
         last_sizes: Keeps what sizes are decided from, for the next start; None if another worker does, or nothing.
         lags: By how many iterations the measurements of each worker come late; None if shares are not computed whole.
         tells_plans: Whether this worker is the one that records everybody's sizes.
-        uses_estimates: Whether sizes depend on the estimates in the reports.
         summary: Sums up the run on worker 0; None on other workers.
         iteration: The current iteration, or the last one; None before the first.
         closed: Whether the run is over.
@@ -72,7 +70,6 @@ class Tracker:
     last_sizes: LastSizes | None = None
     lags: Sequence[int] | None = None
     tells_plans: bool = True
-    uses_estimates: bool = True
     summary: Summary | None = None
     iteration: Iteration | None = field(init=False, default=None)
     closed: bool = field(init=False, default=False)
@@ -82,7 +79,7 @@ class Tracker:
     _sizes: IntArray | None = field(init=False, default=None)
     _planned_for: Problem | None = field(init=False, default=None)
     _basis: Basis = field(init=False, default="speed")
-    _why: str = field(init=False, default="")
+    _weights: IntArray | None = field(init=False, default=None)
     _latest: Reports | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
@@ -114,16 +111,9 @@ class Tracker:
             minimum=self.smallest_batch,
             maximum=lambda: self.problem.maximum,
             most=self.limits.most,
-            rates=self._rates,
+            weights=lambda: self._weights,
             per_sample=self._sample_times.of(costs.costs),
         )
-
-    def _rates(self) -> IntArray | None:
-        """The newest estimates, as `CostSharing.rates`."""
-        latest = self._latest
-        if latest is None or not self.uses_estimates:
-            return None
-        return np.array((latest.nanoseconds_per_sample, latest.fixed_nanoseconds))
 
     @property
     def latest(self) -> Reports | None:
@@ -146,18 +136,9 @@ class Tracker:
         if self._planned_for is not self.problem or self._sizes is None:
             allocation = self.policy.allocate(self.problem)
             self.follow(allocation.sizes, allocation.basis)
-            if allocation.why not in ("", self._why):
-                self._tell(allocation.why)
-            self._planned_for = self.problem
+            self._weights, self._planned_for = allocation.weights, self.problem
         assert self._sizes is not None
         return self._sizes
-
-    def _tell(self, why: str) -> None:
-        """Record a choice of the policy, and print it on worker 0; every worker makes the same."""
-        self._why = why
-        if self.workers.rank == 0:
-            self.recorder.record(Chose(worker=0, iteration=self._number, text=why))
-            say(why)
 
     def follow(self, sizes: IntArray, basis: Basis = "speed") -> None:
         """Use these sizes from the next iteration on; called from outside if servers decide them."""
@@ -170,7 +151,7 @@ class Tracker:
                 )
             self._sizes, self._basis = sizes, basis
             if self.last_sizes is not None and basis == "speed":
-                self.last_sizes.keep(self.policy)
+                self.last_sizes.keep(self.policy, changed=True)
 
     @property
     def smallest_batch(self) -> int:
@@ -316,6 +297,8 @@ class Tracker:
         self.policy.observe(reports)
         self._planned_for = None
         self._latest = reports
+        if self.last_sizes is not None:
+            self.last_sizes.keep(self.policy, changed=False)
         if self.iteration is not None and self.lags is not None:
             share = self.iteration.share
             whole = share if self.iteration.passes == 1 else None
@@ -370,14 +353,14 @@ class Tracker:
         return 0 if self.hold is None else self.hold.overruns
 
     def state_dict(self) -> State:
-        """What the sizes are decided from. One worker's state serves all, except for its estimator's."""
+        """What the sizes are decided from. One worker's state serves all, except for its forecaster's."""
         return {
             "workers": self.workers.count,
             "worker": self.workers.rank,
             "epoch": self.problem.epoch,
             "maximum": self.limits.state_dict()["largest"],
             "policy": self.policy.state_dict(),
-            "estimator": self.meter.estimator.state_dict(),
+            "forecaster": self.meter.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -390,7 +373,7 @@ class Tracker:
         self.policy.load_state_dict(cast("State", state["policy"]))
         self._planned_for = None
         if state["worker"] == self.workers.rank:
-            self.meter.estimator.load_state_dict(cast("State", state["estimator"]))
+            self.meter.load_state_dict(cast("State", state["forecaster"]))
 
     def close(self) -> None:
         """End the recording."""

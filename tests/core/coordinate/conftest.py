@@ -51,7 +51,7 @@ class Run:
             told += self.told(self.coordinator.begin(worker, number, epoch, self.now, ahead=ahead, costs=self.costs))
         return told
 
-    def push(self, *workers, skips=0, samples=None, version=None, row=(1, 1, 0, 0, 0, 0, UNLIMITED)):
+    def push(self, *workers, skips=0, samples=None, version=None, row=(1, 1, 0, UNLIMITED)):
         told = []
         for worker in workers:
             claim = self.held[worker][skips]

@@ -13,7 +13,7 @@ from support.watched_sync import WatchedSync
 from evenstep.core.coordinate import Answer, Apply, Arrival, Bundle, Coordinator, Discard, Given
 from evenstep.core.errors import DisagreementError, ProtocolError
 from evenstep.core.groups import ByRank, BySpeed, Progressive
-from evenstep.core.load import Equal, PerEpoch, Predicted, Static
+from evenstep.core.load import Equal, Experts, PerEpoch, Static
 from evenstep.core.samples.pass_costs import PassCosts
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Grouped, Regroup, Unbounded
 from evenstep.core.values import UNLIMITED, Problem
@@ -108,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
             maximum=np.full(self.count, maximum),
             multiple=multiple,
         )
-        loads = [Equal(), Predicted(predictor="ema"), PerEpoch()]
+        loads = [Equal(), Experts(predictor="last", change_cost=0.0, warmup=0), PerEpoch()]
         if multiple == 1:
             sizes = [batch // self.count + (worker < batch % self.count) for worker in range(self.count)]
             loads.append(Static(sizes=tuple(sizes)))
@@ -352,7 +352,7 @@ class AnyOrder(RuleBasedStateMachine):
             version=worker.versions[0 if late else -1],
             samples=samples,
             units=units,
-            row=(claim.samples, claim.samples * 1000, speed, 0, 0, 0, largest),
+            row=(claim.samples, claim.samples * speed, 0, largest),
         )
         self.refused(rank, arrival)
         for each in skipped:

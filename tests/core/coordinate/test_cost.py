@@ -32,7 +32,7 @@ def lines_per_event(sync, workers):
                 claim, version = in_hand.pop(worker)
                 key = (worker, 0, next(number))
                 arrival = Arrival(
-                    key=key, claim=claim.number, version=version, samples=2, units=2, row=(2, 2, 0, 0, 0, 0, UNLIMITED)
+                    key=key, claim=claim.number, version=version, samples=2, units=2, row=(2, 2, 0, UNLIMITED)
                 )
                 carry_out(coordinator.push(arrival, now))
         for worker in range(workers // 2):

@@ -2,7 +2,7 @@
 
 import json
 
-from evenstep.core.load import Predicted
+from evenstep.core.load import Experts
 from evenstep.core.sync import Barrier, Bounded, Unbounded
 from evenstep.core.values import UNLIMITED
 
@@ -152,12 +152,12 @@ def test_in_step_a_run_goes_on_from_a_snapshot_when_all_are_back(Run):
 
 
 def test_what_was_known_of_the_speeds_is_known_again_when_the_same_workers_are_back(Run):
-    load = Predicted(predictor="ema", times="proportional")
+    load = Experts(predictor="last", change_cost=0.0, warmup=0)
     run = Run(Unbounded(), length=80, load=load)
     run.join(0, 1)
     run.begin(0, 1)
-    run.push(0, row=(4, 4, 3000, 0, 0, 0, UNLIMITED))
-    run.push(1, row=(4, 4, 1000, 0, 0, 0, UNLIMITED))
+    run.push(0, row=(4, 12, 0, UNLIMITED))
+    run.push(1, row=(4, 4, 0, UNLIMITED))
     assert run.coordinator.sizes.all() == {0: 2, 1: 6}
     again = Run(Unbounded(), length=80, load=load)
     again.coordinator.load_state_dict(json.loads(json.dumps(run.coordinator.state_dict())))

@@ -8,7 +8,7 @@ import pytest
 from evenstep.core.coordinate import Coordinator, Sizes
 from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByRank
-from evenstep.core.load import Equal, PerEpoch, Predicted, Static
+from evenstep.core.load import Equal, Experts, PerEpoch, Static
 from evenstep.core.sync import Grouped
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.schemes import grouped, placed
@@ -32,7 +32,7 @@ def sizes(workers, batch, groups, load=None, **limits):
 
 
 def row(samples, nanoseconds=1000, largest=UNLIMITED):
-    return (samples, samples * nanoseconds // 1000, nanoseconds, 0, 0, 0, largest)
+    return (samples, samples * nanoseconds, 0, largest)
 
 
 def test_a_group_has_a_part_by_how_many_it_is_and_all_of_it_when_the_others_are_gone():
@@ -90,7 +90,7 @@ def test_slices_shrink_only_when_less_is_left_than_the_workers_hold_together():
 
 
 def test_a_group_keeps_what_it_has_learned_when_workers_of_another_come_and_go():
-    of = sizes(4, 32, ((0, 1), (2, 3)), Predicted(predictor="ema", times="proportional"))
+    of = sizes(4, 32, ((0, 1), (2, 3)), Experts(predictor="last", change_cost=0.0, warmup=0))
     for worker, nanoseconds in enumerate((3000, 1000, 1000, 1000)):
         of.observe(worker, row(8, nanoseconds))
     assert of.all() == {0: 4, 1: 12, 2: 8, 3: 8}

@@ -17,13 +17,13 @@ from hypothesis.stateful import (
 
 from evenstep.core.coordinate import Coordinator, Sizes
 from evenstep.core.groups import ByRank
-from evenstep.core.load import Equal, Pairwise, PerEpoch, Predicted, Static
+from evenstep.core.load import Equal, Experts, Pairwise, PerEpoch, Static
 from evenstep.core.sync import Grouped
 from evenstep.core.values import UNLIMITED, Problem
 
 LOADS = {
     "equal": lambda sizes: Equal(),
-    "predicted": lambda sizes: Predicted(predictor="ema", times="proportional"),
+    "experts": lambda sizes: Experts(predictor="last", change_cost=0.0, warmup=0),
     "per epoch": lambda sizes: PerEpoch(),
     "pairwise": lambda sizes: Pairwise(window=2, warmup=0),
     "static": lambda sizes: Static(sizes=sizes),
@@ -45,7 +45,7 @@ def sizes_of(load, present, problem, groups=None):
 
 
 def row(largest, samples=1, nanoseconds=1000):
-    return (samples, samples * nanoseconds // 1000, nanoseconds, 0, 0, 0, largest)
+    return (samples, samples * nanoseconds, 0, largest)
 
 
 class AnyReports(RuleBasedStateMachine):
@@ -154,7 +154,7 @@ def test_no_claim_exceeds_the_limit_that_its_worker_reported(load, grouped):
     run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))
 
 
-@pytest.mark.parametrize("load", [Equal(), LOADS["predicted"](()), PerEpoch(), Pairwise()], ids=repr)
+@pytest.mark.parametrize("load", [Equal(), LOADS["experts"](()), PerEpoch(), Pairwise()], ids=repr)
 def test_a_survivor_keeps_its_limit_and_the_others_do_what_it_cannot(load):
     sizes = sizes_of(load, range(3), problem(3, 96))
     for worker, largest in enumerate((42, 64, 64)):

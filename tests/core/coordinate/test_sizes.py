@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.coordinate import Sizes
-from evenstep.core.load import Equal, Predicted, Static
+from evenstep.core.load import Equal, Experts, Static
 from evenstep.core.values import UNLIMITED, Problem
 
 
@@ -23,10 +23,10 @@ def sizes_of(load, present=(0, 1), **limits):
 
 
 def row(nanoseconds=0, largest=UNLIMITED):
-    return [1, 1, nanoseconds, 0, 0, 0, largest]
+    return [1, nanoseconds, 0, largest]
 
 
-LB_BSP = Predicted(predictor="ema", times="proportional")
+LB_BSP = Experts(predictor="last", change_cost=0.0, warmup=0)
 
 
 def test_those_that_are_there_share_the_batch():
@@ -69,19 +69,19 @@ def test_sizes_follow_reports_once_everyone_has_reported():
     sizes.observe(7, row(1000))
 
 
-def test_sizes_are_equal_after_a_join_until_everyone_has_reported_again():
+def test_a_worker_that_joins_counts_as_the_median_until_it_has_reported():
     sizes = sizes_of(LB_BSP, workers=3, batch=12)
     sizes.observe(0, row(3000))
     sizes.observe(1, row(1000))
     assert sizes.all() == {0: 3, 1: 9}
     sizes.join(2)
     sizes.observe(0, row(3000))
-    assert sizes.all() == {0: 4, 1: 4, 2: 4}
+    assert sizes.all() == {0: 2, 1: 7, 2: 3}
     sizes.observe(1, row(1000))
     sizes.observe(2, row(1500))
     assert sizes.all() == {0: 2, 1: 6, 2: 4}
     sizes.leave(1)
-    assert sizes.all() == {0: 6, 2: 6}
+    assert sizes.all() == {0: 4, 2: 8}
 
 
 def test_a_worker_that_leaves_and_is_back_before_anyone_asks_changes_nothing():

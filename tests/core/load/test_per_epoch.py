@@ -30,10 +30,7 @@ def report(samples, microseconds):
     return Reports(
         samples=ints(samples),
         compute_microseconds=ints(microseconds),
-        nanoseconds_per_sample=nothing,
-        fixed_nanoseconds=nothing,
-        error_ppm=nothing,
-        flat_size=nothing,
+        forecast=nothing,
         largest_size=nothing + UNLIMITED,
     )
 

@@ -14,13 +14,13 @@ from evenstep.core.samples.padded import balanced_padded
 from evenstep.core.values import UNLIMITED
 
 
-def latest(costs, speeds, owners, fixed=0):
-    return float(((np.bincount(owners, weights=costs, minlength=len(speeds)) + fixed) / speeds).max())
+def latest(costs, speeds, owners):
+    return float(((np.bincount(owners, weights=costs, minlength=len(speeds))) / speeds).max())
 
 
-def bound(costs, speeds, fixed=0):
+def bound(costs, speeds):
     """No assignment ends earlier."""
-    return max((costs.sum() + np.sum(fixed)) / speeds.sum(), costs.max() / speeds.max())
+    return max(costs.sum() / speeds.sum(), costs.max() / speeds.max())
 
 
 @st.composite
@@ -32,21 +32,20 @@ def problems(draw):
     upper[0] = max(upper[0], 1)
     costs = np.array(draw(st.lists(st.integers(1, 2**31), min_size=count, max_size=count)))
     speeds = np.array(draw(st.lists(st.integers(1, 2**40), min_size=workers, max_size=workers)))
-    fixed = np.array(draw(st.lists(st.integers(0, 2**31), min_size=workers, max_size=workers)))
-    return costs, speeds, lower, upper, fixed
+    return costs, speeds, lower, upper
 
 
 @given(problems())
 def test_every_sample_has_a_worker_within_the_limits_from_any_assignment(problem):
-    costs, speeds, lower, upper, fixed = problem
+    costs, speeds, lower, upper = problem
     before = None
     for own in (speeds, speeds[::-1].copy()):
-        owners = balanced(costs, own, lower=lower, upper=upper, fixed=fixed, owners=before)
+        owners = balanced(costs, own, lower=lower, upper=upper, owners=before)
         counts = np.bincount(owners, minlength=len(own))
         assert len(owners) == len(costs)
         assert (lower <= counts).all()
         assert (counts <= upper).all()
-        assert np.array_equal(owners, balanced(costs, own, lower=lower, upper=upper, fixed=fixed, owners=before))
+        assert np.array_equal(owners, balanced(costs, own, lower=lower, upper=upper, owners=before))
         before = owners
 
 
@@ -63,8 +62,8 @@ def test_random_slices_end_within_two_per_cent_of_a_lower_bound(seed, workers, e
 
 @given(problems())
 def test_padded_samples_have_workers_within_the_limits_and_like_lengths(problem):
-    costs, speeds, lower, upper, fixed = problem
-    owners = balanced_padded(costs, speeds, lower=lower, upper=upper, fixed=fixed)
+    costs, speeds, lower, upper = problem
+    owners = balanced_padded(costs, speeds, lower=lower, upper=upper)
     counts = np.bincount(owners, minlength=len(speeds))
     assert (lower <= counts).all()
     assert (counts <= upper).all()
@@ -79,18 +78,12 @@ def test_padded_samples_end_as_early_as_neighbours_can(lengths, ratio):
     def ends(fast, slow):
         return max(len(fast) * max(fast, default=0) / ratio, len(slow) * max(slow, default=0))
 
-    owners = balanced_padded(costs, speeds, lower=nothing, upper=nothing + len(costs), fixed=nothing)
+    owners = balanced_padded(costs, speeds, lower=nothing, upper=nothing + len(costs))
     first = int(np.argsort(-speeds, kind="stable")[0])
     found = ends(costs[owners == first].tolist(), costs[owners != first].tolist())
     longest_first = sorted(costs.tolist(), reverse=True)
     best = min(ends(longest_first[:cut], longest_first[cut:]) for cut in range(len(costs) + 1))
     assert best <= found <= best * 1.002
-
-
-def test_fixed_parts_count_as_work():
-    costs, fixed = np.full(60, 100), np.array([2000, 0])
-    owners = balanced(costs, np.array([1, 1]), lower=np.zeros(2, int), upper=np.full(2, 60), fixed=fixed)
-    assert np.bincount(owners).tolist() == [20, 40]
 
 
 def test_a_small_change_of_speeds_moves_few_samples():
@@ -129,14 +122,14 @@ def test_costs_of_any_unit_are_whole_numbers_in_proportion(given_costs):
 # Slices of an epoch.
 
 
-def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, rates=None, depth=2, padded=False, most=UNLIMITED):
+def lookahead(ledger, worker, costs, sizes, *, maximum=UNLIMITED, weights=None, depth=2, padded=False, most=UNLIMITED):
     indices = np.random.default_rng(5).permutation(len(costs))
     workers = len(sizes)
     sharing = CostSharing(
         costs=EpochCosts(Costs.of(costs, len(costs), padded=padded), indices),
         minimum=2,
         maximum=lambda: np.broadcast_to(maximum, workers),
-        rates=lambda: rates,
+        weights=lambda: weights,
         most=most,
     )
     return Lookahead(ledger, worker=worker, sizes=sizes, depth=depth, minimum=2, sharing=sharing), indices
@@ -203,7 +196,7 @@ def test_a_longest_sample_counts_for_all_of_a_padded_batch_in_memory():
     costs = np.sort(np.random.default_rng(4).integers(1, 100, 40)).astype(np.int64)
     speeds, none = np.array([10, 1]), np.zeros(2, dtype=np.int64)
     room = np.array([400, 10**6])
-    kept = {"lower": none + 1, "upper": none + 40, "fixed": none}
+    kept = {"lower": none + 1, "upper": none + 40}
     owners = balanced_padded(costs, speeds, **kept, room=room)
     held = [(owners == each).sum() * costs[owners == each].max() for each in (0, 1)]
     assert held[0] <= 400
@@ -226,24 +219,22 @@ def test_what_is_too_much_for_one_worker_moves_to_another_with_room(seed):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rates", "parts"),
+    ("sizes", "weights", "parts"),
     [
         ([22, 21, 21], None, [1, 1, 1]),
         ([32, 16, 16], None, [32, 16, 16]),
         # 24.5 to 19.6 to 19.9 in speed; whole sizes would be up to 3 % off.
-        ([25, 19, 20], [[800, 1000, 985], [0, 0, 0]], [1 / 800, 1 / 1000, 1 / 985]),
-        # The policy has other reasons than these rates.
-        ([30, 18, 16], [[800, 1000, 985], [0, 0, 0]], [30, 18, 16]),
-        # 10 samples of fixed work: together 74 samples of work, of which each does as much.
-        ([15, 25, 24], [[1000, 1000, 1000], [10_000, 0, 0]], [14.667, 24.667, 24.667]),
+        ([25, 19, 20], [9850, 7880, 8000], [1 / 800, 1 / 1000, 1 / 985]),
+        # The policy has other reasons than these weights.
+        ([30, 18, 16], [9850, 7880, 8000], [30, 18, 16]),
         ([40, 0, 24], None, [40, 0, 24]),
     ],
 )
-def test_costs_are_shared_more_finely_than_sizes(sizes, rates, parts):
+def test_costs_are_shared_more_finely_than_sizes(sizes, weights, parts):
     costs = np.random.default_rng(8).lognormal(0, 0.5, 64)
-    rates = None if rates is None else np.array(rates)
+    weights = None if weights is None else np.array(weights)
     shares = [
-        lookahead(Ledger(length=64, global_batch_size=64), worker, costs, np.array(sizes), rates=rates)[0].share()
+        lookahead(Ledger(length=64, global_batch_size=64), worker, costs, np.array(sizes), weights=weights)[0].share()
         for worker in range(3)
     ]
     found = [share.cost if share.samples else 0 for share in shares]

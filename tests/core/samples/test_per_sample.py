@@ -20,7 +20,7 @@ def trained(part, *, speeds=(1.0, 1.0, 2.0, 4.0), noise=0.02, changes_at=None, f
         costs=EpochCosts(Costs.of(costs, len(costs)), np.arange(len(costs))),
         minimum=2,
         maximum=lambda: np.full(len(speeds), SLICE),
-        rates=lambda: None,
+        weights=lambda: None,
         per_sample=found,
     )
     sizes = (SLICE * speeds / speeds.sum()).astype(int)
@@ -72,7 +72,7 @@ def test_without_it_the_late_worker_costs_more():
             costs=EpochCosts(Costs.of(costs, SLICE), np.arange(SLICE)),
             minimum=2,
             maximum=lambda: np.full(4, SLICE),
-            rates=lambda: None,
+            weights=lambda: None,
             per_sample=of_samples,
         )
         owners = sharing.owners(Ledger(length=SLICE, global_batch_size=SLICE).slice(0), SLICE // 4 * speeds)

@@ -168,7 +168,7 @@ class Compilation:
         self.iterations, self.observed = iterations, []
 
     def observe(self, samples, microseconds):
-        self.observed.append((samples, microseconds))
+        self.observed.append((samples.tolist(), microseconds.tolist()))
 
 
 @pytest.mark.parametrize(

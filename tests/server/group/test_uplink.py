@@ -106,7 +106,7 @@ class Parent:
         return [self.hear() for _ in range(WORKERS)]
 
     def pushes(self, answers):
-        row = (2, 1000, 1000, 0, 0, 0, UNLIMITED)
+        row = (2, 1000, 0, UNLIMITED)
         pushes = {
             line: Push(
                 claim=answer.body.claims[0][0], weights=0, samples=2, units=2, row=row, norm=1.0, options=self.options

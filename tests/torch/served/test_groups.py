@@ -74,7 +74,7 @@ def updates(trial):
             commands = coordinator.begin(worker, event.number, event.epoch, event.at, ahead=event.ahead)
         elif kind == "push":
             key, numbers[worker] = (worker, 0, numbers[worker]), numbers[worker] + 1
-            row = tuple(event.report)
+            row = tuple(event.row)
             arrival = Arrival(key, event.claim, event.pulled, event.samples, event.units, row)
             commands = coordinator.push(arrival, event.at)
         elif kind in ("rest", "stop", "leave"):

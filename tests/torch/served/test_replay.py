@@ -80,9 +80,9 @@ class Replay:
         worker = event.worker
         arrival = Arrival(
             key=(worker, 0, len(self.iterations[worker])), claim=event.claim, version=event.pulled,
-            samples=event.samples, units=event.units, row=tuple(event.report),
+            samples=event.samples, units=event.units, row=tuple(event.row),
         )  # fmt: skip
-        self.iterations[worker].append({"report": event.report})
+        self.iterations[worker].append({"row": event.row})
         self._pushed[worker] = self.iterations[worker][-1]
         return self.coordinator.push(arrival, event.at)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import time
 
 import numpy as np
@@ -24,8 +25,10 @@ BARRIERS = {
     "lb-bsp": "lb-bsp",
     "dbs": "dbs",
     "sizes that always change": Scheme(name="scripted", load=Scripted(seed=11)),
-    "sizes by hand": evenstep.schemes.static([30, 12, 6]),
+    "sizes by hand": evenstep.static([30, 12, 6]),
 }
+BY_ENVIRONMENT = "sizes by the environment"
+TRAINED = [*BARRIERS, "resumed", BY_ENVIRONMENT]
 UNLIKE = {
     "length": ({"length": LENGTH + 1}, "DisagreementError: worker 2 has an epoch of 201 samples where the others"),
     "scheme": ({"scheme": "dbs"}, "DisagreementError: worker 2 has the scheme 'dbs' where the others have 'lb-bsp'"),
@@ -51,6 +54,8 @@ SKIPS = {
 def found(tmp_path_factory):
     """What every job came to on each worker, from one start of the workers."""
     jobs = {name: (any_framework.balanced, {"scheme": scheme}) for name, scheme in BARRIERS.items()}
+    sizes = {"EVENSTEP_BATCH_SIZES": f"rank:2=6,rank:0=30,host:{socket.gethostname()}=12"}
+    jobs[BY_ENVIRONMENT] = any_framework.in_environment, {"scheme": None, "variables": sizes}
     jobs["resumed"] = any_framework.balanced, {"scheme": "lb-bsp", "stop_after": 7}
     run_dir = tmp_path_factory.mktemp("runs")
     jobs["recorded"] = any_framework.balanced, {"scheme": "lb-bsp", "run_dir": str(run_dir)}
@@ -65,7 +70,7 @@ def test_no_worker_imports_torch(found):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", [*BARRIERS, "resumed"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_behind_a_barrier_workers_train_as_one_process(found, name):
     expected = any_framework.alone(any_framework.digits())
     for value in found[:WORKERS]:
@@ -74,13 +79,19 @@ def test_behind_a_barrier_workers_train_as_one_process(found, name):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", [*BARRIERS, "resumed"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_each_position_is_taken_once_in_each_epoch(found, name):
     for epoch in range(EPOCHS):
         taken = [
             each for value in found[:WORKERS] for at, _, part, _ in value[name]["taken"] if at == epoch for each in part
         ]
         assert sorted(taken) == list(range(LENGTH))
+
+
+@pytest.mark.multiprocess
+def test_sizes_by_rank_and_host_are_kept(found):
+    for value in found[:WORKERS]:
+        assert [sizes for *_, sizes in value[BY_ENVIRONMENT]["taken"] if sum(sizes) == GLOBAL] == [[30, 12, 6]] * 12
 
 
 @pytest.mark.multiprocess
@@ -156,6 +167,11 @@ def balancer_of(all_gather=None, **given):
         ({"scheme": "local-sgd"}, "the scheme 'local-sgd' averages weights and not gradients: let the"),
         ({"scheme": "lb-bsp:micro_batch=2"}, "a Balancer hands out whole shares: leave out micro_batch"),
         ({"scheme": "lbsp"}, "there is no scheme 'lbsp'"),
+        (
+            {"scheme": "static:5"},
+            "the batch sizes [5] add up to 5, not to the global batch size 4: correct one of them",
+        ),
+        ({"scheme": "static:gpu:X=4"}, "there is a batch size of 'gpu:X', which matches no worker: choose one of"),
         ({"seed": 2**64}, "seed must be a whole number from"),
     ],
 )

@@ -181,14 +181,16 @@ class Device:
         largest_batch: The samples that its memory is known to hold, from 1 to UNLIMITED. A larger batch is not refused
             here, and takes what the curve says.
         memory: A memory whose limit is learned from what the batches take; None: there is none.
+        change_seconds: What the first batch of a size takes besides, such as compiling for it, >= 0.
 
     Raises:
-        ConfigError: `largest_batch` lies outside its range.
+        ConfigError: A value lies outside its range.
     """
 
     curve: Curve
     largest_batch: Annotated[int, Number(whole=True, least=1, most=UNLIMITED)] = UNLIMITED
     memory: DeviceMemory | None = None
+    change_seconds: Annotated[float, "change", DURATION, NOT_NEGATIVE] = 0.0
 
     def __post_init__(self) -> None:
         require_ranges(self)

@@ -46,8 +46,8 @@ class Sizes:
 
     Without a barrier there is no iteration that all workers report on. A policy is fed once all its workers have pushed
     since it was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work.
-    When a worker joins or leaves a group, that group gets a new policy; speeds are the workers' own estimates and come
-    with their next rows. The user's own sizes stay with their ranks.
+    When a worker joins or leaves a group, that group gets a new policy, which recalls what was known of its workers. The
+    user's own sizes stay with their ranks.
 
     Of N workers, a group of n has n / N of the global batch, by largest remainder; with the user's own sizes it has
     those of its workers. No worker is planned more than its limit, so the workers that are here may have less than the
@@ -208,6 +208,11 @@ class Sizes:
         policy = load_policy(self._load.for_workers(members), len(members))
         if members in self._saved:
             policy.load_state_dict(self._saved.pop(members))
+        else:
+            before = [(worker, self._part_of.get(worker)) for worker in members]
+            policy.recall(
+                [None if part is None else (part.policy, part.members.index(worker)) for worker, part in before]
+            )
         return _Part(members, policy, self._problem)
 
     def _share_out(self) -> None:

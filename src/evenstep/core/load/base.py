@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.estimate import Estimator
-from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.state import Stateful
 from evenstep.core.values import Allocation, Problem, Reports
 
@@ -33,18 +31,22 @@ class LoadPolicy(Stateful, ABC):
             ConfigError: The problem's limits admit no sizes.
         """
 
+    def recall(self, known: Sequence["tuple[LoadPolicy, int] | None"]) -> None:
+        """Take over what policies of this kind knew of these workers before others came or went.
+
+        For each worker of this policy, the one that it had and its index there; None for a worker that is new.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class Load(ABC):
-    """The answer to *how much* as a part of a scheme: makes the policy, and each worker's estimator.
+    """The answer to *how much* as a part of a scheme: makes the policy.
 
     Attributes:
         minimum: The smallest batch of a worker, in samples; None for 2, or 1 if 2 is not possible.
         maximum: The largest batch of a worker, in samples, besides what its memory allows; None for no limit.
         multiple: Sizes are multiples of this, except in the last slice of an epoch.
         follows_speed: Whether sizes depend on the workers' reports. If not, `observe` may not be called.
-        uses_estimates: Whether sizes depend on the estimates in the reports (`nanoseconds_per_sample`,
-            `fixed_nanoseconds`, `error_ppm`, `flat_size`) and not on measured times alone. If not, they may be 0.
         by_epoch: Whether sizes change between epochs alone.
 
     Raises:
@@ -52,7 +54,6 @@ class Load(ABC):
     """
 
     follows_speed: ClassVar[bool] = True
-    uses_estimates: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = False
 
     minimum: int | None = None
@@ -69,9 +70,10 @@ class Load(ABC):
     def policy(self, workers: int) -> LoadPolicy:
         """A new policy for this many workers."""
 
-    def estimator(self) -> Estimator:
-        """A new estimator of one worker's speed."""
-        return Estimator(PREDICTORS["change"])
+    @property
+    def uses_forecasts(self) -> bool:
+        """Whether sizes depend on what each worker forecasts of itself (`Reports.forecast`)."""
+        return False
 
     @property
     def given_sizes(self) -> tuple[int, ...] | None:

@@ -1,5 +1,6 @@
 """Checks what a user's own load policy decides, before anything rests on it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -7,7 +8,6 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
-from evenstep.core.load.estimate import Estimator
 from evenstep.core.shown import shown
 from evenstep.core.values import Allocation, Problem, Reports
 
@@ -16,7 +16,7 @@ def load_policy(load: Load, workers: int) -> LoadPolicy:
     """A new policy of the load, checked at every decision if it is a user's: evenstep's own are held to it by tests.
 
     Raises:
-        ConfigError: The load makes no policy or no estimator.
+        ConfigError: The load makes no policy.
     """
     policy: object = load.policy(workers)
     if type(policy).__module__.startswith("evenstep.") and isinstance(policy, LoadPolicy):
@@ -24,8 +24,6 @@ def load_policy(load: Load, workers: int) -> LoadPolicy:
     name = type(load).__name__
     if not isinstance(policy, LoadPolicy):
         raise ConfigError(f"policy() of the load {name} gave {shown(policy)}: return an evenstep.LoadPolicy")
-    if not isinstance(load.estimator(), Estimator):
-        raise ConfigError(f"estimator() of the load {name} gave {shown(load.estimator())}: return an Estimator")
     return CheckedPolicy(policy)
 
 
@@ -39,6 +37,10 @@ class CheckedPolicy(LoadPolicy):
     def observe(self, reports: Reports) -> None:
         """Pass the reports on."""
         self._policy.observe(reports)
+
+    def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:
+        of_users = (each and (each[0]._policy if isinstance(each[0], CheckedPolicy) else each[0], each[1]) for each in known)
+        self._policy.recall(list(of_users))
 
     def allocate(self, problem: Problem) -> Allocation:
         """The other policy's sizes.

@@ -17,7 +17,6 @@ class Equal(Load):
     """Equal sizes, as under plain DDP."""
 
     follows_speed: ClassVar[bool] = False
-    uses_estimates: ClassVar[bool] = False
 
     def policy(self, workers: int) -> LoadPolicy:
         return EqualPolicy()

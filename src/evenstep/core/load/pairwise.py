@@ -1,68 +1,18 @@
 """Moves samples from the slowest worker to the fastest until nothing is gained: LB-BSP's tuner for GPU clusters."""
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, final
+from dataclasses import dataclass, field
+from typing import Final, final
 
 import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.equal import equal_sizes
-from evenstep.core.load.move import Move, TimeWindow, find_move
 from evenstep.core.load.shares import shares_of
 from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
-_STEPS_IN_A_SHARE: Final = 6
-_LARGEST_WINDOW: Final = 4
-_PATIENCE: Final = 8
-_TIMES_TO_ADOPT: Final = 2
-_EVEN_PPM: Final = 20_000
-_GROWN_PPM: Final = 50_000
-_STEADY: Final = 3
-
-
-@final
-@dataclass(slots=True, kw_only=True)
-class Tuning:
-    """How the tuner proceeds.
-
-    Attributes:
-        step: The largest number of samples of a move.
-        window: The smallest number of iterations that a move rests on.
-        directions: For each worker, the steps it got minus those it gave, since the step last changed.
-        last: The last move, if it can still be taken back.
-        reference_ppm: The largest gap that is no sign of a change: at rest the one at which it settled, before that the
-            largest since the step last changed; None before the first change of the step.
-        rests: Whether only a change of speed can move samples.
-    """
-
-    step: int
-    window: int
-    directions: list[int]
-    last: Move | None = None
-    reference_ppm: int | None = None
-    rests: bool = False
-
-    def wants(self, move: Move) -> bool:
-        """Whether the move is worth making although no speed has changed."""
-        return not self.rests and move.gap_ppm > _EVEN_PPM
-
-    def has_grown(self, move: Move) -> bool:
-        """Whether a change of speed, or the last move, has made the gap larger."""
-        return self.reference_ppm is not None and move.gap_ppm > self.reference_ppm + _GROWN_PPM
-
-    def oscillates(self, move: Move) -> bool:
-        """Whether a worker would go back the way it came at this step."""
-        return self.directions[move.giver] > 0 or self.directions[move.taker] < 0
-
-    def goes_on(self, move: Move) -> bool:
-        """Whether a worker has gone this way so often that the step must be too small."""
-        return -self.directions[move.giver] >= _STEADY or self.directions[move.taker] >= _STEADY
-
-    def change_step(self, step: int, window: int) -> None:
-        """Use another step and window; restart the count of directions."""
-        self.step, self.window = step, window
-        self.directions = [0] * len(self.directions)
+_LONGEST: Final = 2**28
+"""Microseconds that an iteration counts as at most, so that sums of squares fit 64 bits."""
 
 
 @final
@@ -70,161 +20,135 @@ class Tuning:
 class PairwisePolicy(LoadPolicy):
     """LB-BSP's leader/straggler tuner (SoCC'20, section 3.3.2): no profile and no model of time.
 
-    Each worker's compute time is averaged over a window of D iterations. The leader is the fastest worker with enough
-    free memory for one step, the straggler the slowest that can give one. A step of samples moves from the straggler to
-    the leader. If that oscillates, the step is halved and the window doubled.
+    Each worker's compute time is averaged over a window of D iterations. The straggler is the slowest worker that can
+    give a step of samples, the leader the fastest that has memory for it. The step moves from one to the other. If that
+    oscillates, the step is halved and the window doubled.
 
     The paper does not give the first step and window; we move a sixth of an equal share, and D is 5. It does not define
-    oscillation for more than two workers, where a move is seldom undone exactly. We take it that a worker that gave a
-    step would get one of the same size, or the reverse: all times then lie within what one step changes. The paper does
-    not say when the tuner stops or starts again either. Our rules:
+    oscillation for more than two workers; we take it that a worker which gave a step would get one of the same size, or
+    the reverse. It does not say how the tuner follows a later change of speed; here a worker that moves in one
+    direction for the fourth time at a halved step doubles the step again. Where one multiple to and fro gains nothing,
+    the better sizes stay until the gap has grown by 5 %. A move needs a gap between the two that
+    stands out: 2 % of the mean time, and from noise. No size is more than halved or doubled at once. The window is at
+    most four times D. It leaves out the first iterations of the run, and the first one after each move, in which a
+    device library chooses its kernels.
 
-    * A move needs a difference of 2 % that stands out from the noise; otherwise measuring continues, up to eight times
-      D. If that does not help, if no move is possible, or if a step of one multiple oscillates, the tuner rests. It
-      then takes back a last move that made the slowest worker slower. The window is at most four times D.
-    * Step and window are restored if the difference exceeds the one at which the tuner settled, or all that this step
-      has left, by 5 % of the mean time. If the last move may be the cause, as at the edge of a device's tile, it is
-      taken back first and the step halved. A worker that moves in one direction a fourth time at a halved step doubles
-      the step again.
-    * No worker's size is more than halved or doubled at once.
-    * The window leaves out the first `warmup` iterations and the first one after each move (a device library chooses
-      its kernels again for a new size), and iterations of other sizes than the present ones: on CUDA, a report is one
-      iteration late.
-
-    Another global batch is shared out in proportion to the present sizes, and adopted if it stays. Everything is
-    decided from the reported integers, in integers, so that all workers decide alike.
+    Another global batch is shared out in proportion to the present sizes, and adopted if it comes twice in a row.
     """
 
     config: "Pairwise"
-    _left_out: int = field(init=False)
-    _others: int = field(init=False, default=0)
-    _reported: bool = field(init=False, default=False)
     _sizes: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
-    _window: TimeWindow = field(init=False, default_factory=lambda: TimeWindow(0))
-    _tuning: Tuning = field(init=False, default_factory=lambda: Tuning(step=1, window=1, directions=[]))
+    _left_out: int = field(init=False)
+    _others: int = field(init=False, default=0)  # Reports in a row of another global batch.
+    _step: int = field(init=False, default=1)  # In multiples.
+    _window: int = field(init=False)
+    _directions: list[int] = field(init=False, default_factory=list)  # Of each worker at this step: taken less given.
+    _former: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))  # Before the last move.
+    _longest: int = field(init=False, default=0)  # Of these sizes, in microseconds.
+    _settled: int = field(init=False, default=0)  # Up to this gap a step of one multiple to and fro is left alone.
+    _count: int = field(init=False, default=0)
+    _sums: IntArray = field(init=False, default_factory=lambda: np.zeros((2, 0), dtype=np.int64))  # Also of squares.
 
     def __post_init__(self) -> None:
-        self._left_out = self.config.warmup
+        self._left_out, self._window = self.config.warmup, self.config.window
 
     def observe(self, reports: Reports) -> None:
         """Take in one iteration; it counts if all workers report the present sizes."""
-        self._reported = True
         if not np.array_equal(reports.samples, self._sizes):
-            return
-        if (reports.compute_microseconds[self._sizes > 0] <= 0).any():
-            return
-        if self._left_out:
-            self._left_out -= 1
-        else:
-            self._window.add(reports.compute_microseconds)
+            same_workers = len(reports.samples) == len(self._sizes)
+            self._others += same_workers and int(reports.samples.sum()) != int(self._sizes.sum())
+        elif (reports.compute_microseconds[self._sizes > 0] > 0).all():
+            self._others = 0
+            if self._left_out:
+                self._left_out -= 1
+                return
+            times = np.minimum(reports.compute_microseconds, _LONGEST)
+            self._count += 1
+            self._sums = self._sums + np.array((times, times * times))
 
     def allocate(self, problem: Problem) -> Allocation:
-        if len(self._sizes) != problem.workers:
-            self._begin(equal_sizes(problem), problem)
-        elif int(self._sizes.sum()) != problem.global_batch_size:
-            sizes = _fitted(self._sizes, problem)
-            self._others += self._reported
-            self._reported = False
-            if self._others < _TIMES_TO_ADOPT:
-                return Allocation(sizes=sizes)
-            self._begin(sizes, problem)
-        elif not np.array_equal(sizes := _fitted(self._sizes, problem), self._sizes):
-            self._tuning.last = None
-            self._change(sizes)
-        self._others = 0
-        self._reported = False
-        self._look(problem)
+        others, whole = len(self._sizes) != problem.workers, int(self._sizes.sum()) == problem.global_batch_size
+        sizes = equal_sizes(problem) if others else _fitted(self._sizes, problem)
+        if not others and not whole and self._others < 2:
+            return Allocation(sizes=sizes)
+        if others or not whole:
+            self._restore(problem)
+        if others or not np.array_equal(sizes, self._sizes):
+            self._use(sizes)
+        if self._count >= self._window:
+            self._move(problem)
         return Allocation(sizes=self._sizes.copy())
 
-    def _begin(self, sizes: IntArray, problem: Problem) -> None:
-        """Start tuning from these sizes."""
-        self._change(sizes)
-        self._tuning = self._restored(problem)
+    def _restore(self, problem: Problem) -> None:
+        self._change(self._first_step(problem), self.config.window, problem.workers)
 
-    def _change(self, sizes: IntArray) -> None:
-        """Use other sizes from now on, and restart the window."""
-        self._left_out = max(self._left_out, min(len(self._sizes), 1))
-        self._sizes = sizes
-        self._window = TimeWindow(len(sizes))
+    def _first_step(self, problem: Problem) -> int:
+        share = problem.global_batch_size // problem.workers
+        return max((self.config.step or share // 6) // problem.multiple, 1)
 
-    def _restored(self, problem: Problem) -> Tuning:
-        """The first step, in whole multiples, and the first window."""
-        step = self.config.step or problem.global_batch_size // problem.workers // _STEPS_IN_A_SHARE
-        step = max(step // problem.multiple, 1) * problem.multiple
-        return Tuning(step=step, window=self.config.window, directions=[0] * problem.workers)
+    def _change(self, step: int, window: int, workers: int) -> None:
+        self._step, self._window, self._directions = step, window, [0] * workers
 
-    def _look(self, problem: Problem) -> None:
-        """Every few iterations: move samples, measure longer, or rest."""
-        window, tuning = self._window, self._tuning
-        if not window.iterations or window.iterations % self.config.window:
+    def _use(self, sizes: IntArray) -> None:
+        """Begin to measure these sizes."""
+        self._left_out, self._sizes = max(self._left_out, int(bool(len(self._sizes)))), sizes
+        self._count, self._others, self._sums = 0, 0, np.zeros((2, len(sizes)), dtype=np.int64)
+
+    def _move(self, problem: Problem) -> None:
+        """Move a step, or change the step, or measure on."""
+        pair = self._pair(problem)
+        if pair is None or not self._stands_out(pair[0], pair[1]):
+            if pair is None or self._count >= 8 * self.config.window:
+                self._use(self._sizes)  # What was measured is old.
             return
-        move = find_move(window, self._sizes, problem, tuning.step)
-        told = move is not None and window.tells_apart(move.giver, move.taker)
-        if move is not None and told and tuning.has_grown(move):
-            self._grown(move, problem)
-        elif move is not None and told and tuning.wants(move) and not window.iterations % tuning.window:
-            self._tune(move, problem)
-        elif move is None or window.iterations >= _PATIENCE * self.config.window:
-            self._rest(self._sizes, 0 if move is None else move.gap_ppm)
+        giver, taker, _ = pair
+        first, longest = self._first_step(problem), int(self._sums[0].max()) // self._count
+        gap = int(self._sums[0, giver] - self._sums[0, taker]) * 1000 * problem.workers // int(self._sums[0].sum())
+        oscillates = self._directions[giver] > 0 or self._directions[taker] < 0
+        if oscillates and self._step == 1 and gap <= self._settled:
+            self._use(self._sizes if longest <= self._longest else _fitted(self._former, problem))
+            return
+        if oscillates:
+            self._settled = gap + self.config.grown
+            self._change(max(self._step // 2, 1), min(2 * self._window, 4 * self.config.window), problem.workers)
+        elif self._step < first and max(-self._directions[giver], self._directions[taker]) >= self.config.patience:
+            self._change(min(2 * self._step, first), max(self._window // 2, self.config.window), problem.workers)
+        giver, taker, samples = self._pair(problem) or pair
+        self._directions[giver] -= 1
+        self._directions[taker] += 1
+        self._former, self._longest, sizes = self._sizes, longest, self._sizes.copy()
+        sizes[giver] -= samples
+        sizes[taker] += samples
+        self._use(sizes)
 
-    def _grown(self, move: Move, problem: Problem) -> None:
-        """The gap has grown: take back the last move if it was the cause, else restore the first step."""
-        last = self._tuning.last
-        if last is None or not move.meets(last):
-            self._tuning = self._restored(problem)
-            self._move(move, problem)
-        elif move.samples <= problem.multiple:
-            self._settle(move, problem)
-        else:
-            self._tuning.change_step(_half(move, problem), self._longer_window())
-            self._tuning.last = None
-            self._change(_fitted(last.made(self._sizes, back=True), problem))
+    def _pair(self, problem: Problem) -> tuple[int, int, int] | None:
+        """The straggler, the leader and the samples that move, at most a step; None if none can move."""
+        multiple, sizes = problem.multiple, self._sizes
+        fastest_first: list[int] = np.argsort(self._sums[0], kind="stable").tolist()
+        for giver in reversed(fastest_first):
+            own = min(int(sizes[giver]) // 2, int(sizes[giver] - problem.minimum[giver])) // multiple
+            while own:
+                for taker in fastest_first[: fastest_first.index(giver)]:
+                    moved = min(own, self._step, max(int(sizes[taker]) // multiple, 1)) * multiple
+                    if sizes[taker] + moved <= problem.maximum[taker]:
+                        return giver, taker, moved
+                own //= 2  # No faster worker has memory for so many.
+        return None
 
-    def _tune(self, move: Move, problem: Problem) -> None:
-        """Make the move, after changing the step if the moves before it call for that."""
-        tuning, first = self._tuning, self._restored(problem)
-        if tuning.oscillates(move):
-            if move.samples <= problem.multiple:
-                self._settle(move, problem)
-                return
-            tuning.change_step(_half(move, problem), self._longer_window())
-            tuning.reference_ppm = move.gap_ppm
-        elif tuning.goes_on(move) and tuning.step < first.step:
-            tuning.change_step(min(2 * tuning.step, first.step), max(tuning.window // 2, first.window))
-        if tuning.reference_ppm is not None:
-            tuning.reference_ppm = max(move.gap_ppm, tuning.reference_ppm)
-        self._move(move, problem)
+    def _stands_out(self, slow: int, fast: int) -> bool:
+        """Whether one worker's mean time is longer than the other's by 2 % of the mean, and by more than noise explains.
 
-    def _move(self, move: Move, problem: Problem) -> None:
-        """Make the move, at the present step."""
-        tuning = self._tuning
-        move = find_move(self._window, self._sizes, problem, tuning.step) or move
-        tuning.directions[move.giver] -= 1
-        tuning.directions[move.taker] += 1
-        tuning.last = move
-        self._change(move.made(self._sizes))
-
-    def _settle(self, move: Move, problem: Problem) -> None:
-        """Moving one multiple back and forth gains nothing: rest at the better of both sizes."""
-        last = self._tuning.last
-        if last is not None and last.longest_nanoseconds < move.longest_nanoseconds:
-            self._rest(_fitted(last.made(self._sizes, back=True), problem), last.gap_ppm)
-        else:
-            self._rest(self._sizes, move.gap_ppm)
-
-    def _rest(self, sizes: IntArray, gap_ppm: int) -> None:
-        """Keep these sizes while the gap does not grow; at rest, the gap at which it settled only falls."""
-        tuning = self._tuning
-        if tuning.rests and tuning.reference_ppm is not None:
-            gap_ppm = min(gap_ppm, tuning.reference_ppm)
-        self._tuning = replace(tuning, rests=True, reference_ppm=gap_ppm, last=None)
-        if np.array_equal(sizes, self._sizes):
-            self._window = TimeWindow(len(sizes))
-        else:
-            self._change(sizes)
-
-    def _longer_window(self) -> int:
-        return min(2 * self._tuning.window, _LARGEST_WINDOW * self.config.window)
+        By a factor that grows with the number of workers, since the slowest and the fastest of many differ by more than
+        any two: 3.5 for four workers, 4.5 for sixteen (near the 99 % points of the studentized range). Their error is
+        their own or that of an average pair, whichever is larger.
+        """
+        sums, squares = self._sums.astype(object)
+        gap, scatter, workers = sums[slow] - sums[fast], self._count * squares - sums * sums, len(sums)
+        if gap * workers * 1000 <= self.config.even * sums.sum():
+            return False
+        pair = max(scatter[slow] + scatter[fast], 2 * scatter.sum() // workers)
+        tenths = 20 + 5 * workers.bit_length()
+        return bool(100 * gap * gap * (self._count - 1) > tenths * tenths * pair)
 
 
 @final
@@ -236,13 +160,17 @@ class Pairwise(Load):
         window: The number of iterations that a decision rests on.
         step: How many samples move at first; None for a sixth of an equal share.
         warmup: How many iterations are not counted at first.
+        even: A gap of no more than this, in thousandths of the mean time, is not worth a move.
+        grown: A gap that has grown by this, in thousandths of the mean time, is a change of speed.
+        patience: So many moves in one direction at a halved step show that the step is too small.
     """
-
-    uses_estimates: ClassVar[bool] = False
 
     window: int = 5
     step: int | None = None
     warmup: int = 2
+    even: int = 20
+    grown: int = 50
+    patience: int = 3
 
     def __post_init__(self) -> None:
         Load.__post_init__(self)
@@ -257,13 +185,7 @@ class Pairwise(Load):
         return PairwisePolicy(self)
 
 
-def _half(move: Move, problem: Problem) -> int:
-    return max(move.samples // 2 // problem.multiple, 1) * problem.multiple
-
-
 def _fitted(sizes: IntArray, problem: Problem) -> IntArray:
     """The sizes if they satisfy the problem, else those closest to them in proportion."""
     within = (sizes >= problem.minimum) & (sizes <= problem.maximum) & (sizes % problem.multiple == 0)
-    if within.all() and int(sizes.sum()) == problem.global_batch_size:
-        return sizes
-    return shares_of(problem, sizes)
+    return sizes if within.all() and int(sizes.sum()) == problem.global_batch_size else shares_of(problem, sizes)

@@ -1,7 +1,6 @@
 """Batch sizes that follow the speed of the last epoch, and stay for the whole of this one: DBS."""
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import ClassVar, Final, final
 
 import numpy as np
@@ -10,7 +9,7 @@ from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.shares import shares_of
 from evenstep.core.values import Allocation, IntArray, Problem, Reports
 
-_WEIGHT_BITS: Final = 60
+_UNIT: Final = 2.0**50
 
 
 @final
@@ -24,12 +23,9 @@ class PerEpochPolicy(LoadPolicy):
     are requested for another epoch. A worker that reported nothing in an epoch keeps its performance. Sizes are equal
     until every worker has one.
 
-    Deviations: the published rounding gives a missing sample only to a remainder of at least one half and so loses
-    some; here it is the largest remainder, and the sum is exact. The published code has no limits; here sizes keep the
-    problem's.
-
-    The performance is remembered, not the sizes. So another global batch (an epoch's last slice) or a new memory limit
-    is shared out at once and leaves nothing behind.
+    Deviations: the published rounding loses samples; here it is by largest remainder, and the sum is exact. The
+    published code has no limits; here sizes keep the problem's. The performance is remembered, not the sizes: another
+    global batch, or a new memory limit, is shared out at once.
     """
 
     _epoch: int | None = field(init=False, default=None)
@@ -63,7 +59,6 @@ class PerEpochPolicy(LoadPolicy):
 class PerEpoch(Load):
     """DBS: sizes in step with the last epoch's speed, the same for a whole epoch."""
 
-    uses_estimates: ClassVar[bool] = False
     by_epoch: ClassVar[bool] = True
 
     def policy(self, workers: int) -> LoadPolicy:
@@ -76,12 +71,8 @@ def _nothing(workers: int) -> IntArray:
 
 
 def _performance(totals: IntArray) -> IntArray:
-    """Samples per microsecond against the fastest worker's, in a fixed unit; all equal if one is unknown."""
+    """Samples per microsecond over the fastest worker's, in a fixed unit; all equal if one is unknown."""
     if not totals.all():
         return np.ones(len(totals), dtype=np.int64)
-    # Products of totals need more than 64 bits.
-    rows: list[tuple[int, int]] = [(samples, microseconds) for samples, microseconds in totals.tolist()]
-    samples, microseconds = max(rows, key=lambda row: Fraction(*row))
-    unit = microseconds << _WEIGHT_BITS
-    weights = [max(own * unit // (time * samples), 1) for own, time in rows]
-    return np.array(weights, dtype=np.int64)
+    speeds = totals[:, 0] / totals[:, 1]
+    return np.asarray(np.maximum((speeds * (_UNIT / speeds.max())).astype(np.int64), 1))

@@ -1,20 +1,18 @@
 """The work of each node in a federated round; every round may have other nodes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, final, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
-from evenstep.core.load.checked import load_policy
-from evenstep.core.load.predicted import Predicted
+from evenstep.core.load.experts import Experts, ExpertsPolicy
+from evenstep.core.load.shares import shares_of
 from evenstep.core.shown import shown
-from evenstep.core.values import UNLIMITED, Estimate, IntArray, Problem, Reports
-
-if TYPE_CHECKING:
-    from evenstep.core.load.estimate import Estimator
+from evenstep.core.values import UNLIMITED, IntArray, Problem, Reports
 
 Mode: TypeAlias = Literal["batch", "steps", "batch-and-lr"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
@@ -22,8 +20,8 @@ MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 _SPREAD: Final = 64
 """The largest factor between a node's speed and the median, whatever the node reports."""
-
-_RATE, _FIXED, _ERROR, _FLAT = range(4)
+_LONGEST: Final = 10**15
+"""Microseconds that a node's step counts as at most."""
 
 
 class Work(NamedTuple):
@@ -43,12 +41,12 @@ class Work(NamedTuple):
 class RoundWork:
     """LB-BSP for federated learning (TCC'21): batch sizes follow the nodes' speeds; steps and rate are equal for all.
 
-    Each node has an estimator, which is kept over rounds without the node. A node that has reported no time counts as
-    the median of the others.
+    One `ExpertsPolicy` keeps the paces of all nodes, also over rounds without them. A node that has reported no time
+    counts as the median of the others.
 
     Deviations: we do not know the paper's formula for the sizes. These are the sizes that `load` gives to workers in an
-    iteration, for the nodes of a round. A round has many steps, so no round is left out as a warm-up. Every new
-    solution is applied, because another size costs a node nothing.
+    iteration, for the nodes of a round. A round has many steps, so no round is left out as a warm-up. Sizes follow
+    every prediction, because another size costs a node nothing.
 
     Args:
         load: How the work is shared out.
@@ -64,14 +62,16 @@ class RoundWork:
             raise ConfigError(
                 f"the work of a node cannot follow its speed in {shown(mode)}: use one of {', '.join(MODES)}"
             )
-        if load.given_sizes is not None or (load.follows_speed and (load.by_epoch or not load.uses_estimates)):
+        if load.given_sizes is not None or (load.follows_speed and not isinstance(load, Experts)):
             raise ConfigError(
                 "nodes come and go between rounds, so their sizes need a load that predicts the speed of each: use"
                 " lb-bsp, or bsp for equal sizes"
             )
         self.mode = mode
-        self._load = replace(load, warmup=0) if isinstance(load, Predicted) else load
-        self._estimators: dict[int, Estimator] = {}
+        self._load = replace(load, warmup=0, change_cost=0.0) if isinstance(load, Experts) else load
+        self._nodes: dict[int, int] = {}  # Their indices in the policy.
+        self._policy: ExpertsPolicy | None = None
+        self._heard: dict[int, tuple[int, int]] = {}  # Samples, or steps, and microseconds since the last plan.
 
     def observe(self, node: int, work: Work, seconds: float) -> None:
         """Record a round of this node: its work, and its seconds of compute.
@@ -79,11 +79,10 @@ class RoundWork:
         Raises:
             ValueError: A number is negative or not finite.
         """
-        estimator = self._estimators.get(node) or self._load.estimator()
         varied, alike = self._parts(work)
-        estimator.observe(varied, seconds / alike)
-        estimator.end_block()
-        self._estimators[node] = estimator
+        if varied < 0 or not 0.0 <= seconds < math.inf:
+            raise ValueError(f"{varied} samples cannot take {seconds} seconds: both must be finite and >= 0")
+        self._heard[node] = varied, min(round(seconds / alike * 1e6), _LONGEST)
 
     def plan(self, nodes: Sequence[int], batch_size: int, steps: int = 1) -> dict[int, Work]:
         """The work of each node of the next round.
@@ -101,15 +100,16 @@ class RoundWork:
         return {node: Work(size, steps, size / batch_size) for node, size in sizes.items()}
 
     def seconds(self, plan: Mapping[int, Work]) -> dict[int, float]:
-        """The predicted seconds of compute of each node in the plan; empty before any time is known."""
-        estimates = self._estimates(list(plan))
-        if estimates is None:
+        """The seconds of compute of each node in the plan at its last pace; empty before any time is known."""
+        self._learn()
+        if self._policy is None:
             return {}
+        paces, usual = self._policy.paces, float(np.median(self._policy.paces))
         predicted = {}
-        for (node, work), estimate in zip(plan.items(), estimates.tolist(), strict=True):
+        for node, work in plan.items():
             varied, alike = self._parts(work)
-            one = estimate[_FIXED] + estimate[_RATE] * max(varied, estimate[_FLAT])
-            predicted[node] = one * alike * 1e-9
+            pace = float(paces[self._nodes[node]]) if node in self._nodes else usual
+            predicted[node] = float(np.clip(pace, usual / _SPREAD, usual * _SPREAD)) * varied * alike * 1e-6
         return predicted
 
     def _parts(self, work: Work) -> tuple[int, int]:
@@ -132,34 +132,32 @@ class RoundWork:
             maximum=np.full(count, UNLIMITED if load.maximum is None else load.maximum, dtype=np.int64),
             multiple=load.multiple,
         )
-        policy = load_policy(load, count)
-        if load.follows_speed and (estimates := self._estimates(nodes)) is not None:
-            nothing = np.zeros(count, dtype=np.int64)
-            policy.observe(
-                Reports(
-                    samples=nothing,
-                    compute_microseconds=nothing,
-                    nanoseconds_per_sample=estimates[:, _RATE],
-                    fixed_nanoseconds=estimates[:, _FIXED],
-                    error_ppm=estimates[:, _ERROR],
-                    flat_size=estimates[:, _FLAT],
-                    largest_size=problem.maximum,
-                )
-            )
-        return dict(zip(nodes, policy.allocate(problem).sizes.tolist(), strict=True))
+        self._learn()
+        return dict(zip(nodes, shares_of(problem, self._weights(nodes)).tolist(), strict=True))
 
-    def _estimates(self, nodes: Sequence[int]) -> IntArray | None:
-        """By node: nanoseconds per sample, fixed nanoseconds, error and flat start; None if no node is known."""
-        known: dict[int, Estimate] = {}
-        for node, each in self._estimators.items():
-            estimate = each.estimate()
-            if estimate.nanoseconds_per_sample:
-                known[node] = estimate
-        if not known:
-            return None
-        usual = np.median(np.array(list(known.values()), dtype=np.int64), axis=0).astype(np.int64)
-        rate = max(int(usual[_RATE]), 1)
-        row = (rate, *usual[1:].tolist())
-        estimates = np.array([known.get(node, row) for node in nodes], dtype=np.int64)
-        estimates[:, _RATE] = np.clip(estimates[:, _RATE], max(rate // _SPREAD, 1), rate * _SPREAD)
-        return estimates
+    def _learn(self) -> None:
+        """Take in what was heard since the last plan; nodes that are new join the policy."""
+        if not self._heard or not isinstance(self._load, Experts):
+            return
+        new = [node for node in self._heard if node not in self._nodes]
+        if new:
+            before, known = self._policy, len(self._nodes)
+            self._nodes |= {node: known + index for index, node in enumerate(new)}
+            self._policy = self._load.policy(len(self._nodes))
+            if before is not None:
+                self._policy.recall([(before, index) for index in range(known)] + [None] * len(new))
+        assert self._policy is not None
+        table = np.zeros((len(self._nodes), Reports.columns()), dtype=np.int64)
+        for node, (varied, microseconds) in self._heard.items():
+            table[self._nodes[node], :2] = varied, max(microseconds, 1)
+        self._heard.clear()
+        self._policy.observe(Reports.from_table(table))
+
+    def _weights(self, nodes: Sequence[int]) -> IntArray:
+        """Relative speeds; those that are not known are the median."""
+        speeds = None if self._policy is None else self._policy.proposal
+        if speeds is None:
+            return np.ones(len(nodes), dtype=np.int64)
+        usual = max(int(np.median(speeds)), 1)
+        weights = [int(speeds[self._nodes[node]]) if node in self._nodes else usual for node in nodes]
+        return np.clip(np.array(weights, dtype=np.int64), max(usual // _SPREAD, 1), usual * _SPREAD)

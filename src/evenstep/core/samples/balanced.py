@@ -1,6 +1,6 @@
 """Who takes which samples of a slice when samples cost differently, so that all workers finish together.
 
-The predicted time of a worker is t = (fixed + cost of its samples) / speed, in any units that are the same for all
+The predicted time of a worker is the cost of its samples over its speed, in any units that are the same for all
 workers. A time per sample is part of each sample's cost.
 """
 
@@ -24,7 +24,6 @@ def balanced(
     *,
     lower: IntArray,
     upper: IntArray,
-    fixed: IntArray | None = None,
     owners: IntArray | None = None,
 ) -> IntArray:
     """Share samples out so that the latest predicted time is short: largest first, then exchanges of two workers.
@@ -41,7 +40,6 @@ def balanced(
         speeds: Cost that each worker computes in a unit of time, int64 of shape [workers], >= 1 where `upper` is.
         lower: The fewest samples of each worker, int64 of shape [workers].
         upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
-        fixed: What each worker has to do whatever its samples, as cost, int64 of shape [workers]; None for nothing.
         owners: The present assignment, if there is one: each worker keeps those of its samples that fit, the
             ones that cost most first, so that little of what it has fetched is in vain.
 
@@ -52,20 +50,19 @@ def balanced(
     >>> balanced(np.array([9, 1, 2, 6, 3, 3]), np.array([1, 1]), lower=some[0], upper=some[1]).tolist()
     [0, 1, 1, 1, 1, 0]
     """
-    fixed = np.zeros_like(speeds) if fixed is None else fixed
-    targets = _targets(int(costs.sum()), speeds, fixed)
+    targets = _targets(int(costs.sum()), speeds)
     largest_first = np.argsort(-costs, kind="stable")
     dealt = np.full(len(costs), _FREE) if owners is None else _kept(costs, largest_first, owners, targets, upper)
     _deal(costs, largest_first, dealt, targets, upper)
     _give_minimum(costs, dealt, lower)
-    _exchange(costs, dealt, speeds, fixed, lower, upper)
+    _exchange(costs, dealt, speeds, lower, upper)
     return dealt
 
 
-def _targets(whole: int, speeds: IntArray, fixed: IntArray) -> list[int]:
-    """The cost at which each worker would end when all others do, rounded down; negative if it is late already."""
-    work, speed = whole + int(fixed.sum()), max(int(speeds.sum()), 1)
-    return [own * work // speed - given for own, given in zip(speeds.tolist(), fixed.tolist(), strict=True)]
+def _targets(whole: int, speeds: IntArray) -> list[int]:
+    """The cost at which each worker would end when all others do, rounded down."""
+    speed = max(int(speeds.sum()), 1)
+    return [own * whole // speed for own in speeds.tolist()]
 
 
 def _kept(costs: IntArray, largest_first: IntArray, owners: IntArray, targets: list[int], upper: IntArray) -> IntArray:
@@ -155,13 +152,10 @@ def _give_minimum(costs: IntArray, dealt: IntArray, lower: IntArray) -> None:
         dealt[moved] = lacking[0]
 
 
-def _exchange(
-    costs: IntArray, dealt: IntArray, speeds: IntArray, fixed: IntArray, lower: IntArray, upper: IntArray
-) -> None:
+def _exchange(costs: IntArray, dealt: IntArray, speeds: IntArray, lower: IntArray, upper: IntArray) -> None:
     """Let the latest worker give to one of the earliest, as long as the later of the two then ends earlier."""
     workers = len(speeds)
     counts, loads = _totals(costs, dealt, workers)
-    loads += fixed
     pace = np.maximum(speeds, 1)
     goal = _CLOSE_ENOUGH * float(loads.sum()) / float(pace.sum())
     for _ in range(_STEPS_A_WORKER * workers):

@@ -19,7 +19,6 @@ from evenstep.core.samples.share import Loads, MicroBatch, Share, whole_batch
 from evenstep.core.values import UNLIMITED, IntArray, Reports
 
 _BITS: Final = 30
-_SPEED: Final = 2**50
 _LATEST: Final = 2
 """Iterations to remember: a device's times come one iteration late."""
 
@@ -179,14 +178,13 @@ class CostSharing:
         maximum: Returns how many average samples each worker can hold, as known now, int64 of shape [workers].
         most: The most samples that a worker may have, whatever they cost.
         per_sample: The time that each sample takes beside its cost, which is shared out like cost.
-        rates: Returns each worker's estimated nanoseconds per average sample and fixed nanoseconds, int64 of shape
-            [2, workers]; None if there are none, or sizes do not depend on them.
+        weights: Returns what the sizes are in proportion to, int64 of shape [workers]; None if they are by no proportion.
     """
 
     costs: EpochCosts
     minimum: int
     maximum: Callable[[], IntArray]
-    rates: Callable[[], IntArray | None]
+    weights: Callable[[], IntArray | None]
     most: int = UNLIMITED
     per_sample: PerSample = field(default_factory=PerSample)
 
@@ -202,7 +200,7 @@ class CostSharing:
         mean, part = self.costs.costs.mean, self.per_sample.thousandths
         memory = self.costs.of(np.arange(cut.start, cut.stop))
         costs = memory if not part else (memory * (THOUSAND - part) + mean * part) // THOUSAND + 1
-        loads, fixed = (work * mean // THOUSAND for work in _loads(sizes, self.rates()))
+        loads = _loads(sizes, self.weights()) * mean // THOUSAND
         lower = np.minimum(sizes, self.minimum)
         upper = np.where(sizes > 0, np.maximum(self.most, sizes), 0)
         holds = np.maximum(self.maximum(), sizes)
@@ -210,10 +208,8 @@ class CostSharing:
         if self.costs.costs.padded:
             from evenstep.core.samples.padded import balanced_padded  # Few runs need it.
 
-            return balanced_padded(
-                costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, memory=memory, room=room
-            )
-        owners = balanced(costs, loads + fixed, lower=lower, upper=upper, fixed=fixed, owners=owners)
+            return balanced_padded(costs, loads, lower=lower, upper=upper, memory=memory, room=room)
+        owners = balanced(costs, loads, lower=lower, upper=upper, owners=owners)
         return owners if room is None else fitted(owners, memory, room, lower=lower, upper=upper)
 
     def loads(self, cut: Slice, owners: IntArray, sizes: IntArray) -> Loads:
@@ -253,24 +249,20 @@ class SampleTimes:
             if past is not None and past.loads is not None and past.loads.per_sample is loads.per_sample:
                 of_lag = np.equal(lags, lag)
                 known[:, of_lag] = past.sizes[of_lag], past.loads.costs[of_lag]
-        loads.per_sample.observe(known[0], known[1], reports.compute_microseconds - reports.fixed_nanoseconds // 1000)
+        loads.per_sample.observe(known[0], known[1], reports.compute_microseconds)
 
 
-def _loads(sizes: IntArray, rates: IntArray | None) -> tuple[IntArray, IntArray]:
-    """With how much work the workers end together, and their fixed work, in thousandths of an average sample.
+def _loads(sizes: IntArray, weights: IntArray | None) -> IntArray:
+    """With how much work the workers end together, in thousandths of an average sample.
 
-    Sizes are whole numbers, and cost can be shared out more finely. Where all are what the rates give, or equal, up to
-    one sample, these exact shares are used.
+    Sizes are whole numbers, and cost can be shared out more finely. Where all are what the weights give, or equal, up
+    to one sample, these exact shares are used.
     """
     has, whole = sizes > 0, THOUSAND * int(sizes.sum())
-    nothing = np.zeros_like(sizes)
-    candidates = [(has.astype(np.int64), nothing)]
-    if rates is not None and rates[0].all():
-        fixed = np.where(has, THOUSAND * rates[1] // rates[0], 0)
-        candidates.insert(0, (np.where(has, _SPEED // rates[0], 0), fixed))
-    for speeds, fixed in candidates:
-        work, speed = whole + int(fixed.sum()), int(speeds.sum())
-        loads = np.array([own * work // speed for own in speeds.tolist()]) - fixed
+    for speeds in (weights, np.ones_like(sizes)):
+        if speeds is None or not (speeds := np.where(has, speeds, 0)).any():
+            continue
+        loads = np.array([own * whole // int(speeds.sum()) for own in speeds.tolist()])
         if (loads[has] > 0).all() and int(np.abs(loads - THOUSAND * sizes).max()) <= THOUSAND:
-            return loads, fixed
-    return THOUSAND * sizes, candidates[0][1]
+            return loads
+    return THOUSAND * sizes

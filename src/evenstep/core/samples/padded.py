@@ -1,6 +1,6 @@
 """Who takes which samples of a slice when every batch is padded to its longest sample.
 
-The predicted time of a worker is t = (fixed + n * longest) / speed for n samples, in any units that are the same for
+The predicted time of a worker is n * longest / speed for n samples, in any units that are the same for
 all workers.
 """
 
@@ -21,7 +21,6 @@ def balanced_padded(
     *,
     lower: IntArray,
     upper: IntArray,
-    fixed: IntArray,
     memory: IntArray | None = None,
     room: IntArray | None = None,
 ) -> IntArray:
@@ -36,7 +35,6 @@ def balanced_padded(
         speeds: Cost that each worker computes in a unit of time, int64 of shape [workers], >= 1 where `upper` is.
         lower: The fewest samples of each worker, int64 of shape [workers].
         upper: The most samples of each worker, int64 of shape [workers]. Some counts within both must sum to the slice.
-        fixed: What each worker has to do whatever its samples, as cost, int64 of shape [workers].
         memory: What each sample takes when it is the longest, in the order of `costs`, int64 of shape [slice]; None:
             its cost.
         room: The memory of each worker, int64 of shape [workers]; None if it is not limited. It is exceeded only if the
@@ -45,7 +43,7 @@ def balanced_padded(
     Returns:
         The worker of each sample, int64 of shape [slice].
 
-    >>> some = {"lower": np.array([1, 1]), "upper": np.array([9, 9]), "fixed": np.array([0, 0])}
+    >>> some = {"lower": np.array([1, 1]), "upper": np.array([9, 9])}
     >>> balanced_padded(np.array([9, 1, 2, 1, 3, 3]), np.array([1, 1]), **some).tolist()
     [0, 1, 1, 1, 1, 1]
     """
@@ -54,11 +52,11 @@ def balanced_padded(
     sorted_costs = costs[longest_first].tolist()
     taken = (costs if memory is None else memory)[longest_first].tolist()
     room = np.full_like(speeds, _NO_LIMIT) if room is None else room
-    workers = list(zip(*(each[fastest_first].tolist() for each in (speeds, fixed, lower, upper, room)), strict=True))
+    workers = list(zip(*(each[fastest_first].tolist() for each in (speeds, lower, upper, room)), strict=True))
     if _counts(sorted_costs, taken, workers, _NO_LIMIT, 1) is None:
-        workers = [(*each[:4], _NO_LIMIT) for each in workers]
+        workers = [(*each[:3], _NO_LIMIT) for each in workers]
     # A whole number of `_CLOSE_ENOUGH`-ths of the time that all would need without padding.
-    work, speed = sum(sorted_costs) + int(fixed.sum()), max(int(speeds.sum()), 1) * _CLOSE_ENOUGH
+    work, speed = sum(sorted_costs), max(int(speeds.sum()), 1) * _CLOSE_ENOUGH
     low, high = 0, _CLOSE_ENOUGH
     while (counts := _counts(sorted_costs, taken, workers, high * work, speed)) is None:
         low, high = high, 2 * high
@@ -75,15 +73,15 @@ def balanced_padded(
 
 
 def _counts(
-    costs: list[int], memory: list[int], workers: list[tuple[int, int, int, int, int]], time: int, unit: int
+    costs: list[int], memory: list[int], workers: list[tuple[int, int, int, int]], time: int, unit: int
 ) -> list[int] | None:
     """How many of the sorted samples each worker takes, to end within time / unit; None if some are left over."""
     counts: list[int] = []
     begin, length = 0, len(costs)
-    needed, open_places = sum(each[2] for each in workers), sum(each[3] for each in workers)
-    for speed, fixed, lower, upper, room in workers:
+    needed, open_places = sum(each[1] for each in workers), sum(each[2] for each in workers)
+    for speed, lower, upper, room in workers:
         needed, open_places = needed - lower, open_places - upper
-        able = min((speed * time // unit - fixed) // costs[begin], room // memory[begin]) if begin < length else 0
+        able = min(speed * time // unit // costs[begin], room // memory[begin]) if begin < length else 0
         count = min(max(able, 0), upper, length - begin - needed)
         if count < lower:
             return None

@@ -7,6 +7,7 @@ from typing import Final, Protocol, final
 
 import numpy as np
 
+from evenstep.core.values import IntArray
 from evenstep.report.account.elasticity import FloatArray
 from evenstep.report.account.gain import Gain, Interval
 
@@ -66,8 +67,8 @@ class Meetings:
 class ChangeCost(Protocol):
     """Measures what a change of sizes costs, such as compilation."""
 
-    def observe(self, samples: Sequence[int], microseconds: Sequence[int]) -> None:
-        """Take an iteration: each worker's samples, and what it computed for them."""
+    def observe(self, samples: IntArray, microseconds: IntArray) -> None:
+        """Take in an iteration, of shape [workers]: each worker's samples, and how long it computed."""
 
     @property
     def iterations(self) -> float:
@@ -129,7 +130,7 @@ class Account:
         self._take_sizes(meetings.samples)
         if self._change_cost is not None:
             for samples, seconds in zip(meetings.measured.T, meetings.own[0].T, strict=True):
-                self._change_cost.observe(samples.astype(int).tolist(), np.rint(seconds * 1e6).astype(int).tolist())
+                self._change_cost.observe(samples.astype(np.int64), np.rint(seconds * 1e6).astype(np.int64))
 
     @property
     def first_sizes(self) -> tuple[int, ...]:

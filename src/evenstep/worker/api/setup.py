@@ -17,6 +17,7 @@ from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError, naming
 from evenstep.core.load.checked import load_policy
 from evenstep.core.load.limits import SizeLimits
+from evenstep.core.load.narx import Narx
 from evenstep.core.samples import Ledger
 from evenstep.core.shown import shown
 from evenstep.core.sync.checked import sync_policy
@@ -134,7 +135,7 @@ class Asked:
         """
         own, records = tell(self._check, gather)
         require_agreement(records, {key: field for key, field in _MUST_AGREE.items() if key in own.record})
-        scheme = placed(own.scheme, [record["host"] for record in records])
+        scheme = placed(own.scheme, [record["host"] for record in records], [""] * len(records))
         limits = limits_of(scheme, records)
         problem = problem_of(scheme, self.global_batch_size, limits, records)
         # Refuse what cannot be shared out or grouped, on every worker alike.
@@ -163,12 +164,9 @@ class Asked:
         return Own(scheme=scheme, hold=hold, emulated=emulated, record={**self._record(scheme, largest, hold), **more})
 
     def _scheme(self) -> Scheme:
-        if isinstance(self.scheme, Scheme):
-            return self.scheme
-        if self.scheme is None and self.launched.scheme is not None:
-            with naming(VARIABLES["scheme"]):
-                return parse_scheme(self.launched.scheme)
-        return parse_scheme(DEFAULT if self.scheme is None else self.scheme)
+        if self.scheme is None:
+            return self.launched.asked_scheme() or parse_scheme(DEFAULT)
+        return parse_scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
 
     def _record(self, scheme: Scheme, largest: int, hold: Hold | None) -> dict[str, Any]:
         return {
@@ -213,7 +211,7 @@ class Asked:
         """What follows this worker's iterations; its first event is in the log."""
         recorder, clock = self._recorder(), time.perf_counter
         recorder.record(self._run(agreed, worker))
-        estimator, hold = agreed.scheme.load.estimator(), agreed.own.hold
+        forecasts, hold = agreed.scheme.load.uses_forecasts, agreed.own.hold
         return Tracker(
             workers=worker,
             policy=first_policy(agreed.scheme, agreed.problem, agreed.workers, worker.rank),
@@ -221,8 +219,8 @@ class Asked:
             limits=SizeLimits(agreed.scheme.load, agreed.problem, agreed.limits),
             meter=Meter(
                 stopwatch=stopwatch,
-                estimator=estimator,
-                sampler=(hold or FactorSampler(threads=1, clock=clock)) if estimator.uses_factors else None,
+                forecaster=Narx() if forecasts else None,
+                sampler=(hold or FactorSampler(threads=1, clock=clock)) if forecasts else None,
             ),
             recorder=recorder,
             last_sizes=last_sizes(agreed.scheme, agreed.workers, self.launched, self.events_dir, worker.rank),

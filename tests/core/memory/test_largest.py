@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.core.load.largest import LargestBatches
-from evenstep.core.load.memory import MemoryModel
+from evenstep.core.memory import LargestBatches, MemoryModel
 from evenstep.core.values import UNLIMITED, Reports
 
 
@@ -29,10 +28,7 @@ def searched(capacities, *, fixed=100, each=10, most=4096, microseconds=(10, 10)
             Reports(
                 samples=timed,
                 compute_microseconds=timed * np.resize(microseconds, count),
-                nanoseconds_per_sample=nothing,
-                fixed_nanoseconds=nothing,
-                error_ppm=nothing,
-                flat_size=nothing,
+                forecast=nothing,
                 largest_size=np.array([model.largest_size() for model in models]),
             ),
         )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.memory import ROUNDING_BYTES, MemoryModel
+from evenstep.core.memory import ROUNDING_BYTES, MemoryModel
 from evenstep.core.values import UNLIMITED
 
 MIB = 2**20

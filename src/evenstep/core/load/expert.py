@@ -1,0 +1,156 @@
+"""Ways to predict how fast each worker will be in the next iteration, of which several compete."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
+from evenstep.core.state import Stateful
+from evenstep.core.values import FloatArray, IntArray, Reports
+
+
+class Expert(Stateful, ABC):
+    """Predicts the speeds of all workers, and so proposes sizes in proportion to them.
+
+    Every worker runs its own copy on the same reports, and all copies must predict the same: without a clock, random
+    numbers, or functions that processors round differently (exp, log, powers, sums of floats in an unstated order). An
+    expert with memory is a dataclass whose fields with `init=False` are its checkpoint (see `Stateful`).
+
+    Attributes:
+        uses_forecasts: Whether it needs `Reports.forecast`, for which each worker measures the factors that drive it.
+    """
+
+    __slots__ = ()
+
+    uses_forecasts: ClassVar[bool] = False
+
+    def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
+        """Take in one iteration, oldest first; only workers that are `measured`, bool of shape [workers], count.
+
+        `paces` are their microseconds per sample, shape [workers].
+        """
+
+    @abstractmethod
+    def speeds(self) -> FloatArray:
+        """The speeds of the next iteration in any unit, > 0, of shape [workers]; several guesses have several rows.
+
+        Called once every worker has been measured.
+        """
+
+    def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
+        """Take over what other experts of this kind know of each worker: the expert and the worker's index there.
+
+        Returns whether it can predict now. If not, sizes begin equal where workers come or go.
+        """
+        return False
+
+
+def speeds_of(expert: Expert, workers: int) -> FloatArray:
+    """What an expert predicts, of shape [guesses, workers].
+
+    Raises:
+        ConfigError: The expert is a user's, and its speeds are not numbers > 0 of all workers; the message names it.
+    """
+    speeds = expert.speeds()
+    if not type(expert).__module__.startswith("evenstep."):
+        found: object = speeds
+        right = isinstance(found, np.ndarray) and found.dtype == np.float64 and found.shape[-1:] == (workers,)
+        if not right or not (np.isfinite(speeds) & (speeds > 0)).all():
+            raise ConfigError(
+                f"speeds() of the expert {type(expert).__name__} gave {shown(found)}: return {workers} finite float64"
+                " above 0, one for each worker"
+            )
+    return np.atleast_2d(speeds)
+
+
+@final
+@dataclass(slots=True)
+class Averages(Expert):
+    """Exponential averages of each worker's pace: fast ones follow it, and slow ones average noise out.
+
+    The weights are max(1/n, weight) in a worker's n-th measured iteration, so an average starts as a plain mean. With
+    weight 1 it is the last pace: the memoryless baseline of LB-BSP's comparison.
+
+    Raises:
+        ConfigError: A weight is not in (0, 1].
+    """
+
+    workers: int
+    weights: tuple[float, ...] = (1.0, 0.5, 0.2, 0.07, 0.02)
+    _levels: FloatArray = field(init=False)
+    _counts: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.weights or not all(0.0 < weight <= 1.0 for weight in self.weights):
+            raise ConfigError(f"averages cannot give their newest value weights of {self.weights}: use 0 < weight <= 1")
+        self._levels = np.zeros((len(self.weights), self.workers))
+        self._counts = np.zeros(self.workers, dtype=np.int64)
+
+    def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
+        self._counts = self._counts + measured
+        weights = np.maximum(np.array(self.weights)[:, None], 1.0 / np.maximum(self._counts, 1))
+        self._levels = np.where(measured, self._levels + weights * (paces - self._levels), self._levels)
+
+    def speeds(self) -> FloatArray:
+        return np.asarray(1.0 / self._levels)
+
+    def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
+        """A worker that no expert knows starts at the median of the others, and its first iteration replaces that."""
+        for worker, source in enumerate(known):
+            if source is not None:
+                expert, index = source
+                self._levels[:, worker], self._counts[worker] = expert._levels[:, index], expert._counts[index]
+        there = self._levels[0] > 0
+        if there.any():
+            self._levels[:, ~there] = np.median(self._levels[:, there], axis=1, keepdims=True)
+        return bool(there.any())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Even(Expert):
+    """Says that all workers are equally fast: where that costs least, sizes stay equal."""
+
+    workers: int
+
+    def speeds(self) -> FloatArray:
+        return np.ones(self.workers)
+
+    def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
+        return True
+
+
+@final
+@dataclass(slots=True)
+class Forecasts(Expert):
+    """What each worker forecasts of itself (`Narx`); its last pace as long as it forecasts nothing."""
+
+    uses_forecasts: ClassVar[bool] = True
+
+    workers: int
+    _paces: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._paces = np.zeros(self.workers)
+
+    def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
+        last = np.where(measured, paces, self._paces)
+        self._paces = np.where(reports.forecast > 0, reports.forecast / 1000.0, last)
+
+    def speeds(self) -> FloatArray:
+        return np.asarray(1.0 / self._paces)
+
+    def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
+        """As `Averages`."""
+        for worker, source in enumerate(known):
+            if source is not None:
+                self._paces[worker] = source[0]._paces[source[1]]
+        there = self._paces > 0
+        if there.any():
+            self._paces[~there] = np.median(self._paces[there])
+        return bool(there.any())

@@ -1,0 +1,259 @@
+"""Batch sizes with which all workers finish together, by the predictions of speed that have paid so far: LB-BSP."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Final, TypeAlias, final
+
+import numpy as np
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.load.base import Load, LoadPolicy
+from evenstep.core.load.change_cost import ChangeCost
+from evenstep.core.load.equal import equal_sizes
+from evenstep.core.load.expert import Averages, Even, Expert, Forecasts, speeds_of
+from evenstep.core.load.shares import shares_of
+from evenstep.core.nearest import nearest
+from evenstep.core.values import Allocation, FloatArray, IntArray, Problem, Reports
+
+Makers: TypeAlias = tuple[Callable[[int], Expert], ...]
+"""Each makes an expert for a number of workers."""
+
+PREDICTORS: Final[Mapping[str, Makers]] = MappingProxyType(
+    {
+        "experts": (Averages, Even),
+        "experts+narx": (Averages, Even, Forecasts),
+        "ema": (partial(Averages, weights=(0.2,)),),
+        "last": (partial(Averages, weights=(1.0,)),),
+        "narx": (Forecasts,),
+    }
+)
+"""Several experts, or one alone, by the names that schemes use."""
+
+_UNIT: Final = 2.0**40
+"""Of speeds as integers, whose sums are exact."""
+_SQUARINGS: Final = 4
+
+
+@final
+@dataclass(slots=True)
+class ExpertsPolicy(LoadPolicy):
+    """Prediction with expert advice (Cesa-Bianchi and Lugosi, 2006), and ski rental for changes of sizes.
+
+    LB-BSP (arXiv 1806.02508; SoCC'20) gives worker i of N the batch x_i = X v_i / (v_1 + ... + v_N) for predicted
+    speeds v. Which prediction is best depends on how speeds change, so several *experts* predict. After an iteration
+    the paces p (time per sample) of all workers are known, and expert j is charged what its shares q_j = x / X would
+    have taken, over the least possible:
+
+        loss_j <- discount * loss_j + max_i(p_i q_ij) / (1 / sum_i(1 / p_i)) - 1
+
+    The proposal is the mean of the experts' shares, weighted by exp(-steepness * loss_j). The time of an iteration is
+    convex in the shares, so the mean is never worse than the weighted losses. The discount follows the best expert as
+    it changes (Herbster and Warmuth, 1998).
+
+    What the last proposal would have saved over the sizes in use, in an iteration that it had not seen, adds up in an
+    account that never falls below 0. When the account reaches what a change costs, sizes change and the account is
+    emptied: at most one change's cost is wasted for each that pays. The cost is `change_cost`, or is measured. Until
+    it is known, a change counts as `ChangeCost.noise` iterations, which the first iteration alone may pay. An iteration
+    that a change has made much longer teaches nothing.
+
+    Deviations from LB-BSP: it uses one predictor, applies every new solution, and has a manager process. For devices
+    whose time has a fixed part its GPU version solves for sizes with a profiled model. Here sizes come to the same end
+    in a few iterations, because each pace is that of the latest size.
+
+    Sizes are equal until every worker has a pace. A worker without samples keeps its last one.
+
+    All copies decide alike: they use + - * / and comparisons alone, sums are of integers or over the few experts in
+    their order, and exp(-y) is (1 + y/16)^-16 by repeated multiplication.
+    """
+
+    workers: int
+    load: "Experts"
+    _experts: list[Expert] = field(init=False)
+    _cost: ChangeCost = field(init=False, default_factory=ChangeCost)
+    _seen: IntArray = field(init=False)  # Measured iterations of each worker.
+    _paces: FloatArray = field(init=False)  # The latest microseconds per sample of each worker; 0: unknown.
+    _shares: FloatArray | None = field(init=False, default=None)  # What each expert proposes, [experts, workers].
+    _losses: FloatArray = field(init=False, default_factory=lambda: np.zeros(0))
+    _proposal: IntArray | None = field(init=False, default=None)  # Relative sizes.
+    _used: IntArray | None = field(init=False, default=None)  # Those of the sizes in use; None: equal.
+    _proposed: IntArray | None = field(init=False, default=None)  # The sizes that the proposal would have given.
+    _account: float = field(init=False, default=0.0)
+    _kept: int = field(init=False, default=0)  # Iterations since sizes changed.
+
+    def __post_init__(self) -> None:
+        self._experts = [make(self.workers) for make in self.load.makers]
+        self._seen = np.zeros(self.workers, dtype=np.int64)
+        self._paces = np.zeros(self.workers)
+
+    @property
+    def paces(self) -> FloatArray:
+        """The latest microseconds per sample of each worker; 0 where they are not known."""
+        return self._paces
+
+    @property
+    def proposal(self) -> IntArray | None:
+        """The sizes that the experts propose, as weights of any unit; None until every worker has a pace."""
+        return self._proposal
+
+    def observe(self, reports: Reports) -> None:
+        samples, microseconds, cost = reports.samples, reports.compute_microseconds, self._cost
+        measured = (samples > 0) & (microseconds > 0)
+        if not measured.any():
+            return
+        cost.observe(samples, microseconds)
+        self._seen = self._seen + measured
+        self._kept += 1
+        measured &= self._seen > self.load.warmup
+        if not measured.any() or (cost.first_use and (self._tried or cost.iterations > cost.noise)):
+            return
+        paces = microseconds / np.maximum(samples, 1)
+        self._paces = np.where(measured, paces, self._paces)
+        here = slice(None) if measured.all() else np.flatnonzero(measured)
+        first = self._shares is None
+        self._charge(paces, here)
+        if self._proposed is not None:
+            self._account = max(self._account + _saved(paces, samples, self._proposed, here), 0.0)
+        for expert in self._experts:
+            expert.observe(reports, paces, measured)
+        if self._paces.all():
+            proposal = self._propose()
+            if first:  # An expert that ignores the only iteration so far is charged for it at once.
+                self._charge(paces, here)
+                proposal = self._propose()
+                self._account = max(_saved(paces, samples, proposal, here), 0.0)
+            self._change(proposal)
+
+    def _charge(self, paces: FloatArray, here: slice | IntArray) -> None:
+        """Charge each expert what its last proposal would have taken."""
+        if self._shares is None:
+            return
+        paces, shares = paces[here], self._shares[:, here]
+        fastest = float(paces.min())
+        best = fastest * _UNIT / int((fastest * _UNIT / paces).astype(np.int64).sum())
+        took = (paces * shares).max(axis=1)
+        if not isinstance(here, slice):  # Of some workers alone.
+            took = took / [math.fsum(row) for row in shares.tolist()]
+        self._losses = self.load.discount * self._losses + (took / best - 1.0)
+
+    def _propose(self) -> IntArray:
+        """Ask the experts, and weigh their answers by their losses."""
+        speeds = np.concatenate([speeds_of(expert, self.workers) for expert in self._experts])
+        shared = (speeds * (_UNIT / speeds.max(axis=1, keepdims=True))).astype(np.int64)
+        self._shares = shared / shared.sum(axis=1, keepdims=True)
+        if len(self._losses) != len(speeds):
+            self._losses = np.zeros(len(speeds))
+        growth = 1.0 + (self._losses - self._losses.min()) * (self.load.steepness / 2**_SQUARINGS)
+        for _ in range(_SQUARINGS):
+            growth = growth * growth
+        mean = (self._shares / growth[:, None]).sum(axis=0)
+        self._proposal = np.maximum((mean * (_UNIT / mean.max())).astype(np.int64), 1)
+        return self._proposal
+
+    @property
+    def _tried(self) -> bool:
+        """Whether sizes have just changed, and a second iteration at them shows what the first one cost.
+
+        A device's reports come an iteration late, so the first may still be of the sizes before.
+        """
+        if self.load.change_cost is not None or self._cost.known:
+            return False
+        return self._kept == 1 or (self._kept == 2 and self._cost.first_use)
+
+    def _change(self, proposal: IntArray) -> None:
+        """Use the proposal from now on if the account pays for it."""
+        price = self.load.change_cost
+        if price is None:
+            price = self._cost.iterations if self._cost.noticed else self._cost.noise
+        if self._account >= price and not self._tried:
+            self._used, self._account, self._kept = proposal, 0.0, 0
+
+    def allocate(self, problem: Problem) -> Allocation:
+        if self._proposal is None or problem.workers != self.workers:
+            return Allocation(sizes=equal_sizes(problem), basis="start")
+        self._proposed = proposed = shares_of(problem, self._proposal)
+        proposed.flags.writeable = False  # It is given out and kept.
+        if self._used is None:
+            return Allocation(sizes=equal_sizes(problem), basis="start")
+        sizes = proposed if self._used is self._proposal else shares_of(problem, self._used)
+        return Allocation(sizes=sizes, weights=self._used)
+
+    def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:
+        """Workers that come count as the median of those that stay until they have reported."""
+        sources = [(each[0], each[1]) if each and isinstance(each[0], ExpertsPolicy) else None for each in known]
+        former = next((source[0] for source in sources if source is not None), None)
+        if former is None or not former._paces.all():
+            return
+        for worker, source in enumerate(sources):
+            if source is not None:
+                policy, index = source
+                self._paces[worker], self._seen[worker] = policy._paces[index], policy._seen[index]
+        there = self._paces > 0
+        self._paces[~there] = np.median(self._paces[there])
+        self._losses = former._losses
+        self._cost.load_state_dict(former._cost.state_dict())
+        recalled = [
+            expert.recall([None if each is None else (each[0]._experts[at], each[1]) for each in sources])
+            for at, expert in enumerate(self._experts)
+        ]
+        if all(recalled):
+            self._used = self._propose()
+
+
+def _saved(paces: FloatArray, samples: IntArray, others: IntArray, here: slice | IntArray) -> float:
+    """What the other sizes would have saved of an iteration with these samples, as a part of it."""
+    paces, samples, others = paces[here], samples[here], others[here]
+    took = float((paces * samples).max()) / int(samples.sum())
+    return 1.0 - float((paces * others).max()) / max(int(others.sum()), 1) / took
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Experts(Load):
+    """LB-BSP: sizes in step with predicted speeds.
+
+    Attributes:
+        predictor: A name of `PREDICTORS`.
+        experts: Instead of those of the predictor: each makes an expert for a number of workers.
+        change_cost: What a change of sizes costs, in iterations, >= 0; None to measure it.
+        warmup: How many iterations of a worker are not counted at first: allocators and caches settle in one.
+        discount: The weight of an iteration's losses in the next one, above 0 and below 1: 0.97 remembers about 33
+            iterations. From 0.9 to 0.99 little changes.
+        steepness: An expert whose loss is larger by 1 / steepness weighs e times less, > 0. From 10 to 30 little
+            changes.
+    """
+
+    predictor: str = "experts"
+    experts: Makers = ()
+    change_cost: float | None = None
+    warmup: int = 1
+    discount: float = 0.97
+    steepness: float = 10.0
+
+    def __post_init__(self) -> None:
+        Load.__post_init__(self)
+        if self.predictor not in PREDICTORS:
+            raise ConfigError(f"there is no predictor {self.predictor!r}; {nearest(self.predictor, PREDICTORS)}")
+        if self.warmup < 0:
+            raise ConfigError(f"a warm-up of {self.warmup} iterations is not possible: use 0 or more")
+        if self.change_cost is not None and not 0.0 <= self.change_cost < math.inf:
+            raise ConfigError(f"a change of sizes cannot cost {self.change_cost} iterations: use a number >= 0")
+        if not 0.0 < self.discount < 1.0 or not 0.0 < self.steepness < math.inf:
+            raise ConfigError(
+                f"losses cannot count with a discount of {self.discount} and a steepness of {self.steepness}: use"
+                " 0 < discount < 1 and steepness > 0"
+            )
+
+    @property
+    def makers(self) -> Makers:
+        """What makes the experts."""
+        return self.experts or PREDICTORS[self.predictor]
+
+    @property
+    def uses_forecasts(self) -> bool:
+        return any(make(1).uses_forecasts for make in self.makers)
+
+    def policy(self, workers: int) -> ExpertsPolicy:
+        return ExpertsPolicy(workers, self)

@@ -1,0 +1,107 @@
+"""Forecasts one worker's next iteration from its past paces and from the machine's state before it: LB-BSP's NARX."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from evenstep.core.load.narx_network import NarxNetwork
+from evenstep.core.state import Stateful
+from evenstep.core.values import Factors, Sample
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+
+_LAGS: Final = 3
+WIDTH: Final = _LAGS + 1 + 4 * 2
+"""How many inputs the network has."""
+_CLOCK_STEP: Final = 1e-9
+_LARGEST: Final = 10**12
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Narx(Stateful):
+    """LB-BSP (arXiv 1806.02508; SoCC'20): v_k = F(v_{k-1}, ..; c_k, c_{k-1}, ..; m_k, m_{k-1}, ..) by a small network.
+
+    A nonlinear autoregressive model with exogenous inputs: past speeds v, and past and present shares c of processors
+    and m of memory that the worker can have. It learns one step ahead, one step of its filter per iteration. The paper
+    does not give layer sizes, lags, optimiser or schedule; ours are here and in `NarxNetwork`.
+
+    All inputs are logarithms, so that a speed in proportion to a factor is a straight line. The network forecasts by
+    how much the log pace differs from an exponential average of weight `fast`, and stays within the range of the last
+    `window` paces. Its inputs are the last three log paces and a slower average, relative to that average, and of each
+    factor its value, and its value, the one before and a slower average relative to its own average.
+
+    The average itself is the forecast until the network has learned from `trusted_from` iterations, and whenever the
+    network's recent one-step error is not smaller than the average's by a factor of `margin`. This guard is ours: where
+    neither factors nor past speeds lead the speed, a network can only add noise.
+    """
+
+    fast: float = 0.2
+    slow: float = 0.03
+    window: int = 100
+    judged_from: int = 25
+    trusted_from: int = 50
+    margin: float = 0.97
+    smallest_factor: float = 0.02
+    _network: NarxNetwork = field(init=False, default_factory=lambda: NarxNetwork(width=WIDTH))
+    _logs: list[float] = field(init=False, default_factory=list)
+    _count: int = field(init=False, default=0)
+    # Averages of the log pace and of the factors' logarithms, and the latter in the last iteration.
+    _fast: _Floats = field(init=False, default_factory=lambda: np.zeros(3))
+    _slow: _Floats = field(init=False, default_factory=lambda: np.zeros(3))
+    _before: _Floats = field(init=False, default_factory=lambda: np.zeros(2))
+    # Mean squared one-step errors of the network's forecast and of the average's.
+    _errors: _Floats = field(init=False, default_factory=lambda: np.zeros(2))
+
+    def observe(self, sample: Sample, factors: Factors) -> None:
+        """Take in one measured iteration, oldest first, with the factors that were known before it."""
+        if sample.samples <= 0:
+            return
+        log, now = math.log(max(sample.compute_seconds, _CLOCK_STEP) / sample.samples), self._known(factors)
+        if len(self._logs) >= _LAGS:
+            self._learn(log, now)
+        self._count += 1
+        state = np.array([log, *now])
+        self._fast = self._fast + max(1.0 / self._count, self.fast) * (state - self._fast)
+        self._slow = self._slow + max(1.0 / self._count, self.slow) * (state - self._slow)
+        self._before = now
+        self._logs = [*self._logs, log][-self.window :]
+
+    def forecast(self, factors: Factors) -> int:
+        """Nanoseconds per sample of the next iteration, given the factors before it; 0 before the first measurement."""
+        if not self._logs:
+            return 0
+        log = float(self._fast[0])
+        if self.trusted:
+            log = self._clamped(log + self._network.predict(self._inputs(self._known(factors))))
+        return max(round(min(math.exp(log) * 1e9, _LARGEST)), 1)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether forecasts are the network's, not the average's."""
+        network, average = self._errors
+        return self._network.learned >= self.trusted_from and bool(network < self.margin**2 * average)
+
+    def _learn(self, log: float, now: _Floats) -> None:
+        level, judged = float(self._fast[0]), self._network.learned >= self.judged_from
+        correction = self._network.learn(self._inputs(now), log - level)
+        if judged:
+            errors = np.array([log - self._clamped(level + correction), log - level])
+            weight = max(1.0 / (self._network.learned - self.judged_from), 1.0 / self.trusted_from)
+            self._errors = self._errors + weight * (errors * errors - self._errors)
+
+    def _inputs(self, now: _Floats) -> list[float]:
+        level, average = float(self._fast[0]), self._fast[1:]
+        lags = [log - level for log in self._logs[: -_LAGS - 1 : -1]]
+        relative = np.stack((now - average, self._before - average, average - self._slow[1:], now), axis=1)
+        return [*lags, level - float(self._slow[0]), *relative.ravel().tolist()]
+
+    def _clamped(self, log: float) -> float:
+        return min(max(log, min(self._logs)), max(self._logs))
+
+    def _known(self, factors: Factors) -> _Floats:
+        """A factor counts as a little more than it is, so that the logarithm of 0 exists."""
+        return np.log(self.smallest_factor + np.array([factors.cpu_availability, factors.memory_availability]))

@@ -1,0 +1,74 @@
+"""Fixed sizes for a script that says nothing of them: `evenstep run --batch-sizes`, and the variable."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from support.started import Started, torchrun
+
+from evenstep.cli.main import main
+from evenstep.telemetry import read_events
+
+pytestmark = pytest.mark.multiprocess
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "trains.py"
+
+
+def run(*words):
+    return main(["run", "--workers", "2", *map(str, words)])
+
+
+def test_fixed_sizes_by_rank_and_host_reach_the_workers_of_an_unchanged_script(tmp_path, capfd):
+    sizes = f"rank:0=14,host:{socket.gethostname()}=6"
+    assert run("--batch-sizes", sizes, "--run-dir", tmp_path / "run", SCRIPT, 12) == 0
+    events = list(read_events(tmp_path / "run"))
+    assert {event.scheme for event in events if event.kind == "run"} == {"static:14/6"}
+    assert [event.batch_sizes for event in events if event.kind == "plan"] == [[14, 6]]
+    assert capfd.readouterr().err.startswith("evenstep: static:14/6 trained ")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (["14,6,4"], "--batch-sizes: 3 batch sizes were given for 2 workers: give one for each"),
+        (
+            ["14,six"],
+            "--batch-sizes: the batch size of worker 1 must be a whole number from 1 to 2147483647, not 'six'",
+        ),
+        (
+            ["rank:0=14,node:b=6"],
+            "--batch-sizes: a batch size cannot be that of 'node:b': write rank:NUMBER, host:NAME",
+        ),
+        (
+            ["14,6", "--scheme", "asp"],
+            "--batch-sizes fixes the sizes and --scheme 'asp' would set them: give one of them",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_a_worker_starts(sizes, says, tmp_path, capfd):
+    assert run("--batch-sizes", *sizes, SCRIPTS / "tells.py", tmp_path) == 2
+    assert capfd.readouterr().err.startswith(f"evenstep: {says}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_size_of_no_worker_is_named_by_the_workers(capfd):
+    assert run("--batch-sizes", "rank:0=14,host:nowhere=6", SCRIPT, 12) == 1
+    says = "there is a batch size of 'host:nowhere', which matches no worker: "
+    assert says in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_under_torchrun_they_come_from_the_environment():
+    words = ("--standalone", "--nproc-per-node", 2, SCRIPT, 12)
+    with Started(torchrun, *words, environment={"EVENSTEP_BATCH_SIZES": "14/6"}) as launcher:
+        _, error = launcher.communicate()
+    assert launcher.returncode == 0
+    assert "evenstep: static:14/6 trained " in error
+
+
+@pytest.mark.parametrize("scheme", ["static:14/6", "ssp:load=static:rank:0=14/rank:1=6"])
+def test_what_a_summary_calls_the_scheme_can_be_typed(scheme, tmp_path, capfd):
+    assert run("--scheme", scheme, "--run-dir", tmp_path / "run", SCRIPT, 12) == 0
+    name = scheme.replace("rank:0=", "").replace("rank:1=", "")
+    assert capfd.readouterr().err.startswith(f"evenstep: {name} trained ")
+    assert {event.scheme for event in read_events(tmp_path / "run") if event.kind == "run"} == {name}
