@@ -25,6 +25,8 @@ _FEWEST: Final = 10
 """Fewer iterations are too few to tell how far their interval should reach."""
 _LONG_SECONDS: Final = 10.0
 """In less time, connections have only just been made, and what they take is not worth a change."""
+_OPEN: Final = 1.6
+"""Of an interval whose ends differ by more than this, only the ends are told."""
 _GAINED: Final = 0.02
 """A smaller gain is not worth a word, unless it is due to a slow worker."""
 _CHANGE_COSTS: Final = 0.1
@@ -163,7 +165,7 @@ def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cos
     """One worker computes longer than the others; `waiting` is for all of them."""
     slow = account.slowdowns()[index]
     if slow < SLOW:
-        return spread(waiting, slow)
+        return _balanced(account, workers, scheme, waiting)
     who, gets = f"orker {workers[index]} computes {times(slow)} slower", f"gets {_part(account, index)}"
     waits = f"waiting for it takes {cost:.0%} of all workers' time"
     if account.uneven:
@@ -207,6 +209,8 @@ def _waiting(account: Account) -> str:
 
 
 def _gained(speed_up: Interval) -> str:
+    if speed_up.high > _OPEN * speed_up.low:
+        return f"Training is {speed_up.ends} times as fast as with equal sizes (95% interval)"
     interval = f" (95% interval {speed_up.ends})" if speed_up.ends else ""
     slower = "slower than with equal sizes, " if speed_up.high < 1 else ""
     than = "" if slower else " as with equal sizes"
