@@ -41,8 +41,7 @@ def trained(name, keeper=None):
                 keeper.keep(policy, changed=not np.array_equal(sizes, last))
             last = sizes
         rows = [
-            (size, 1000 * each * size, 1_000_000 * each, UNLIMITED)
-            for size, each in zip(sizes, SLOWNESS, strict=True)
+            (size, 1000 * each * size, 1_000_000 * each, UNLIMITED) for size, each in zip(sizes, SLOWNESS, strict=True)
         ]
         policy.observe(Reports.from_table(np.array(rows, dtype=np.int64)))
     return last

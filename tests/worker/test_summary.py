@@ -1,7 +1,7 @@
 """What worker 0 prints at the end of a run: its words are those of the account; here is the picture below them."""
 
-import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.made_meetings import meetings_of
@@ -10,23 +10,12 @@ from evenstep.report.account import Account
 from evenstep.worker.summary import bars
 
 
-class Terminal(io.TextIOWrapper):
-    """A file of this encoding that calls itself a terminal, or not."""
-
-    def __init__(self, encoding, *, terminal=False):
-        super().__init__(io.BytesIO(), encoding=encoding)
-        self.terminal = terminal
-
-    def isatty(self):
-        return self.terminal
-
-
 def shown(monkeypatch, workers, *, encoding="utf-8", terminal=False, iterations=20):
     account = Account(workers, 12 * workers)
     compute = [0.010] * (workers - 1) + [0.040]
     if iterations:
         account.take(meetings_of([[12] * workers] * iterations, [compute] * iterations, comm=0.010))
-    monkeypatch.setattr(sys, "stderr", Terminal(encoding, terminal=terminal))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(encoding=encoding, isatty=lambda: terminal))
     monkeypatch.delenv("NO_COLOR", raising=False)
     return bars(account, "lb-bsp")
 

@@ -126,27 +126,28 @@ def summary_of(run: RecordedRun) -> RunSummary:
 
 def summary_of_account(account: Account, scheme: str) -> RunSummary:
     """The summary of a run behind a barrier that is known by its totals."""
-    seconds = account.seconds / account.iterations
+    numbers = zip(account.samples, account.first_sizes, account.last_sizes, account.own[0], account.wait, strict=True)
+    workers = (
+        WorkerSummary(
+            worker=worker,
+            samples=int(samples),
+            iterations=account.iterations,
+            first_batch_size=first,
+            last_batch_size=last,
+            iteration_seconds=account.seconds / account.iterations,
+            compute_seconds=float(compute) / account.iterations,
+            wait_seconds=float(wait) / account.iterations,
+            waiting_share=float(wait) / account.seconds,
+        )
+        for worker, (samples, first, last, compute, wait) in enumerate(numbers)
+    )
     return RunSummary(
         scheme=scheme,
         global_batch_size=sum(account.last_sizes),
         iterations=account.iterations,
         training_seconds=account.seconds,
         samples_per_second=float(account.samples.sum()) / account.seconds,
-        workers=tuple(
-            WorkerSummary(
-                worker=worker,
-                samples=int(account.samples[worker]),
-                iterations=account.iterations,
-                first_batch_size=account.first_sizes[worker],
-                last_batch_size=account.last_sizes[worker],
-                iteration_seconds=seconds,
-                compute_seconds=float(account.own[0, worker]) / account.iterations,
-                wait_seconds=float(account.wait[worker]) / account.iterations,
-                waiting_share=float(account.wait[worker]) / account.seconds,
-            )
-            for worker in range(account.workers)
-        ),
+        workers=tuple(workers),
     )
 
 

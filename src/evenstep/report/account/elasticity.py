@@ -1,6 +1,7 @@
 """Which part of a worker's time follows the size of its batch, from iterations in which sizes changed by much."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -50,7 +51,7 @@ class Elasticity:
         self._begun = [False] * workers
         self._latest = np.full((workers, 2, _BEFORE), np.nan)  # Logarithms of seconds, and of sizes.
         self._changes = np.zeros((workers, len(_BINS) + 1))  # How often seconds changed by how much at alike sizes.
-        self._told = [_Kept(max(_KEPT // workers, _LEAST_KEPT)) for _ in range(workers)]
+        self._told: list[deque[FloatArray]] = [deque(maxlen=max(_KEPT // workers, _LEAST_KEPT)) for _ in range(workers)]
 
     def observe(self, worker: int, seconds: FloatArray, sizes: FloatArray) -> None:
         """Add iterations of a worker, shape [iterations]: seconds > 0, and sizes > 0 in equal shares."""
@@ -66,8 +67,7 @@ class Elasticity:
         windows = np.lib.stride_tricks.sliding_window_view(both, _BEFORE + 1, axis=1).transpose(1, 0, 2)
         known = np.isfinite(windows[:, 1, :-1]).sum(axis=1)
         usual = np.nansum(windows[:, 1, :-1], axis=1) / np.maximum(known, 1)
-        for window in windows[(known > 0) & (np.abs(windows[:, 1, -1] - usual) > _CHANGED)]:
-            self._told[worker].add(window)
+        self._told[worker].extend(windows[(known > 0) & (np.abs(windows[:, 1, -1] - usual) > _CHANGED)])
 
     @property
     def noise(self) -> FloatArray:
@@ -101,13 +101,13 @@ class Elasticity:
     def _losses(self) -> tuple[FloatArray, BoolArray]:
         """How unlikely each elasticity of the grid makes what each worker did, and whether it tells of that at all."""
         pairs = zip(self._told, self.noise.tolist(), strict=True)
-        losses, told = zip(*(_loss(kept.values, noise) for kept, noise in pairs), strict=True)
+        losses, told = zip(*(_loss(told, noise) for told, noise in pairs), strict=True)
         return np.array(losses), np.array(told)
 
 
-def _loss(events: Sequence[FloatArray], noise: float) -> tuple[FloatArray, bool]:
+def _loss(events: Iterable[FloatArray], noise: float) -> tuple[FloatArray, bool]:
     """How unlikely each elasticity makes what a worker did, and whether any iteration tells of that."""
-    windows = np.array(events).reshape(-1, 2, _BEFORE + 1)
+    windows = np.array(list(events)).reshape(-1, 2, _BEFORE + 1)
     seconds, sizes = np.diff(windows[:, :, :-1], axis=2).transpose(1, 0, 2)
     # Each time differs from the one before by no more than what the sizes may explain, and the noise.
     off = np.abs(seconds - np.clip(seconds, np.minimum(sizes, 0.0), np.maximum(sizes, 0.0)))
@@ -117,19 +117,3 @@ def _loss(events: Sequence[FloatArray], noise: float) -> tuple[FloatArray, bool]
     off = paces[:, -1] - np.nansum(paces[:, :-1], axis=1) / known
     loss = np.minimum(off**2 / (noise**2 * (1 + 1 / known) + _NOT_A_LINE**2), _OFF**2).sum(axis=0) / 2
     return loss * min(_MOST / max(len(windows), 1), 1.0), len(windows) > 0
-
-
-@final
-class _Kept:
-    """Every value, or if these are too many every second, fourth, ... one."""
-
-    def __init__(self, most: int) -> None:
-        self.values: list[FloatArray] = []
-        self._most, self._every, self._count = most, 1, 0
-
-    def add(self, value: FloatArray) -> None:
-        if self._count % self._every == 0:
-            self.values.append(value)
-        self._count += 1
-        if len(self.values) > self._most:
-            self.values, self._every = self.values[::2], 2 * self._every
