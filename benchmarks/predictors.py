@@ -14,10 +14,10 @@ from statistics import median
 
 import numpy as np
 from baselines import BASELINES
+from evenstep.core.load.predict import PREDICTORS
 from harness import record
 from harness.speeds import ITERATIONS, LEADING, OTHER, Trace
 
-from evenstep.core.load.predict import PREDICTORS
 from evenstep.core.values import Factors, Sample
 
 SKIPPED, SEEDS = 100, 5

@@ -6,10 +6,10 @@ from typing import Final, Self, cast, final
 
 import numpy as np
 import numpy.typing as npt
-
-from evenstep.core.errors import ConfigError
 from evenstep.core.load.predict.base import Noise, seconds_per_sample
 from evenstep.core.load.predict.narx import Recent
+
+from evenstep.core.errors import ConfigError
 from evenstep.core.values import Factors, Prediction, Sample, State
 
 _LARGEST_ORDER: Final = 5

@@ -3,9 +3,10 @@
 import math
 from typing import Final, cast, final
 
-from evenstep.core.errors import ConfigError
 from evenstep.core.load.predict.base import Noise, seconds_per_sample
 from evenstep.core.load.predict.narx import Recent
+
+from evenstep.core.errors import ConfigError
 from evenstep.core.values import Factors, Prediction, Sample, State
 
 _WINDOW: Final = 10

@@ -3,10 +3,11 @@
 import math
 from typing import Final, cast, final
 
-from baselines.elman import Elman
 from evenstep.core.load.predict.averages import Ema
 from evenstep.core.load.predict.base import seconds_per_sample
 from evenstep.core.load.predict.narx import OneStepError, Recent
+
+from baselines.elman import Elman
 from evenstep.core.values import Factors, Prediction, Sample, State
 
 _MIN_DATA: Final = 50

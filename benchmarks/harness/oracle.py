@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-
-from evenstep.core.load.equal import equal_sizes
 from evenstep.core.load.estimate import Estimator
 from evenstep.core.load.predict import PREDICTORS
+
+from evenstep.core.load.equal import equal_sizes
 from evenstep.core.values import Allocation
 from evenstep.schemes import Scheme
 from harness import clusters

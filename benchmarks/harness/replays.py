@@ -1,4 +1,4 @@
-"""Sizes in virtual time, by the estimators and the policy of a run, on iterations that real workers recorded.
+"""Sizes in virtual time, by the policy of a run, against iterations that are described or that real workers recorded.
 
 A recorded iteration is a load: its time over that of a free worker of the same job at the same size. So a replay can
 ask how long it would have taken at any other size.
@@ -16,55 +16,87 @@ from evenstep.core.values import UNLIMITED, Problem, Reports
 FOLDER = Path(__file__).parents[1] / "traces" / "sizes"
 
 
-class Line(NamedTuple):
-    """A free worker's time for x samples: `fixed` + `slope` * x microseconds."""
+class Lines(NamedTuple):
+    """Workers' times for x samples: `fixed` + `slope` * x microseconds, of shape [workers] each, or a number."""
 
-    fixed: float
-    slope: float
+    fixed: np.ndarray | float
+    slope: np.ndarray | float
 
-    def microseconds(self, samples):
-        return self.fixed + self.slope * samples
+    def microseconds(self, sizes):
+        return self.fixed + self.slope * sizes
 
-
-class Replay(NamedTuple):
-    """What happened: sizes, slowdown (what lasts of the loads) and compute microseconds, [iterations, workers] each."""
-
-    sizes: np.ndarray
-    slowdown: np.ndarray
-    microseconds: np.ndarray
-    fixed_samples: np.ndarray
-    line: Line
-
-    def makespan(self, sizes):
-        """The longest time at these sizes, without the noise, of every iteration."""
-        return (self.slowdown * self.line.microseconds(np.asarray(sizes))).max(axis=1)
+    def best(self, slow, total, least=2):
+        """The fractional sizes, at least `least`, with which workers that are so slow end earliest."""
+        low, high = 0.0, float((slow * self.microseconds(np.full(len(slow), float(total)))).max())
+        for _ in range(50):
+            middle = (low + high) / 2
+            if np.maximum((middle / slow - self.fixed) / self.slope, least).sum() >= total:
+                high = middle
+            else:
+                low = middle
+        sizes = np.maximum((high / slow - self.fixed) / self.slope, least)
+        return sizes * total / sizes.sum()
 
 
-def replay(load, line, share, loads, slowdown):
-    """`share` is an equal size; `loads` are factors on the time, [iterations, workers], beside the slowdown."""
-    workers = loads.shape[1]
-    policy, estimators = load.policy(workers), [load.estimator() for _ in range(workers)]
+class Curves(NamedTuple):
+    """Workers' times at every whole size from 0 up: microseconds of shape [workers, sizes]. `optimum`: known sizes."""
+
+    table: np.ndarray
+    optimum: np.ndarray
+
+    def microseconds(self, sizes):
+        every = np.arange(self.table.shape[1])
+        return np.stack([np.interp(sizes[..., i], every, row) for i, row in enumerate(self.table)], -1)
+
+    def best(self, slow, total, least=2):
+        return self.optimum
+
+
+class Case(NamedTuple):
+    """What happens to workers: their times, the samples of an iteration, and factors of shape [iterations, workers].
+
+    `slow`: what lasts and could be known; `noise`: what is new in each iteration. A change of sizes to some that were
+    never used costs `change` iterations.
+    """
+
+    times: Lines | Curves
+    total: int
+    noise: np.ndarray
+    slow: np.ndarray
+    change: float = 0.0
+
+
+def replay(load, case):
+    """The sizes that a policy gives, and how long each iteration took in microseconds, [iterations] each."""
+    workers = case.noise.shape[1]
+    policy, nothing = load.policy(workers), np.zeros(workers, dtype=np.int64)
     problem = Problem(
-        global_batch_size=share * workers,
-        minimum=np.full(workers, min(2, share), dtype=np.int64),
+        global_batch_size=case.total,
+        minimum=np.full(workers, min(2, case.total // workers), dtype=np.int64),
         maximum=np.full(workers, UNLIMITED, dtype=np.int64),
     )
-    all_sizes, all_times, all_fixed = [], [], []
-    for factors in loads * slowdown:
+    all_sizes, spent, used = [], [], set()
+    for factors in case.noise * case.slow:
         sizes = policy.allocate(problem).sizes
-        times = factors * line.microseconds(sizes)
-        table = []
-        for estimator, size, time in zip(estimators, sizes.tolist(), times.tolist(), strict=True):
-            estimator.observe(size, time * 1e-6)
-            e = estimator.estimate()
-            estimated = (e.nanoseconds_per_sample, e.fixed_nanoseconds, e.error_ppm, e.flat_size)
-            table.append([size, round(time), *estimated, UNLIMITED])
-        rows = np.array(table, dtype=np.int64)
-        policy.observe(Reports.from_table(rows))
+        times = factors * case.times.microseconds(sizes.astype(float))
+        if tuple(sizes.tolist()) not in used:
+            used.add(tuple(sizes.tolist()))
+            times = times + case.change * times.max()
+        policy.observe(Reports(sizes, np.rint(times).astype(np.int64), nothing, nothing + UNLIMITED))
         all_sizes.append(sizes)
-        all_times.append(times)
-        all_fixed.append(rows[:, 3] / np.maximum(rows[:, 2], 1))
-    return Replay(np.array(all_sizes), slowdown, np.array(all_times), np.array(all_fixed), line)
+        spent.append(times.max())
+    return np.array(all_sizes), np.array(spent)
+
+
+def least(case):
+    """How long each iteration takes with the sizes that are best for what lasts, noise included, in microseconds."""
+    found = {}
+    for factors in case.slow:
+        key = factors.tobytes()
+        if key not in found:
+            found[key] = case.times.best(factors, case.total)
+    sizes = np.array([found[factors.tobytes()] for factors in case.slow])
+    return (case.noise * case.slow * case.times.microseconds(sizes)).max(axis=1)
 
 
 class Recording:
@@ -111,4 +143,4 @@ def _line(job):
     slope = np.median((t[second] - t[first]) / (x[second] - x[first]))
     elasticity = min(max(slope * free.share, 0.0), 1.0)
     level = float(known.mean())
-    return Line(level * (1.0 - elasticity), level * elasticity / free.share)
+    return Lines(level * (1.0 - elasticity), level * elasticity / free.share)

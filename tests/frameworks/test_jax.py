@@ -75,14 +75,6 @@ def test_the_script_on_the_page(tmp_path):
             "the arrays of data must have equally many rows, one for each sample, but they ha",
         ),
         ({"data": ()}, "the arrays of data must have equally many rows, one for each sample, but there are none"),
-        (
-            {"scheme": "lb-bsp"},
-            "the sizes of 'lb-bsp' change by single samples, and jit compiles for every new size: g",
-        ),
-        (
-            {"scheme": "local-sgd:load=lb-bsp"},
-            "the sizes of 'local-sgd:load=lb-bsp' change by single samples, and jit compiles for every new size: give",
-        ),
         ({"data": Short()}, "data returned ndarray of shape [2] for 3 indices: let its __getitem__ take an array of"),
         ({"partition": "private"}, "partition must be 'common' or None, not 'private': data that stay with their"),
         ({"pad": 0}, "pad must be a whole number from 1"),
@@ -102,9 +94,21 @@ def test_a_process_that_does_not_know_the_others_is_refused(monkeypatch):
         session_of()
 
 
-@pytest.mark.parametrize("given", [{"scheme": "lb-bsp:multiple=4"}, {"scheme": "lb-bsp", "pad": 4}, {"scheme": "dbs"}])
-def test_sizes_that_recur_are_accepted(given):
-    session_of(**given).close()
+@pytest.mark.parametrize(
+    ("given", "multiple"),
+    [
+        ({"scheme": "lb-bsp"}, 1),
+        ({"scheme": "lb-bsp:multiple=2"}, 2),
+        ({"scheme": "lb-bsp", "pad": 4}, 4),
+        ({"scheme": "lb-bsp:multiple=2", "pad": 4}, 2),
+        ({"scheme": "lb-bsp", "pad": 5}, 1),  # The global batch is no multiple of it.
+        ({"scheme": "bsp", "pad": 4}, 1),
+    ],
+)
+def test_sizes_that_follow_speeds_are_multiples_of_what_batches_are_padded_to(given, multiple):
+    session = session_of(**given)
+    assert session._balancer.scheme.load.multiple == multiple
+    session.close()
 
 
 def test_a_mean_is_of_numbers_and_of_a_batch():
@@ -283,25 +287,3 @@ def test_an_epoch_goes_on_where_it_was_left():
         left += batch.tolist()
         session.mean(batch)
     assert left == ROWS[8:].tolist()
-
-
-def test_the_time_in_which_jax_compiles_is_known():
-    import jax
-
-    from evenstep.jax.compiling import Compiling
-
-    compiling = Compiling()
-    jax.jit(lambda x: jax.jit(lambda y: y * 2)(x) + 1)(ROWS).block_until_ready()
-    assert compiling.seconds > 0
-
-
-def test_time_that_jax_compiles_within_other_such_time_counts_once():
-    from evenstep.jax.compiling import Compiling
-
-    compiling = Compiling()
-    for event, seconds in {"trace": 50, "lower": 90, "other": 0}.items():
-        compiling.ended(f"/jax/core/compile/{event}", seconds)
-    compiling.ended("/jax/checkpoint/write", 1000)
-    assert compiling.seconds == pytest.approx(90)
-    compiling.restart()
-    assert compiling.seconds == 0

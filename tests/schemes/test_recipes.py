@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 
 import evenstep
-from evenstep.core.load import PREDICTORS
+from evenstep.core.load import PREDICTORS, Experts
 from evenstep.core.load.equal import Equal
-from evenstep.core.load import Experts
 from evenstep.core.sync import Barrier, Bounded, Dynamic, Unbounded
 from evenstep.schemes import RECIPES as ALL_RECIPES
 from evenstep.schemes import Scheme, parse_scheme

@@ -10,8 +10,8 @@ from evenstep.cluster import parse_cluster
 from evenstep.core.values import UNLIMITED, Problem, Reports
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import parse_scheme
-from evenstep.worker.agreement import hold_of
 from evenstep.worker import earlier
+from evenstep.worker.agreement import hold_of
 from evenstep.worker.earlier import FILE, earlier_start, first_policy, identity_of, last_sizes
 
 SLOWNESS = np.array([1, 1, 2, 4])

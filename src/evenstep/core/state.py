@@ -19,9 +19,9 @@ _AS_THEY_ARE: Final = frozenset({int, float, str, bool, NoneType})
 class Stateful:
     """Base of dataclasses whose state is what their constructor does not take: the fields with `init=False`.
 
-    A field that has a state itself, or a list of such objects, is part of it in any case. Fields may be numbers, strings, arrays of numbers, lists,
-    deques, named tuples or dataclasses of these, or None. A class that is no dataclass has no state, unless it defines
-    both methods.
+    A field that has a state itself, or a list of such objects, is part of it in any case. Fields may be numbers,
+    strings, arrays of numbers, lists, deques, named tuples or dataclasses of these, or None. A class that is no
+    dataclass has no state, unless it defines both methods.
     """
 
     __slots__ = ()

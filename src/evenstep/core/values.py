@@ -94,7 +94,7 @@ class Problem:
 class Allocation:
     """Who computes how much: `sizes` has shape [workers], in samples, and sums to the global batch exactly.
 
-    `weights` are what the sizes are in proportion to, apart from limits and rounding; None if they are by no proportion.
+    `weights` are what the sizes are in proportion to, apart from limits and rounding; None if to nothing.
     """
 
     sizes: IntArray

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar, final
 
 import jax
@@ -11,9 +12,9 @@ import numpy as np
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
-from evenstep.jax.compiling import Compiling
 from evenstep.jax.processes import Processes
-from evenstep.schemes import Scheme
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.schemes import DEFAULT, Scheme, parse_scheme
 from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.gather import Gather
@@ -47,8 +48,8 @@ class Session(BalancedLoader):
 
                 weights, state = session.average((weights, state))
 
-    jit compiles a function for each size of its batch. So give sizes that recur, by the scheme's `multiple` or by
-    `pad`. The time in which JAX compiles does not count as compute.
+    jit compiles a function for each size of its batch. What that costs is measured, and sizes change when they have
+    paid for it. Sizes that recur cost less: give `pad`, or the scheme's `multiple`.
 
     Args:
         scheme: A scheme without parameter servers: `"lb-bsp:multiple=8"`, `"dbs"`, or what a recipe returns. None: that
@@ -57,8 +58,8 @@ class Session(BalancedLoader):
             returns a batch for an int64 array of indices. `numpy.arange(length)` gives the indices themselves.
         global_batch_size: Samples in one iteration, over all workers.
         pad: Repeat the last sample of each batch until its rows are a multiple of this. The loop then gives pairs of
-            a batch and a mask, bool of shape [rows], for `jnp.mean(losses, where=mask)`. It serves for every size, also
-            that of the last batch of an epoch.
+            a batch and a mask, bool of shape [rows], for `jnp.mean(losses, where=mask)`. Sizes that follow speeds are
+            multiples of it where the global batch is one, so that only the last batch of an epoch has copies.
         drop_last: Leave out a last iteration of fewer samples.
         shuffle: Whether the samples come in a new random order in each epoch.
         seed: Of that order.
@@ -94,7 +95,7 @@ class Session(BalancedLoader):
         self._data, self._pad = data, None if pad is None else require_whole("pad", pad, 1, 2**31 - 1)
         self._processes = Processes()
         self._balancer = Balancer(
-            scheme,
+            _in_steps(scheme, self._pad, global_batch_size),
             rank=self._processes.rank,
             workers=self._processes.count,
             all_gather=self._processes.all_gather,
@@ -108,7 +109,6 @@ class Session(BalancedLoader):
             averages=True,
             run_dir=run_dir,
         )
-        _require_steps(self._balancer.scheme, self._pad)
         require_common(
             lambda indices: jax.tree.leaves(self._batch(indices)),
             _length_of(data),
@@ -116,7 +116,6 @@ class Session(BalancedLoader):
             rank=self._processes.rank,
             partition=partition,
         )
-        self._compiling = Compiling()
         self._share: Share | None = None
         self._since: float | None = None
         self._unaveraged = False
@@ -138,7 +137,6 @@ class Session(BalancedLoader):
                 indices, mask = (share.indices, None) if self._pad is None else _padded(share, self._pad)
                 batch = self._batch(indices)
                 self._share = share
-                self._compiling.restart()
                 self._since = time.perf_counter()
                 yield batch if mask is None else (batch, mask)
                 self._require_mean()
@@ -168,9 +166,9 @@ class Session(BalancedLoader):
             )
         tree = jax.block_until_ready(tree)
         if self._since is not None:
-            seconds = time.perf_counter() - self._since - self._compiling.seconds
+            seconds = time.perf_counter() - self._since
             self._since = None
-            self._balancer.report(max(seconds, 0.0))
+            self._balancer.report(seconds)
             self._unaveraged = self._share.average is not None
         if self._balancer.scheme.period is not None:
             return tree if self._share.samples else jax.tree.map(jax.numpy.zeros_like, tree)
@@ -234,15 +232,17 @@ def _require_initialised() -> None:
         )
 
 
-def _require_steps(scheme: Scheme, pad: int | None) -> None:
-    """Refuse sizes that are new in nearly every iteration, for each of which jit would compile."""
-    load = scheme.load
-    if load.follows_speed and not load.by_epoch and load.multiple == 1 and pad is None:
-        steps = f"sizes in steps, as in '{scheme.name.partition(':')[0]}:multiple=8', or give pad=8"
-        raise ConfigError(
-            f"the sizes of {scheme.name!r} change by single samples, and jit compiles for every new size: give"
-            f" {steps if scheme.period is None else 'pad=8'}"
-        )
+def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: object) -> Scheme | str | None:
+    """The scheme, with sizes that are multiples of `pad` if they follow speeds and say nothing else of that."""
+    if scheme is None:
+        scheme = LaunchSettings.from_environment(os.environ).asked_scheme()
+    made = scheme if isinstance(scheme, Scheme) else parse_scheme(scheme or DEFAULT)
+    load = made.load
+    if pad is None or not load.follows_speed or load.multiple > 1:
+        return made
+    if not isinstance(global_batch_size, int) or global_batch_size % pad:  # The Balancer says what is wrong with it.
+        return made
+    return replace(made, load=replace(load, multiple=pad))
 
 
 def _length_of(data: Any) -> int:

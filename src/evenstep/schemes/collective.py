@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.base import Load
 from evenstep.core.load.equal import Equal
 from evenstep.core.load.experts import Experts
 from evenstep.core.load.pairwise import Pairwise
 from evenstep.core.load.per_epoch import PerEpoch
-from evenstep.core.load.static import ByKey, Sizes, Static
+from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModels
+from evenstep.schemes.given_sizes import ByKey, Sizes
 from evenstep.schemes.recipe import recipe, sizes_of
 from evenstep.schemes.scheme import Clip, OptimizerName, Scheme, Served, ServerCount, one_of
 
@@ -102,11 +102,9 @@ def lb_bsp(
     step = _step_of_sizes(multiple, micro_batch)
     if tuner != "experts" and (predictor, change_cost) != ("experts", None):
         raise ConfigError(f"tuner={tuner} uses no predictor: leave out predictor and change_cost, or the tuner")
-    load: Load
+    load: Experts | Pairwise | TimeModels
     if tuner == "experts":
-        load = Experts(
-            predictor=predictor, change_cost=change_cost, minimum=minimum, maximum=maximum, multiple=step
-        )
+        load = Experts(predictor=predictor, change_cost=change_cost, minimum=minimum, maximum=maximum, multiple=step)
     else:
         kind = Pairwise if tuner == "pairwise" else TimeModels
         load = kind(minimum=minimum, maximum=maximum, multiple=step)

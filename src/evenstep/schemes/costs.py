@@ -1,7 +1,8 @@
 """Which schemes can share samples out by cost."""
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.static import ByKey, Static
+from evenstep.core.load.static import Static
+from evenstep.schemes.given_sizes import ByKey
 from evenstep.schemes.scheme import Scheme
 
 

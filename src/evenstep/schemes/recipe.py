@@ -24,10 +24,10 @@ from typing import Annotated, Any, Final, Literal, ParamSpec, Union, cast, get_a
 import numpy as np
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.static import read_sizes, text_of
 from evenstep.core.nearest import nearest
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
+from evenstep.schemes.given_sizes import read_sizes, text_of
 from evenstep.schemes.scheme import Scheme, Served, ServerOptions
 
 P = ParamSpec("P")

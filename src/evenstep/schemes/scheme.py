@@ -8,11 +8,11 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.groups import ByHost, ByRank, BySpeed, Given, by_host
 from evenstep.core.load.base import Load, LoadPolicy
 from evenstep.core.load.checked import load_policy
-from evenstep.core.load.static import ByKey, text_of
 from evenstep.core.samples import WEIGHTINGS
 from evenstep.core.shown import shown
 from evenstep.core.sync import Barrier, Grouped, Sync
 from evenstep.core.sync.rate import RATES
+from evenstep.schemes.given_sizes import ByKey, text_of
 
 MAX_SERVERS: Final = 128
 """Of one run, all on one host."""

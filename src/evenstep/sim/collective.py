@@ -34,9 +34,7 @@ class CollectiveRun:
         scheme, count = scenario.scheme, len(scenario.cluster)
         self._scenario = scenario
         self._log = log
-        self._workers = [
-            VirtualWorker(spec, number, scheme) for number, spec in enumerate(scenario.cluster.workers)
-        ]
+        self._workers = [VirtualWorker(spec, number, scheme) for number, spec in enumerate(scenario.cluster.workers)]
         self._costs = scenario.sample_costs()
         self._per_sample = PerSample()
         self._latest: Reports | None = None

@@ -7,8 +7,8 @@ from typing import Final, final
 from evenstep.cluster import ClusterWorker
 from evenstep.cluster.slowness import DeviceMemory, SlownessNews, factors_of
 from evenstep.core.errors import ConfigError
-from evenstep.core.memory import MemoryModel
 from evenstep.core.load.narx import Narx
+from evenstep.core.memory import MemoryModel
 from evenstep.core.values import UNLIMITED, Factors, Sample
 from evenstep.schemes import Scheme
 

@@ -74,7 +74,7 @@ def check_load_policy(factory: Callable[[int], LoadPolicy], *, workers: int = 4,
     one, other = factory(workers), factory(workers)
     resumed = factory(workers)
     generator = np.random.default_rng(0)
-    for iteration in range(_ITERATIONS):
+    for _ in range(_ITERATIONS):
         for problem in _problems(workers, global_batch_size):
             sizes = _check_sizes(one, problem, must_succeed=problem.global_batch_size == global_batch_size)
             again = _check_sizes(other, problem, must_succeed=False)

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 
 from evenstep.cluster import Cluster
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.static import Sizes, read_sizes
 from evenstep.core.shown import shown
 from evenstep.core.values import UNLIMITED
 from evenstep.launch.found_batch import FoundBatch
 from evenstep.launch.launch_settings import A_TIMEOUT, VARIABLES, LaunchSettings, read_timeout
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme, static
+from evenstep.schemes.given_sizes import Sizes, read_sizes
 from evenstep.torch.engines.collective import CommHook
 from evenstep.torch.engines.weighting import Weights
 from evenstep.torch.model import device_of

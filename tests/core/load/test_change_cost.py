@@ -68,7 +68,9 @@ def test_noise_is_not_taken_for_a_cost(run, noise, level):
 
 def test_the_cost_is_the_excess_of_the_first_iteration_over_the_second_at_the_same_sizes():
     equal, other = [50, 50], [60, 40]
-    cost = fed(ChangeCost(noise=0.0), (equal, [900, 900]), (equal, [100, 100]), (other, [1280, 1270]), (other, [80, 70]))
+    cost = fed(
+        ChangeCost(noise=0.0), (equal, [900, 900]), (equal, [100, 100]), (other, [1280, 1270]), (other, [80, 70])
+    )
     assert cost.iterations == pytest.approx(15.0)
 
 

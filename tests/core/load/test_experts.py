@@ -1,6 +1,7 @@
 """How the experts are weighed, when sizes change, and what becomes of workers that say nothing, come or go."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_limits_that_bind_do_not_count_as_a_gain_that_was_missed(reports_of):
         paces = np.array([1.0, 4.0, 4.0]) * np.exp(generator.normal(0.0, 0.02, 3))
         policy.observe(reports_of(sizes.tolist(), 1e-3 * sizes * paces))
     assert all(sizes[0] <= 110 for sizes in seen)
-    assert sum(one != other for one, other in zip(seen[20:], seen[21:], strict=False)) <= 5
+    assert sum(one != other for one, other in pairwise(seen[20:])) <= 5
 
 
 @pytest.mark.parametrize("predictor", ["experts", "experts+narx", "ema", "last", "narx"])

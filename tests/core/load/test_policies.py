@@ -106,15 +106,13 @@ def test_the_solver_counts_a_fixed_part():
     policy, asked = TimeModels().policy(2), problem(100, 2)
     for _ in range(6):
         x = policy.allocate(asked).sizes
-        policy.observe(
-            Reports(x, np.array([1000, 2000]) * (10 + x), np.zeros_like(x), np.full_like(x, UNLIMITED))
-        )
+        policy.observe(Reports(x, np.array([1000, 2000]) * (10 + x), np.zeros_like(x), np.full_like(x, UNLIMITED)))
     assert policy.allocate(asked).sizes.tolist() == [70, 30]
 
 
 def test_sizes_that_break_a_new_limit_always_move(reports_of):
-    for load in (Experts(change_cost=1e9), Experts(), TimeModels()):
-        policy = load.policy(2)
+    for config in (Experts(change_cost=1e9), Experts(), TimeModels()):
+        policy = config.policy(2)
         assert decided(policy, reports_of, 100, [1, 1]) == [50, 50]
         assert decided(policy, reports_of, 100, [1, 1], maximum=ints([40, 90])) == [40, 60]
 

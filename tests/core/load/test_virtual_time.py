@@ -136,7 +136,9 @@ def test_the_mean_of_the_experts_is_about_as_good_as_the_best_of_them_in_each_ki
     }
     for kind, factors in kinds.items():
         spent = {
-            name: taken(run(4, 256, 300, lambda i, k, x, f=factors: 1e-3 * x * f[k, i], load=Experts(predictor=name))[1])
+            name: taken(
+                run(4, 256, 300, lambda i, k, x, f=factors: 1e-3 * x * f[k, i], load=Experts(predictor=name))[1]
+            )
             for name in ("experts", "ema", "last")
         }
         assert spent["experts"] <= 1.02 * min(spent.values()), (kind, spent)

@@ -46,8 +46,8 @@ class Sizes:
 
     Without a barrier there is no iteration that all workers report on. A policy is fed once all its workers have pushed
     since it was fed last, with the latest row of each: the slowest worker sets the pace of decisions, not of the work.
-    When a worker joins or leaves a group, that group gets a new policy, which recalls what was known of its workers. The
-    user's own sizes stay with their ranks.
+    When a worker joins or leaves a group, that group gets a new policy, which recalls what was known of its workers.
+    The user's own sizes stay with their ranks.
 
     Of N workers, a group of n has n / N of the global batch, by largest remainder; with the user's own sizes it has
     those of its workers. No worker is planned more than its limit, so the workers that are here may have less than the

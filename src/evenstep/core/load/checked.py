@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import numpy as np
 
@@ -39,8 +39,7 @@ class CheckedPolicy(LoadPolicy):
         self._policy.observe(reports)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:
-        of_users = (each and (each[0]._policy if isinstance(each[0], CheckedPolicy) else each[0], each[1]) for each in known)
-        self._policy.recall(list(of_users))
+        self._policy.recall([each and (cast("CheckedPolicy", each[0])._policy, each[1]) for each in known])
 
     def allocate(self, problem: Problem) -> Allocation:
         """The other policy's sizes.

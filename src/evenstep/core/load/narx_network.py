@@ -118,7 +118,9 @@ class NarxNetwork(Stateful):
         kept, first = self.retention, _first_weights(self.hidden, self.width)
         self._hidden += (1.0 - kept) * (first[0] - self._hidden)
         self._output += (1.0 - kept) * (first[1] - self._output)
-        for covariance, variance in zip((self._hidden_covariance, self._output_covariance), self.variances, strict=True):
+        for covariance, variance in zip(
+            (self._hidden_covariance, self._output_covariance), self.variances, strict=True
+        ):
             covariance *= kept**2
             covariance += (1.0 - kept**2) * variance * np.eye(covariance.shape[-1])
 

@@ -136,11 +136,11 @@ class PairwisePolicy(LoadPolicy):
         return None
 
     def _stands_out(self, slow: int, fast: int) -> bool:
-        """Whether one worker's mean time is longer than the other's by 2 % of the mean, and by more than noise explains.
+        """Whether one worker's mean time is longer than the other's by 2 % of the mean, and beyond noise.
 
-        By a factor that grows with the number of workers, since the slowest and the fastest of many differ by more than
-        any two: 3.5 for four workers, 4.5 for sixteen (near the 99 % points of the studentized range). Their error is
-        their own or that of an average pair, whichever is larger.
+        The gap must exceed its standard error by a factor that grows with the number of workers, since the slowest and
+        the fastest of many differ by more than any two: 3.5 for four, 4.5 for sixteen (near the 99 % points of the
+        studentized range). The error is that of the two or of an average pair, whichever is larger.
         """
         sums, squares = self._sums.astype(object)
         gap, scatter, workers = sums[slow] - sums[fast], self._count * squares - sums * sums, len(sums)

@@ -1,4 +1,4 @@
-"""The sizes with which all workers finish earliest, by a line through each worker's times: LB-BSP's problem for GPUs."""
+"""The sizes with which all workers finish earliest, by a line through each one's times: LB-BSP's problem for GPUs."""
 
 from dataclasses import dataclass, field
 from typing import Final, final

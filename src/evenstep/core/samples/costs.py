@@ -178,7 +178,7 @@ class CostSharing:
         maximum: Returns how many average samples each worker can hold, as known now, int64 of shape [workers].
         most: The most samples that a worker may have, whatever they cost.
         per_sample: The time that each sample takes beside its cost, which is shared out like cost.
-        weights: Returns what the sizes are in proportion to, int64 of shape [workers]; None if they are by no proportion.
+        weights: Returns what the sizes are in proportion to, int64 of shape [workers]; None if to nothing.
     """
 
     costs: EpochCosts

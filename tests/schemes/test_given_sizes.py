@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.load.static import ByKey, Static, read_sizes, text_of
+from evenstep.core.load.static import Static
+from evenstep.schemes.given_sizes import ByKey, read_sizes, text_of
 
 WORKERS = [
     {"rank": "0", "host": "a", "gpu": "RTX 3090"},
