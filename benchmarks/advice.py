@@ -23,7 +23,7 @@ CLUSTERS, RECORDED, LENGTH, EPOCH = 20, 50, 500, 100
 """How many clusters; iterations of the run that is read, of each that judges, and of an epoch."""
 OTHERS = (1, 2, 3, 4, 5)
 """The seeds of what is measured; that of the run is 0."""
-CLOSE, POINTS = 0.05, 5.0
+CLOSE = 0.05
 PICKED, PREDICTED = ">= 18", ">= 16"
 REAL = {"clusters": 4, "iterations": 80, "milliseconds": 25}
 SMALL = (2, 4, 3, 4)
@@ -138,14 +138,12 @@ def _row(one, advice, measured):
     fastest = picked if advice.stale is None else advice.stale.scheme
     # Advice that nothing is to be gained is judged by what the best exact scheme gains.
     truth = exact[picked] if picked != PLAIN else max(exact.values())
-    predicted, gained = 100 * (advice.pick.speed_up.estimate - 1), 100 * (truth / exact[PLAIN] - 1)
-    interval = [100 * (each - 1) for each in (advice.pick.speed_up.low, advice.pick.speed_up.high)]
+    predicted, gained = advice.pick.speed_up, truth / exact[PLAIN]
     row = {
         "about": {"number": one.number, **one.about}, "advice": advice.values, "measured": measured, "pick": picked,
         "pick_over_best_exact": exact[picked] / max(exact.values()),
         "pick_over_best": measured[picked] / max(measured.values()),
-        "predicted_gain": predicted, "interval": interval, "gain": gained, "off": abs(predicted - gained),
-        "within_interval": interval[0] <= gained <= interval[1],
+        "predicted_gain": predicted, "gain": gained, "off": abs(predicted / gained - 1),
         "stale": None if advice.stale is None else advice.stale.scheme,
     }  # fmt: skip
     if set(measured) > set(EXACT):
@@ -174,12 +172,11 @@ def _figures(rows, *, stale, goals):
         ]  # fmt: skip
     return [
         *figures,
-        record.figure("predicted gain within 5 points of the measured, clusters",
-                      [sum(row["off"] <= POINTS for row in rows)], goal=PREDICTED if goals else None),
+        record.figure("predicted gain within 5 % of the measured, clusters",
+                      [sum(row["off"] <= CLOSE for row in rows)], goal=PREDICTED if goals else None),
         *_by_episodes(rows),
-        record.figure("measured gain inside the interval, clusters", [sum(row["within_interval"] for row in rows)]),
-        record.figure("predicted gain, off by", [row["off"] for row in rows], unit="points"),
-        record.figure("gain of the pick over bsp, measured", [row["gain"] for row in rows], unit="%"),
+        record.figure("predicted gain, off by", [100 * row["off"] for row in rows], unit="%"),
+        record.figure("gain of the pick over bsp, measured", [row["gain"] for row in rows], unit="times as fast"),
     ]  # fmt: skip
 
 
@@ -190,14 +187,14 @@ def _by_episodes(rows):
         here = [row for row in rows if (row["about"]["episodes"] is not None) == wanted]
         if here:
             name = f"of these {kind}, {len(here)} clusters"
-            figures += [record.figure(name, [sum(row["off"] <= POINTS for row in here)])]
+            figures += [record.figure(name, [sum(row["off"] <= CLOSE for row in here)])]
     return figures
 
 
 def _table(rows, *, stale):
-    headings = ("cluster", "jitter", "episodes", "pick", "gain", "predicted", "interval", "over best exact")
+    headings = ("cluster", "jitter", "episodes", "pick", "gain", "predicted", "over best exact")
     headings += ("stale beside it", "over best of all") if stale else ()
-    return record.table("Each cluster; gains in % over bsp", headings, [_cells(row, stale) for row in rows])
+    return record.table("Each cluster; gains in times over bsp", headings, [_cells(row, stale) for row in rows])
 
 
 def _cells(row, stale):
@@ -205,8 +202,7 @@ def _cells(row, stale):
     cells = [
         f"{about['number']}: {about['kind']}, {about['workers']}", f"{about['jitter']:.0%}",
         "" if about["episodes"] is None else f"{about['episodes']['workers']} x {about['episodes']['factor']:.1f}",
-        row["pick"], f"{row['gain']:.0f}", f"{row['predicted_gain']:.0f}",
-        "{:.0f} to {:.0f}".format(*row["interval"]), f"{row['pick_over_best_exact']:.3f}",
+        row["pick"], f"{row['gain']:.2f}", f"{row['predicted_gain']:.2f}", f"{row['pick_over_best_exact']:.3f}",
     ]  # fmt: skip
     return [*cells, row["stale"] or "", f"{row['named_over_best']:.3f}"] if stale else cells
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
-from evenstep.report.iterations import BASES, Iterations
+from evenstep.report.iterations import Iterations
 from evenstep.report.recorded import RecordedRun
 
 
@@ -34,7 +34,7 @@ class Window:
 def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | None:
     """The same so many iterations of each run, None where they have none in common.
 
-    Only full iterations with decided sizes count, from the second half of the runs, where the sizes have settled; of
+    Only full iterations count, from the second half of the runs, where the sizes have settled; of
     all such stretches the one whose durations come closest to each run's median.
     """
     length = min(run.length for run in runs)
@@ -56,9 +56,7 @@ def same_window(runs: Sequence[RecordedRun], iterations: int) -> list[Window] | 
 
 
 def _is_usual(run: RecordedRun, number: int) -> bool:
-    done = run.iterations.values()
-    full = sum(each.samples[number] for each in done) == run.global_batch_size
-    return full and not any(BASES[int(each.basis[number])] == "comparison" for each in done)
+    return sum(each.samples[number] for each in run.iterations.values()) == run.global_batch_size
 
 
 def _duration(run: RecordedRun, start: int, iterations: int) -> float:

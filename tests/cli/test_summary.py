@@ -22,8 +22,9 @@ def run(*words):
 
 
 def said(text):
-    """Our lines without our name."""
-    return [line.removeprefix("evenstep: ") for line in text.splitlines() if line.startswith("evenstep: ")]
+    """Our lines without our name, and without the picture below them."""
+    lines = [line.removeprefix("evenstep: ") for line in text.splitlines() if line.startswith("evenstep: ")]
+    return [line for line in lines if not line.startswith("  ") and "   average iteration " not in line]
 
 
 @pytest.mark.alone
@@ -40,6 +41,9 @@ def test_a_run_ends_with_its_throughput_its_sizes_and_who_is_slow_as_its_directo
         head,
     )
     assert len(verdict) <= 3
+    assert [bool(re.search(r"  worker [01] .*█.*  \d+ samples?$", line)) for line in captured.err.splitlines()].count(
+        True
+    ) == 2
     assert re.search(r"[Ww]orker 1 computes [23](\.\d)?x slower", " ".join(verdict))
     shown, overview = " ".join(verdict), overview_of("run", read_run(tmp_path / "run"))
     told = overview.verdict.text

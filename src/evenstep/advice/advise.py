@@ -1,17 +1,13 @@
 """Which scheme to use on these machines, by simulating the schemes on what was measured of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, final
-
-import numpy as np
-import numpy.typing as npt
 
 from evenstep.advice.machines import Machines, longest
 from evenstep.advice.reasons import reasons
 from evenstep.core.errors import ConfigError
 from evenstep.core.sync.barrier import Barrier
-from evenstep.report.account.comparisons import Interval
 from evenstep.schemes import parse_scheme
 from evenstep.sim import Scenario, SimulatedRun, simulate
 
@@ -27,10 +23,7 @@ STALE_WORTH: Final = 0.1
 
 _ITERATIONS: Final = 400
 _EPOCH: Final = 100
-_RESAMPLES: Final = 12
-_BLOCKS: Final = 8
 _CLOSE: Final = 0.03
-_CONFIDENCE: Final = (2.5, 97.5)
 
 
 @final
@@ -43,7 +36,7 @@ class Figure:
 
     scheme: str
     samples_per_second: float
-    speed_up: Interval
+    speed_up: float
     staleness: float
 
     @property
@@ -106,8 +99,7 @@ class Advice:
                 {
                     "scheme": each.scheme,
                     "samples_per_second": each.samples_per_second,
-                    "speed_up": each.speed_up.estimate,
-                    "interval": [each.speed_up.low, each.speed_up.high],
+                    "speed_up": each.speed_up,
                     "staleness": each.staleness,
                 }
                 for each in self.figures
@@ -124,14 +116,9 @@ def advise(
 ) -> Advice:
     """Simulate the schemes on these machines and choose one.
 
-    The gain of a scheme is its samples/s over those of plain training, both simulated on the same iterations. Its
-    interval is a block bootstrap: iterations are resampled in blocks of an eighth of the run, the same blocks for
-    all workers, so that episodes stay whole. If the fixed part of the time is unknown, the interval reaches down to the
-    gain with the largest that it may be.
-
-    The pick is the exact scheme that gains most, if that is 2 % or more and the whole interval is above 0. A stale
-    scheme is named beside it if it processes 10 % more than the pick: of those within 3 % of the fastest, the one
-    with the least staleness.
+    The gain of a scheme is its samples/s over those of plain training, both simulated on the same iterations. The pick
+    is the exact scheme that gains most, if that is 2 % or more. A stale scheme is named beside it if it processes 10 %
+    more than the pick: of those within 3 % of the fastest, the one with the least staleness.
 
     Args:
         machines: Measured or described.
@@ -149,30 +136,20 @@ def advise(
             " servers by evenstep simulate instead"
         )
     names = sorted(dict.fromkeys((PLAIN, *schemes)), key=lambda name: not _exact(name))
-    count = machines.factors.shape[1]
     runs = {}
     for done, name in enumerate(names, start=1):
-        runs[name] = _simulated(machines, np.arange(count), name, message_bytes)
-        progress(0.5 * done / len(names))
-    first = {name: _figure(name, run, runs[PLAIN]) for name, run in runs.items()}
-    # Only what may be chosen needs an interval: each draw of one takes as long as a simulation.
-    chosen = [name for name in names if _exact(name)]
-    stale = _least_stale(list(first.values()))
-    chosen += [] if stale is None else [stale.scheme]
-    ratios: dict[str, list[float]] = {name: [] for name in chosen}
-    generator = np.random.default_rng(0)
-    for done in range(1, _RESAMPLES + 1):
-        order = _drawn(generator, count)
-        drawn = {name: _simulated(machines, order, name, message_bytes).samples_per_second for name in chosen}
-        for name in chosen:
-            ratios[name].append(drawn[name] / drawn[PLAIN])
-        progress(0.5 + 0.5 * done / _RESAMPLES)
-    ends = {name: tuple(np.percentile(ratios[name], _CONFIDENCE).tolist()) for name in chosen}
-    if machines.fixed_share:
-        other = machines.with_fixed_part(machines.fixed_share)
-        assumed = {name: _simulated(other, np.arange(count), name, message_bytes).samples_per_second for name in chosen}
-        ends = {name: (*ends[name], assumed[name] / assumed[PLAIN]) for name in chosen}
-    figures = tuple(_within(first[name], ends.get(name, ())) for name in names)
+        runs[name] = _simulated(machines, name, message_bytes)
+        progress(done / len(names))
+    plain = runs[PLAIN].samples_per_second
+    figures = tuple(
+        Figure(
+            scheme=name,
+            samples_per_second=run.samples_per_second,
+            speed_up=run.samples_per_second / plain,
+            staleness=run.mean_staleness,
+        )
+        for name, run in runs.items()
+    )
     pick, worth = _chosen(figures)
     measured = machines.measured
     own = None if measured is None else _own(machines, measured[0], message_bytes)
@@ -195,8 +172,8 @@ def _exact(name: str) -> bool:
 def _chosen(figures: Sequence[Figure]) -> tuple[Figure, Figure | None]:
     """The exact scheme to use, and the stale one that is worth a thought."""
     plain = next(each for each in figures if each.scheme == PLAIN)
-    exact = [each for each in figures if each.exact and each.speed_up.estimate >= 1 + WORTH and each.speed_up.low > 1]
-    pick = max(exact, key=lambda each: each.speed_up.estimate, default=plain)
+    exact = [each for each in figures if each.exact and each.speed_up >= 1 + WORTH]
+    pick = max(exact, key=lambda each: each.speed_up, default=plain)
     stale = _least_stale(figures)
     if stale is None or stale.samples_per_second < (1 + STALE_WORTH) * pick.samples_per_second:
         return pick, None
@@ -211,34 +188,10 @@ def _least_stale(figures: Sequence[Figure]) -> Figure | None:
     return min(close, key=lambda each: each.staleness, default=None)
 
 
-def _figure(name: str, run: SimulatedRun, plain: SimulatedRun) -> Figure:
-    ratio = run.samples_per_second / plain.samples_per_second
-    return Figure(
-        scheme=name,
-        samples_per_second=run.samples_per_second,
-        speed_up=Interval(low=ratio, estimate=ratio, high=ratio),
-        staleness=run.mean_staleness,
-    )
-
-
-def _within(figure: Figure, ends: Sequence[float]) -> Figure:
-    """The figure, with an interval that reaches to all of these."""
-    ratio = figure.speed_up.estimate
-    reached = (ratio, *ends)
-    return replace(figure, speed_up=Interval(low=min(reached), estimate=ratio, high=max(reached)))
-
-
-def _drawn(generator: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """As many iterations, in blocks that begin anywhere and go on from the start at the end."""
-    length = -(-count // _BLOCKS)
-    starts = generator.integers(count, size=_BLOCKS)
-    return np.asarray(np.concatenate([np.arange(start, start + length) % count for start in starts])[:count])
-
-
-def _simulated(machines: Machines, order: npt.NDArray[np.int64], name: str, message_bytes: int | None) -> SimulatedRun:
-    iterations = max(min(_ITERATIONS, longest(len(machines.cluster))), len(order))
+def _simulated(machines: Machines, name: str, message_bytes: int | None) -> SimulatedRun:
+    iterations = max(min(_ITERATIONS, longest(len(machines.cluster))), machines.factors.shape[1])
     scenario = Scenario(
-        cluster=machines.disturbed(order),
+        cluster=machines.disturbed(),
         scheme=parse_scheme(name),
         global_batch_size=machines.global_batch_size,
         iterations=iterations,
@@ -253,14 +206,11 @@ def _own(machines: Machines, scheme: str, message_bytes: int | None) -> float | 
     """The samples/s of the run's own scheme; None if that cannot be simulated."""
     try:
         parse_scheme(scheme, imports=False)  # The name comes from a log, which must not choose a module to import.
-        order = np.arange(machines.factors.shape[1])
-        return _simulated(machines, order, scheme, message_bytes).samples_per_second
+        return _simulated(machines, scheme, message_bytes).samples_per_second
     except ConfigError:
         return None
 
 
-def _percent(speed_up: Interval) -> str:
-    """A gain with its interval: `+38 % (31 to 44 %)`."""
-    low, middle, high = (round(100 * (each - 1)) for each in (speed_up.low, speed_up.estimate, speed_up.high))
-    interval = "" if low == high else f" ({low} to {high} %)"
-    return f"{middle:+d} %{interval}"
+def _percent(speed_up: float) -> str:
+    """A gain: `+38 %`."""
+    return f"{100 * (speed_up - 1):+.0f} %"

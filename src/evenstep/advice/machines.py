@@ -7,10 +7,10 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-from evenstep.advice.fixed_part import fixed_shares
 from evenstep.cluster import Cluster, ClusterWorker
 from evenstep.cluster.slowness import AffineCurve, Constant, Device, Disturbance, Episodic, From, Trace
 from evenstep.core.errors import ConfigError
+from evenstep.report.account import Elasticity
 from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun
 
@@ -18,7 +18,6 @@ MIN_ITERATIONS: Final = 20
 """A shorter run says too little: `lb-bsp` has only just settled, and slowness has not shown its pattern."""
 
 _WARM_UP: Final = 2
-_UNKNOWN_SHARE: Final = 0.3
 _LEAST_SECONDS: Final = 1e-6
 _DESCRIBED: Final = 400
 _FEWEST: Final = 100
@@ -36,8 +35,6 @@ class Machines:
         exchange_seconds: What an iteration takes beside compute, on all workers alike: communication, and the script.
         global_batch_size: In samples.
         measured: The samples/s of the run, and the scheme under which it was made; None for a cluster file.
-        fixed_share: The largest part of an iteration that may not depend on the batch size though the times at hand
-            cannot tell, 0 to 1; 0 if sizes varied enough, or were described.
         others: Seconds per iteration that each worker takes for input and script beyond the others, shape [workers].
     """
 
@@ -46,28 +43,15 @@ class Machines:
     exchange_seconds: float
     global_batch_size: int
     measured: tuple[str, float] | None = None
-    fixed_share: float = 0.0
     others: FloatArray
 
-    def disturbed(self, order: npt.NDArray[np.int64]) -> Cluster:
-        """The cluster, whose workers take as long as in these iterations, in this order and from its start again."""
-        factors = self.factors[:, order]
+    def disturbed(self) -> Cluster:
+        """The cluster, whose workers take as long as in these iterations, and from their start again."""
         workers = tuple(
-            replace(each, disturbances=(*each.disturbances, *self._of(rank, factors[rank])))
+            replace(each, disturbances=(*each.disturbances, *self._of(rank)))
             for rank, each in enumerate(self.cluster.workers)
         )
         return replace(self.cluster, workers=workers)
-
-    def with_fixed_part(self, share: float) -> "Machines":
-        """The same measurements, if that share of an average iteration did not depend on the batch size."""
-        equal = self.global_batch_size / len(self.cluster)
-        workers = []
-        for each in self.cluster.workers:
-            assert each.device is not None
-            seconds = each.device.curve.seconds(equal)
-            curve = AffineCurve(fixed_seconds=share * seconds, seconds_per_sample=(1 - share) * seconds / equal)
-            workers.append(replace(each, device=replace(each.device, curve=curve)))
-        return replace(self, cluster=replace(self.cluster, workers=tuple(workers)), fixed_share=0.0)
 
     def seconds(self) -> FloatArray:
         """Each worker's compute seconds at equal sizes, shape [workers, iterations]."""
@@ -75,8 +59,8 @@ class Machines:
         usual = [0.0 if each.device is None else each.device.curve.seconds(equal) for each in self.cluster.workers]
         return np.asarray(np.array(usual)[:, np.newaxis] * self.factors)
 
-    def _of(self, rank: int, factors: FloatArray) -> list[Disturbance]:
-        parts: list[Disturbance] = [Trace(factors=tuple(factors.tolist()))]
+    def _of(self, rank: int) -> list[Disturbance]:
+        parts: list[Disturbance] = [Trace(factors=tuple(self.factors[rank].tolist()))]
         if self.others[rank] > 0:
             parts.append(Constant(factor=1.0, extra_seconds=float(self.others[rank])))
         return parts
@@ -92,9 +76,8 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
 
     Of a long run the latest iterations count, as many as `longest` says.
 
-    A worker's time is a fixed part and a part in proportion to its samples. The fixed part is that of `fixed_shares`.
-    If no worker shows any, time is taken for proportional, and `fixed_share` says how wrong that may be. What an
-    iteration took beyond its usual time is its factor.
+    A worker's time is a fixed part and a part in proportion to its samples, as the changes of its sizes show; without
+    any it is taken for proportional. What an iteration took beyond its usual time is its factor.
 
     Raises:
         ConfigError: The run is too short, has one worker, lacks the records of some, or is of another number of workers
@@ -105,6 +88,7 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
             f"{run.unrecorded} of the run's workers have no iterations in this folder: copy the worker-*.jsonl of all"
             " hosts into one"
         )
+    elasticities = _elasticities(run)
     done = {worker: each[_WARM_UP:] for worker, each in run.counted.items()}
     length = min(len(each) for each in done.values())
     if len(done) < 2:
@@ -123,12 +107,11 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
     done = {worker: each[-longest(len(done)) :] for worker, each in done.items()}
     equal = run.global_batch_size / len(done)
     whole = _whole(list(done.values()), run)
-    shares = fixed_shares(list(done.values()), equal)
     kept = [_columns(each, counts) for each, counts in zip(done.values(), whole, strict=True)]
     length = min(len(samples) for samples, _ in kept)
     if length < MIN_ITERATIONS:
         raise ConfigError("too few iterations had a whole global batch: give a run with longer epochs")
-    curves = [_curve(*each, share, equal) for share, each in zip(shares or [0.0] * len(kept), kept, strict=True)]
+    curves = [_curve(*each, 1 - share, equal) for each, share in zip(kept, elasticities, strict=True)]
     factors = np.array([_factors(*each, curve)[:length] for each, curve in zip(kept, curves, strict=True)])
     described_workers = (None,) * len(done) if described is None else described.workers
     workers = tuple(_worker(curve, each) for curve, each in zip(curves, described_workers, strict=True))
@@ -142,7 +125,6 @@ def measured_machines(run: RecordedRun, described: Cluster | None = None) -> Mac
         exchange_seconds=float(others.min()) if linked else exchange,
         global_batch_size=run.global_batch_size,
         measured=(run.scheme, speed),
-        fixed_share=_UNKNOWN_SHARE if shares is None else 0.0,
         others=others - others.min(),
     )
 
@@ -211,8 +193,18 @@ def _whole(done: Sequence[Iterations], run: RecordedRun) -> list[npt.NDArray[np.
     return [whole] * len(done)
 
 
+def _elasticities(run: RecordedRun) -> list[float]:
+    """The part of each worker's time that follows its sizes, 0 to 1; 1 if no sizes have changed."""
+    follows = Elasticity(len(run.iterations))
+    for worker, done in enumerate(run.counted.values()):
+        computed = (done.compute_seconds > 0) & (done.measured > 0)
+        sizes = done.measured[computed] * len(run.iterations) / run.global_batch_size
+        follows.observe(worker, done.compute_seconds[computed], sizes)
+    return follows.medians.tolist() if follows.known else [1.0] * len(run.iterations)
+
+
 def _columns(done: Iterations, counts: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-    return done.samples[counts], done.compute_seconds[counts]
+    return done.measured[counts], done.compute_seconds[counts]
 
 
 def _curve(samples: FloatArray, seconds: FloatArray, share: float, equal: float) -> AffineCurve:

@@ -20,7 +20,7 @@ from evenstep.launch.launch_settings import read_cluster
 from evenstep.report.recorded import read_run
 
 _DESCRIPTION: Final = """\
-Say which scheme is best on these machines, what it gains over plain DDP, with an interval, and why.
+Say which scheme is best on these machines, what it gains over plain DDP, and why.
 
 Give the run directory of a run on them (--run-dir of evenstep run; 50 iterations under any scheme are enough, lb-bsp
 tells most), a cluster file, or both: then speeds are those of the run, and links and memory those of the file. The
@@ -109,14 +109,13 @@ def _show(advice: Advice) -> None:
 def _table(advice: Advice) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("scheme", no_wrap=True)
-    for name in ("samples/s", "over plain DDP", "95% interval", "staleness"):
+    for name in ("samples/s", "over plain DDP", "staleness"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in advice.figures:
         row = (
             each.scheme,
             f"{each.samples_per_second:,.0f}",
-            f"{each.speed_up.estimate:.2f}x",
-            each.speed_up.ends,
+            f"{each.speed_up:.2f}x",
             "" if each.exact else f"{each.staleness:.1f}",
         )
         table.add_row(*row, style="bold" if each is advice.pick else "")

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from evenstep.core.supervision import Why
 from evenstep.report.account import EARLY, Account, Cause, Meetings, ServedWorker
-from evenstep.report.iterations import BASES, FloatArray, Iterations
+from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun
 from evenstep.telemetry.events import Joined
 
@@ -22,11 +22,11 @@ def account_of(run: RecordedRun) -> Account:
     account.take(
         Meetings(
             samples=np.array([each.samples for each in done]),
+            measured=np.array([each.measured for each in done]),
             own=np.stack([each.own_parts for each in done], axis=1),
             wait=np.array([each.wait_seconds for each in done]),
             comm=np.array([each.comm_seconds for each in done]),
             seconds=done[0].iteration_seconds,  # As in the summary at the end of the run.
-            bases=tuple(BASES[int(code)] for code in done[0].basis),
         )
     )
     return account

@@ -10,14 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from evenstep.core.errors import ConfigError
-from evenstep.core.values import Basis
 from evenstep.telemetry.events import IterationDone
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _UNKNOWN: Final = float("nan")
-BASES: Final[tuple[Basis, ...]] = ("speed", "start")
-"""Why an iteration has its sizes, by the number in its column."""
 
 
 @final
@@ -36,17 +33,18 @@ class Part(StrEnum):
 class Iterations:
     """One worker's iterations in order; each column has the shape [iterations], with NaN for unknown values.
 
-    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock, `basis` an index of `BASES`.
-    `cost` is in average samples, `padding` the part of it that is padding, also in average samples.
-    On servers, `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
+    `numbers` count from 0 over the whole run. `began` is in seconds of the worker's clock. `measured` are the samples
+    that the seconds of compute are of: on a GPU those of the iteration before, and if samples differ in cost, average
+    samples. `cost` is in average samples, `padding` the part of it that is padding, also in average samples. On
+    servers, `staleness` (versions), `behind` (global batches) and `lead` (iterations) are of its push.
     """
 
     numbers: FloatArray
     began: FloatArray
     samples: FloatArray
+    measured: FloatArray
     cost: FloatArray
     padding: FloatArray
-    basis: FloatArray
     iteration_seconds: FloatArray
     input_seconds: FloatArray
     compute_seconds: FloatArray
@@ -78,12 +76,6 @@ class Iterations:
             Part.COMMUNICATION: self.comm_seconds,
             Part.SCRIPT: self.rest_seconds,
         }
-
-    @property
-    def paces(self) -> FloatArray:
-        """Seconds of compute for each sample; NaN without samples or compute."""
-        computed = (self.samples > 0) & (self.compute_seconds > 0)
-        return np.where(computed, self.compute_seconds / np.where(computed, self.samples, 1.0), np.nan)
 
     @property
     def own_parts(self) -> FloatArray:
@@ -120,9 +112,9 @@ class IterationsBuilder:
             event.iteration,
             _known(event.at),
             event.samples,
+            _measured(event),
             _known(event.cost),
             _known(event.padding),
-            BASES.index(event.basis),
             event.iteration_seconds,
             event.input_seconds,
             event.compute_seconds,
@@ -147,6 +139,13 @@ class IterationsBuilder:
 
 def _known(value: float | None) -> float:
     return _UNKNOWN if value is None else value
+
+
+def _measured(event: IterationDone) -> float:
+    """A worker's row begins with the samples and the microseconds of an average pass."""
+    if len(event.row) < 2 or not event.row[1]:
+        return event.samples
+    return event.row[0] * max(round(event.compute_seconds * 1e6 / event.row[1]), 1)
 
 
 def true_waits(iterations: Mapping[int, Iterations]) -> dict[int, Iterations]:

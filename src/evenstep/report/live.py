@@ -22,8 +22,8 @@ from evenstep.telemetry.events import Disturbed, Ended, Event, Failed, Joined, L
 
 _RECENT: Final = 50
 """The latest iterations of each worker that all numbers are of: enough to be stable, few enough to be current."""
-_KEPT: Final = 500
-"""Those that the gain is of, since few iterations have equal sizes to compare with."""
+_KEPT: Final = 1000
+"""Those that the gain is of: it is known from changes of sizes, which may be rare."""
 _OVER: Final = ("finished", "failed", "gone")
 _SILENT_SECONDS: Final = 5.0
 _SILENT_ITERATIONS: Final = 5
@@ -166,7 +166,7 @@ class LiveRun:
 
 
 def _verdict(run: RecordedRun, recent: Mapping[int, Iterations]) -> Verdict:
-    """On the latest iterations; the gain is measured on more, since few have equal sizes."""
+    """On the latest iterations; the gain is of more, since sizes may change rarely."""
     if run.servers is not None:
         return served_verdict(served_workers(replace(run, iterations=recent)), longer=served_workers(run))
     latest = replace(run, iterations={worker: done[-_RECENT:] for worker, done in run.counted.items()})

@@ -9,7 +9,7 @@ import numpy as np
 from evenstep.report.account import (
     Interval,
     Verdict,
-    long_enough,
+    missing_iterations,
     served_long_enough,
     served_slowdowns,
     served_verdict,
@@ -27,9 +27,9 @@ from evenstep.report.timeline import Curve, Move, Times, curves_of, moves_of, ti
 class Gain:
     """Throughputs in samples per second.
 
-    `measured` is the run's. `speed_up` is how many times as fast it was as with equal sizes, measured on its own
-    iterations with equal sizes; None if there are too few, and on servers. `ideal` is the sum of the workers' speeds at
-    their sizes: no worker waits, and only compute takes time.
+    `measured` is the run's. `speed_up` is how many times as fast it was as with equal sizes; None if the run was too
+    short to tell, and on servers. `ideal` is the sum of the workers' speeds at their sizes: no worker waits, and only
+    compute takes time.
     """
 
     measured: float
@@ -100,13 +100,14 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
     times, summary = times_of(run), summary_of(run)
     if run.servers is None:
         account = account_of(run)
-        judged = long_enough(account.iterations, account.seconds)
+        judged = not missing_iterations(account)
         verdict, speed_up = verdict_of(account, run.workers, run.scheme), account.speed_up if judged else None
         slow = {run.workers[index]: ratio for index, ratio in account.slowdowns().items()}
+        elasticities = dict(zip(run.workers, account.gain.elasticity.medians.tolist(), strict=True))
     else:
         workers = served_workers(run)
         judged, verdict, speed_up = served_long_enough(workers), served_verdict(workers), None
-        slow = served_slowdowns(workers)
+        slow, elasticities = served_slowdowns(workers), dict.fromkeys(run.workers, 1.0)
     computing = [each for each in summary.workers if each.compute_seconds]
     ideal = sum(each.samples / (each.compute_seconds * each.iterations) for each in computing)
     return RunOverview(
@@ -117,7 +118,7 @@ def overview_of(name: str, run: RecordedRun) -> RunOverview:
         gain=Gain(measured=summary.samples_per_second, speed_up=speed_up, ideal=ideal),
         verdict=verdict,
         workers=_workers(run, summary, slow if judged else {}),
-        moves=tuple(moves_of(run, times)),
+        moves=tuple(moves_of(run, times, elasticities)),
         curves=tuple(curves_of(run, times)),
     )
 

@@ -6,6 +6,7 @@ from typing import final
 
 import numpy as np
 
+from evenstep.report.account import Account
 from evenstep.report.iterations import FloatArray, Iterations
 from evenstep.report.recorded import RecordedRun, ServerRecord, read_run
 from evenstep.telemetry.events import Left
@@ -120,6 +121,33 @@ def summary_of(run: RecordedRun) -> RunSummary:
         samples_per_second=sum(int(done.samples.sum()) for done in counted.values()) / training_seconds,
         workers=tuple(_worker(worker, done, plans[0][worker], plans[-1][worker]) for worker, done in counted.items()),
         served=None if run.servers is None else _served(run, run.servers, training_seconds),
+    )
+
+
+def summary_of_account(account: Account, scheme: str) -> RunSummary:
+    """The summary of a run behind a barrier that is known by its totals."""
+    numbers = zip(account.samples, account.first_sizes, account.last_sizes, account.own[0], account.wait, strict=True)
+    workers = (
+        WorkerSummary(
+            worker=worker,
+            samples=int(samples),
+            iterations=account.iterations,
+            first_batch_size=first,
+            last_batch_size=last,
+            iteration_seconds=account.seconds / account.iterations,
+            compute_seconds=float(compute) / account.iterations,
+            wait_seconds=float(wait) / account.iterations,
+            waiting_share=float(wait) / account.seconds,
+        )
+        for worker, (samples, first, last, compute, wait) in enumerate(numbers)
+    )
+    return RunSummary(
+        scheme=scheme,
+        global_batch_size=sum(account.last_sizes),
+        iterations=account.iterations,
+        training_seconds=account.seconds,
+        samples_per_second=float(account.samples.sum()) / account.seconds,
+        workers=tuple(workers),
     )
 
 

@@ -1,10 +1,11 @@
 """Runs and profiles as tables and bars for a terminal."""
 
 from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
 from typing import Final
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -92,6 +93,13 @@ def iteration_bars(runs: Sequence[RunSummary], *, width: int = 54) -> Group:
     for character, meaning in ((COMPUTE, "compute"), (WAIT, "waiting"), (REST, "communication, input and the script")):
         legend.append(character * 2, style=_STYLES[character]).append(f" {meaning}   ")
     return Group(*lines, legend)
+
+
+def lines_of(shown: RenderableType, *, colours: bool) -> list[str]:
+    """What a terminal shows, as lines of text; `colours`: with its codes for them."""
+    file = StringIO()
+    Console(file=file, width=200, force_terminal=colours, color_system="standard" if colours else None).print(shown)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def _bar(worker: WorkerSummary, seconds_per_character: float) -> Text:

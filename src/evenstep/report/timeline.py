@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
 
 from evenstep.report.iterations import FloatArray
 from evenstep.report.recorded import RecordedRun
-from evenstep.telemetry.events import Noted, Planned
+from evenstep.telemetry.events import Noted
 
 _NOTEWORTHY: Final = 1.05
+_EIGHTH: Final = 8
+_LATEST: Final = 3
+_LEAST: Final = 1e-9
 
 
 @final
@@ -88,40 +90,43 @@ class Move:
     reason: str
 
 
-def moves_of(run: RecordedRun, times: Times) -> list[Move]:
-    """Every change of the planned sizes, in order, except those that end a comparison with equal sizes.
+def moves_of(run: RecordedRun, times: Times, elasticities: Mapping[int, float]) -> list[Move]:
+    """The changes of the planned sizes by more than an eighth of an equal share since the last of them, in order.
 
-    The reason is the worker whose predicted seconds per sample have changed most since the last sizes were chosen.
+    The reason is the worker whose time for an equal share has changed most. The `elasticities` are the parts of the
+    workers' times that follow the sizes of their batches.
     """
     teller = run.workers[0]
     began, numbers = times.began[teller], run.iterations[teller].numbers
-    moves, listed = [], run.planned[0].batch_sizes if run.planned else ()
-    for before, after in pairwise(run.planned):
-        if not _noteworthy(listed, after.batch_sizes):
+    moves = []
+    before = run.planned[0]
+    for after in run.planned[1:]:
+        if not _moved(before.batch_sizes, after.batch_sizes):
             continue
         index = min(int(np.searchsorted(numbers, after.iteration)), len(began) - 1)
+        then, now = (_seconds_before(run, each.iteration, elasticities) for each in (before, after))
         move = Move(
             iteration=after.iteration,
             seconds=float(began[index]),
-            before=tuple(listed),
+            before=tuple(before.batch_sizes),
             after=tuple(after.batch_sizes),
-            reason=_reason(run, before, after),
+            reason=_reason(then, now),
         )
         moves.append(move)
-        listed = after.batch_sizes
+        before = after
     return moves
 
 
-def _noteworthy(before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether a worker's size has changed by more than an eighth of an equal share since the last change listed."""
-    share = sum(after) / max(len(after), 1)
-    return any(8 * abs(one - other) > share for one, other in zip(before, after, strict=True))
+def _moved(before: Sequence[int], after: Sequence[int]) -> bool:
+    if len(before) != len(after):
+        return True
+    equal = sum(after) / max(len(after), 1)
+    return any(_EIGHTH * abs(one - other) > equal for one, other in zip(before, after, strict=True))
 
 
-def _reason(run: RecordedRun, before: Planned, after: Planned) -> str:
-    then, now = _paces(run, before.iteration), _paces(run, after.iteration)
+def _reason(then: Mapping[int, float], now: Mapping[int, float]) -> str:
     if not now:
-        return "no worker had told of its speed yet"
+        return "no speed was measured yet"
     if not then:
         slow, fast = max(now, key=lambda each: now[each]), min(now, key=lambda each: now[each])
         return f"first speeds known: worker {slow} needs {now[slow] / now[fast]:.2f} times worker {fast}'s time"
@@ -130,17 +135,21 @@ def _reason(run: RecordedRun, before: Planned, after: Planned) -> str:
     if most is None or max(ratios[most], 1 / ratios[most]) < _NOTEWORTHY:
         return "speeds are known better"
     was, has = 1e3 * then[most], 1e3 * now[most]
-    return f"worker {most} is {'slower' if has > was else 'faster'} now, {was:.2f} to {has:.2f} ms a sample"
+    how = "slower" if has > was else "faster"
+    return f"worker {most} is {how} now, {was:.3g} to {has:.3g} ms for an equal share"
 
 
-def _paces(run: RecordedRun, iteration: int) -> dict[int, float]:
-    """Each worker's last seconds per sample before this iteration."""
-    paces = {}
+def _seconds_before(run: RecordedRun, iteration: int, elasticities: Mapping[int, float]) -> dict[int, float]:
+    """What each worker computed for an equal share in its last iterations before this one; of those that computed."""
+    found = {}
     for worker, done in run.iterations.items():
-        index = int(np.searchsorted(done.numbers, iteration)) - 1
-        if index >= 0 and np.isfinite(pace := done.paces[index]):
-            paces[worker] = float(pace)
-    return paces
+        index = int(np.searchsorted(done.numbers, iteration))
+        latest = done[max(index - _LATEST, 0) : index]
+        sizes = latest.measured * len(run.iterations) / run.global_batch_size
+        seconds = latest.compute_seconds / np.maximum(1 + elasticities[worker] * (sizes - 1), _LEAST)
+        if seconds.any():
+            found[worker] = float(np.median(seconds[seconds > 0]))
+    return found
 
 
 # Notes.

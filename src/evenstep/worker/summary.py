@@ -1,6 +1,7 @@
 """Prints at the end of a run how it went, with or without a run directory."""
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple, final
@@ -13,6 +14,9 @@ from evenstep.worker.iteration import Iteration
 
 _BATCH: Final = 64
 """Iterations that are added up together, so that each one costs next to nothing."""
+_MOST_BARS: Final = 8
+_BAR: Final = 40
+"""So that a line has at most 80 characters."""
 
 
 class _Meeting(NamedTuple):
@@ -26,7 +30,7 @@ class _Meeting(NamedTuple):
 
 @final
 class Summary:
-    """Sums up a run on worker 0, and prints a few lines when it is no longer used or its process ends.
+    """Sums up a run on worker 0, and prints a few lines and a picture when it is no longer used or its process ends.
 
     It keeps totals only, in memory that does not grow with the run.
 
@@ -98,15 +102,29 @@ def _meetings(taken: list[_Meeting]) -> Meetings:
     wait = np.minimum(spent.max(axis=0) - spent, met)
     return Meetings(
         samples=(np.stack([each.done.share.sizes for each in taken], axis=1) * passes).astype(np.float64),
+        measured=(np.stack([each.reports.samples for each in taken], axis=1) * passes).astype(np.float64),
         own=own,
         wait=wait,
         comm=met - wait,
         seconds=np.array([each.ended - each.done.entered for each in taken]),
-        bases=tuple(each.done.basis for each in taken),
     )
 
 
 def _say_lines(sums: _Sums, scheme: str, say: Callable[[str], None], process: int) -> None:
     if os.getpid() == process:  # A fork, such as a data worker, inherits this, but its end is not the run's.
-        for line in summary_lines(sums.finish(), scheme):
+        account = sums.finish()
+        for line in [*summary_lines(account, scheme), *bars(account, scheme)]:
             say(line)
+
+
+def bars(account: Account, scheme: str) -> list[str]:
+    """The average iteration of each worker as a bar, if they are few; colours are for a terminal."""
+    encoding = str(getattr(sys.stderr, "encoding", None)).lower()
+    if not 2 <= account.workers <= _MOST_BARS or not account.iterations or not encoding.startswith("utf"):
+        return []
+    # At the end only, since rich takes a while to import.
+    from evenstep.report.summary import summary_of_account
+    from evenstep.report.terminal import iteration_bars, lines_of
+
+    shown = iteration_bars([summary_of_account(account, scheme)], width=_BAR)
+    return lines_of(shown, colours=sys.stderr.isatty())

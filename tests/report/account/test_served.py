@@ -51,7 +51,8 @@ def test_a_short_run_on_servers_has_no_verdict_but_names_who_was_lost():
         iteration(totals, 2, 3.0 * number, 3.0)
     totals.left(1, "has ended")
     assert totals.verdict().text == (
-        "Too short for a verdict: 5 iterations in 15 s. Worker 1 was lost after 5 iterations (has ended)."
+        "Too short for a verdict: 5 iterations in 15 s; about 15 more iterations would tell."
+        " Worker 1 was lost after 5 iterations (has ended)."
     )
 
 

@@ -1,7 +1,8 @@
 """What a run's time went on, what its sizes gained, and the verdict on it, in running totals."""
 
-from evenstep.report.account.account import OWN, Account, Cause, Meetings
-from evenstep.report.account.comparisons import Interval
+from evenstep.report.account.account import OWN, Account, Cause, ChangeCost, Meetings
+from evenstep.report.account.elasticity import Elasticity
+from evenstep.report.account.gain import Interval
 from evenstep.report.account.served import (
     EARLY,
     ServedTotals,
@@ -11,20 +12,22 @@ from evenstep.report.account.served import (
     served_summary_lines,
     served_verdict,
 )
-from evenstep.report.account.verdict import Verdict, duration, long_enough, summary_lines, verdict_of
+from evenstep.report.account.verdict import Verdict, duration, missing_iterations, summary_lines, verdict_of
 
 __all__ = [
     "EARLY",
     "OWN",
     "Account",
     "Cause",
+    "ChangeCost",
+    "Elasticity",
     "Interval",
     "Meetings",
     "ServedTotals",
     "ServedWorker",
     "Verdict",
     "duration",
-    "long_enough",
+    "missing_iterations",
     "served_long_enough",
     "served_slowdowns",
     "served_summary_lines",

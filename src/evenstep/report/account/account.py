@@ -1,22 +1,18 @@
 """What the time of a run behind a barrier went on, and what its sizes gained, in running totals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import pairwise
-from typing import Final, TypeAlias, final
+from typing import Final, Protocol, final
 
 import numpy as np
-import numpy.typing as npt
 
-from evenstep.core.values import Basis
-from evenstep.report.account.comparisons import Comparisons, Interval
+from evenstep.core.values import IntArray
+from evenstep.report.account.elasticity import FloatArray
+from evenstep.report.account.gain import Gain, Interval
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-
-_WARM_UP: Final = 1
-"""Iterations at the start of a run that say nothing about its speed."""
-_MIN_ITERATIONS: Final = 3
+_UNEVEN: Final = 0.125
+"""Sizes that differ less from their equal share, as a part of it, are called equal."""
 
 
 @final
@@ -40,15 +36,16 @@ class Meetings:
 
     `own`, of shape [parts, workers, iterations], is what each worker did for itself since the last meeting, in the
     order of `OWN`. All workers leave a meeting together, so the others wait for the worker with the largest sum.
-    `seconds`, of shape [iterations], is the whole iteration, and `bases` says why each iteration has its sizes.
+    `measured` are the samples that the seconds of compute are of: on a GPU, those of the iteration before, and if
+    samples differ in cost, what they cost. `seconds`, of shape [iterations], is the whole iteration.
     """
 
     samples: FloatArray
+    measured: FloatArray
     own: FloatArray
     wait: FloatArray
     comm: FloatArray
     seconds: FloatArray
-    bases: tuple[Basis, ...]
 
     def blame(self) -> FloatArray:
         """Seconds that all waited for each worker, by cause; shape [workers, parts].
@@ -62,20 +59,20 @@ class Meetings:
         np.add.at(blame, (latest, excess.argmax(axis=0)), self.wait.sum(axis=0))
         return blame
 
-    def without_input(self) -> FloatArray:
-        """The iterations' seconds if no worker had waited for its input; shape [iterations]."""
-        compute, inputs, script = self.own
-        late = (compute + inputs + script).max(axis=0) - (compute + script).max(axis=0)
-        return np.asarray(self.seconds - late)
+    def part(self, stretch: slice) -> "Meetings":
+        """Some of the iterations."""
+        return Meetings(**{field.name: getattr(self, field.name)[..., stretch] for field in fields(self)})
 
-    def stretches(self) -> list[slice]:
-        """The longest stretches of iterations with the same sizes and the same basis."""
-        if not len(self.seconds):
-            return []
-        changes = (np.diff(self.samples, axis=1) != 0).any(axis=0)
-        changes |= np.array([one != other for one, other in pairwise(self.bases)], dtype=bool)
-        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.seconds)]
-        return [slice(start, stop) for start, stop in pairwise(edges)]
+
+class ChangeCost(Protocol):
+    """Measures what a change of sizes costs, such as compilation."""
+
+    def observe(self, samples: IntArray, microseconds: IntArray) -> None:
+        """Take in an iteration, of shape [workers]: each worker's samples, and how long it computed."""
+
+    @property
+    def iterations(self) -> float:
+        """What a change costs, in usual iterations; 0 or more."""
 
 
 @final
@@ -85,6 +82,11 @@ class Account:
     With local SGD, an iteration here is what lies between two meetings, but sizes are those of one iteration with
     `global_batch_size` samples.
 
+    Args:
+        workers: How many there are.
+        global_batch_size: In samples.
+        change_cost: Is given every iteration; None if nobody wants to know what changes cost.
+
     Attributes:
         iterations: The iterations taken.
         seconds: Their sum.
@@ -93,10 +95,10 @@ class Account:
         wait: Each worker's seconds of waiting for the latest worker, shape [workers].
         comm: Each worker's seconds of communication, shape [workers].
         blame: Seconds that all waited for each worker, by cause; shape [workers, parts].
-        comparisons: How much faster the decided sizes are than equal ones.
+        gain: What all of this would have been with equal sizes.
     """
 
-    def __init__(self, workers: int, global_batch_size: int) -> None:
+    def __init__(self, workers: int, global_batch_size: int, change_cost: ChangeCost | None = None) -> None:
         self.iterations = 0
         self.seconds = 0.0
         self.samples: FloatArray = np.zeros(workers)
@@ -104,17 +106,11 @@ class Account:
         self.wait: FloatArray = np.zeros(workers)
         self.comm: FloatArray = np.zeros(workers)
         self.blame: FloatArray = np.zeros((workers, len(OWN)))
-        self.comparisons = Comparisons()
+        self.gain = Gain(workers, global_batch_size)
         self._batch = global_batch_size
+        self._change_cost = change_cost
         self._first_sizes: FloatArray = np.zeros(workers)
         self._last_sizes: FloatArray = np.zeros(workers)
-        self._whole = 0.0
-        # Waiting and all time of iterations with equal sizes, and with decided ones that are others.
-        self._equal = np.zeros(2)
-        self._decided = np.zeros(2)
-        # Iterations with about equal sizes, and every worker's compute seconds and samples in them.
-        self._even_iterations = 0
-        self._even: FloatArray = np.zeros((2, workers))
 
     @property
     def workers(self) -> int:
@@ -123,9 +119,7 @@ class Account:
 
     def take(self, meetings: Meetings) -> None:
         """Add some iterations."""
-        times = np.stack([meetings.seconds, meetings.without_input()], axis=1).tolist()
-        for stretch in meetings.stretches():
-            self._take_stretch(meetings, times, stretch)
+        self.gain.take(meetings)
         self.iterations += len(meetings.seconds)
         self.seconds += float(meetings.seconds.sum())
         self.samples += meetings.samples.sum(axis=1)
@@ -133,11 +127,10 @@ class Account:
         self.wait += meetings.wait.sum(axis=1)
         self.comm += meetings.comm.sum(axis=1)
         self.blame += meetings.blame()
-
-    @property
-    def waiting(self) -> float:
-        """The part of all workers' seconds in which they waited for the latest worker, 0 to 1."""
-        return float(self.wait.mean()) / self.seconds if self.seconds else 0.0
+        self._take_sizes(meetings.samples)
+        if self._change_cost is not None:
+            for samples, seconds in zip(meetings.measured.T, meetings.own[0].T, strict=True):
+                self._change_cost.observe(samples.astype(np.int64), np.rint(seconds * 1e6).astype(np.int64))
 
     @property
     def first_sizes(self) -> tuple[int, ...]:
@@ -146,11 +139,22 @@ class Account:
 
     @property
     def last_sizes(self) -> tuple[int, ...]:
-        """All workers' batch sizes as decided last."""
+        """All workers' latest batch sizes; not those of the short last slice of an epoch."""
         return self._shown(self._last_sizes)
 
     @property
-    def waiting_share(self) -> float:
+    def uneven(self) -> bool:
+        """Whether any of the latest sizes differs from an equal share by more than an eighth."""
+        equal = self._last_sizes.mean()
+        return bool((np.abs(self._last_sizes - equal) > _UNEVEN * equal).any())
+
+    @property
+    def change_cost(self) -> float:
+        """What a change of sizes costs, in iterations; 0 if nobody measures it."""
+        return 0.0 if self._change_cost is None else self._change_cost.iterations
+
+    @property
+    def waiting(self) -> float:
         """The share of all workers' time that was waiting, 0 to 1."""
         return float(self.wait.sum()) / self._all_time
 
@@ -165,82 +169,28 @@ class Account:
         return self.blame / self._all_time
 
     @property
-    def waiting_before(self) -> float | None:
-        """The share of the time that was waiting with equal sizes; None without such iterations."""
-        return float(self._equal[0] / self._equal[1]) if self._equal[1] else None
-
-    @property
-    def waiting_after(self) -> float | None:
-        """The share of the time that was waiting with decided, unequal sizes; None without such iterations."""
-        return float(self._decided[0] / self._decided[1]) if self._decided[1] else None
-
-    @property
-    def speed_up(self) -> Interval | None:
-        """How many times as fast the run was as with equal sizes only, 1 if it had no others; None if unknown."""
-        if not self._decided[1]:
-            return Interval(low=1.0, estimate=1.0, high=1.0) if self._equal[1] else None
-        return self.comparisons.speed_up(self.seconds)
+    def speed_up(self) -> Interval:
+        """How many times as fast the run was as with equal sizes."""
+        return self.gain.speed_up
 
     def slowdowns(self) -> dict[int, float]:
-        """Each worker's seconds per sample over the median of the others', at equal sizes; empty if unknown."""
-        iterations = self._even_iterations
-        paces = self._even[0] / np.maximum(self._even[1], 1.0) * iterations
-        for stands_for, measured in self.comparisons.paces():
-            paces = paces + measured * stands_for
-            iterations += stands_for
-        if iterations < _MIN_ITERATIONS or not (paces > 0).all():
-            return {}
-        return over_others(paces)
+        """Each worker's seconds per sample over the median of the others', at equal sizes."""
+        return over_others(self.gain.paces)
 
     @property
     def _all_time(self) -> float:
         return max(self.seconds * self.workers, 1e-12)
 
+    def _take_sizes(self, samples: FloatArray) -> None:
+        whole = np.flatnonzero(samples.sum(axis=0) >= max(self._last_sizes.sum(), self._batch))
+        if not self._first_sizes.any() and samples.size:
+            self._first_sizes = self._last_sizes = samples[:, 0]
+        if len(whole):
+            self._last_sizes = samples[:, whole[-1]]
+
     def _shown(self, sizes: FloatArray) -> tuple[int, ...]:
-        scale = self._batch / max(self._whole, self._batch, 1.0)
+        scale = self._batch / max(sizes.sum(), 1.0)
         return tuple(round(size * scale) for size in sizes.tolist())
-
-    def _take_stretch(self, meetings: Meetings, times: list[list[float]], stretch: slice) -> None:
-        """Add iterations that have the same sizes, with the same basis."""
-        number = self.iterations + stretch.start
-        sizes = meetings.samples[:, stretch.start]
-        whole, basis = float(sizes.sum()), meetings.bases[stretch.start]
-        if not self._whole:
-            self._first_sizes = self._last_sizes = sizes
-        self._whole = max(whole, self._whole)
-        stretch = slice(stretch.start + max(_WARM_UP - number, 0), stretch.stop)
-        if stretch.start >= stretch.stop:
-            return
-        if whole < self._whole:  # The short last slice of an epoch.
-            if basis == "speed":
-                self.comparisons.add_short(tuple(sizes.tolist()), meetings.seconds[stretch].tolist())
-            return
-        time = np.array([meetings.wait[:, stretch].sum(), meetings.seconds[stretch].sum() * len(sizes)])
-        taken = [(seconds, busy) for seconds, busy in times[stretch]]
-        compute = meetings.own[0][:, stretch]
-        if basis == "speed":
-            self._take_decided(sizes, taken, time, compute.sum(axis=1))
-        else:
-            self._equal += time
-            self.comparisons.add_equal(taken, compute.mean(axis=1) / np.maximum(sizes, 1.0))
-
-    def _take_decided(
-        self, sizes: FloatArray, taken: list[tuple[float, float]], time: FloatArray, compute: FloatArray
-    ) -> None:
-        """Add iterations whose sizes were decided from speeds; `compute`: each worker's seconds in all of them."""
-        self._last_sizes = sizes
-        if uneven(sizes, float(sizes.mean())):
-            self._decided += time
-            self.comparisons.add_decided(tuple(sizes.tolist()), taken)
-        else:
-            self._equal += time
-            self._even_iterations += len(taken)
-            self._even += [compute, sizes * len(taken)]
-
-
-def uneven(sizes: FloatArray, equal: float) -> bool:
-    """Whether any size differs from its equal share by more than an eighth."""
-    return bool((np.abs(sizes - equal) * 8 > equal).any())
 
 
 def over_others(values: FloatArray | Sequence[float]) -> dict[int, float]:

@@ -21,7 +21,6 @@ from evenstep.report.account.verdict import (
     Verdict,
     counted,
     head_text,
-    long_enough,
     no_worker_slow,
     sentences,
     sizes_text,
@@ -34,6 +33,8 @@ _OUTSIDE: Final = "spends time outside of compute (input, script or communicatio
 
 EARLY: Final = "left early"
 """Why a worker is absent at the end: it left its loop by itself, or left the run between two epochs."""
+_FEWEST: Final = 20
+"""Fewer iterations are too few to be judged: without a barrier, workers take a while to drift apart."""
 _MIN_ITERATIONS: Final = 3
 _NEARLY: Final = 8
 
@@ -90,10 +91,12 @@ def served_verdict(
     everyone = _without_early(workers)
     gone = [each for each in everyone if each.lost is not None]
     stayed = [each for each in everyone if each.lost is None]
-    iterations, seconds = _length(longer or workers)
     lost = any(each.lost != EARLY for each in gone)
+    judged = longer or workers
+    iterations, seconds = max(each.iterations for each in judged), max(each.seconds for each in judged)
+    enough = served_long_enough(judged)
     verdict = (
-        _verdict(stayed or everyone, lost=lost) if long_enough(iterations, seconds) else undecided(iterations, seconds)
+        _verdict(stayed or everyone, lost=lost) if enough else undecided(iterations, seconds, _FEWEST - iterations)
     )
     texts = [] if len(stayed) < 2 and gone else [verdict.text]
     texts += [_gone(each) for each in gone if name_lost or each.lost == EARLY]
@@ -102,11 +105,7 @@ def served_verdict(
 
 def served_long_enough(workers: Sequence[ServedWorker]) -> bool:
     """Whether these workers were at work long enough to be judged."""
-    return long_enough(*_length(workers))
-
-
-def _length(workers: Sequence[ServedWorker]) -> tuple[int, float]:
-    return max(each.iterations for each in workers), max(each.seconds for each in workers)
+    return max(each.iterations for each in workers) >= _FEWEST
 
 
 def _without_early(workers: Sequence[ServedWorker]) -> list[ServedWorker]:

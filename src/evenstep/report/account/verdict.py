@@ -11,18 +11,25 @@ from typing import Final, final
 import numpy as np
 
 from evenstep.report.account.account import OWN, Account, Cause
-from evenstep.report.account.comparisons import Interval
+from evenstep.report.account.gain import Interval
 
-MIN_ITERATIONS: Final = 20
-"""A shorter run has no verdict: `lb-bsp` has only just chosen its own sizes, after five equal ones."""
-MIN_SECONDS: Final = 1.0
-"""Nor has a run of less time, in which caches, connections and processor clocks settle."""
 COSTLY: Final = 0.03
 """A cause with a smaller share of the workers' time is not worth a change."""
 SLOW: Final = 1.15
 """A worker that needs this many times the median's seconds per sample is called slow."""
 SPREAD: Final = 0.15
 """Waiting with this share of the time is worth another scheme, also if no single worker causes it."""
+_TOLD: Final = 0.1
+"""Intervals that reach at most this far from their middle tell enough."""
+_FEWEST: Final = 10
+"""Fewer iterations are too few to tell how far their interval should reach."""
+_LONG_SECONDS: Final = 10.0
+"""In less time, connections have only just been made, and what they take is not worth a change."""
+_OPEN: Final = 1.6
+"""Of an interval whose ends differ by more than this, only the ends are told."""
+_GAINED: Final = 0.02
+"""A smaller gain is not worth a word, unless it is due to a slow worker."""
+_CHANGE_COSTS: Final = 0.1
 _MAIN: Final = 0.2
 """A worker that causes a smaller share of the waiting is not named for it."""
 _COMMUNICATION: Final = 0.25
@@ -69,25 +76,37 @@ def verdict_of(account: Account, workers: Sequence[int], scheme: str, *, longer:
     worker is, since few iterations measure that.
     """
     measured = longer or account
-    if not long_enough(measured.iterations, measured.seconds):
-        return undecided(measured.iterations, measured.seconds)
+    more = missing_iterations(measured)
+    if more:
+        return undecided(measured.iterations, measured.seconds, more)
     if len(workers) == 1:
         return _alone(account, workers[0])
-    verdict = _verdict(account, measured, workers, scheme)
-    gain = measured.speed_up if measured.waiting_after is not None else None
-    if gain is None or (verdict.worker is not None and verdict.cause is Cause.COMPUTE):  # Its text has the gain.
+    verdict, gain = _verdict(account, measured, workers, scheme), measured.speed_up
+    told = verdict.worker is not None and verdict.cause is Cause.COMPUTE and measured.uneven
+    if told or gain.low <= 1 <= gain.high or abs(gain.estimate - 1) < _GAINED:
         return verdict
     return replace(verdict, text=f"{_gained(gain)}. {verdict.text}")
 
 
-def long_enough(iterations: int, seconds: float) -> bool:
-    """Whether a run of that length can be judged."""
-    return iterations >= MIN_ITERATIONS and seconds >= MIN_SECONDS
+def missing_iterations(account: Account) -> int:
+    """About how many more iterations would tell what sizes gain and how long workers wait; 0 if there are enough."""
+    done = account.iterations
+    if not done or account.workers == 1:
+        return max(_FEWEST - done, 0)
+    gain, waits = account.gain.speed_up_if_known, account.gain.waits
+    reach = (waits.high - waits.low) / 2
+    if gain.low < 1 < gain.high:
+        reach = max(reach, (gain.high - gain.low) / 2)
+    more = max(_FEWEST - done, done * ((reach / _TOLD) ** 2 - 1), 0.0)
+    digit = 10 ** max(len(str(int(more))) - 1, 0)
+    return int(np.ceil(more / digit) * digit)
 
 
-def undecided(iterations: int, seconds: float) -> Verdict:
+def undecided(iterations: int, seconds: float, more: int) -> Verdict:
     """The verdict on a run that is too short to be judged."""
-    return Verdict(text=f"Too short for a verdict: {counted(iterations)} in {duration(seconds)}.")
+    would = "1 more iteration" if more == 1 else f"{more:,} more iterations"
+    text = f"Too short for a verdict: {counted(iterations)} in {duration(seconds)}; about {would} would tell."
+    return Verdict(text=text)
 
 
 def no_worker_slow(waiting: float) -> Verdict:
@@ -117,7 +136,7 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
     index, part = np.unravel_index(int(blame.argmax()), blame.shape)
     cost, waiting, cause = float(blame[index, part]), float(blame.sum()), OWN[part]
     communication = account.communication_share
-    if communication >= _COMMUNICATION and communication > cost:
+    if communication >= _COMMUNICATION and communication > cost and account.seconds >= _LONG_SECONDS:
         text = (
             f"Communication takes {communication:.0%} of all workers' time, on all alike; waiting for each other takes"
             f" {waiting:.0%}. Larger batches, or local-sgd, communicate less often."
@@ -136,37 +155,26 @@ def _verdict(account: Account, measured: Account, workers: Sequence[int], scheme
 def _balanced(account: Account, workers: Sequence[int], scheme: str, waiting: float) -> Verdict:
     """Little waiting for any worker: sizes have evened it out, none is slow, or different workers are for a while."""
     slow = account.slowdowns()
-    index = max(slow, key=lambda each: slow[each], default=None)
+    index = max(slow, key=lambda each: slow[each])
     if waiting >= SPREAD:
-        return spread(waiting, None if index is None else slow[index])
-    is_slow = index is not None and slow[index] >= SLOW
-    if index is None and account.waiting_after is not None:
-        index, is_slow = account.last_sizes.index(min(account.last_sizes)), True
-    if index is None or not is_slow:
-        return no_worker_slow(waiting)
-    return _slow(account, workers, scheme, index, waiting, waiting)
+        return spread(waiting, slow[index])
+    return no_worker_slow(waiting) if slow[index] < SLOW else _slow(account, workers, scheme, index, waiting, waiting)
 
 
 def _slow(account: Account, workers: Sequence[int], scheme: str, index: int, cost: float, waiting: float) -> Verdict:
     """One worker computes longer than the others; `waiting` is for all of them."""
-    slow = account.slowdowns().get(index)
-    if slow is not None and slow < SLOW:
-        return spread(waiting, slow)
-    computes = "computes longest for a sample" if slow is None else f"computes {times(slow)} slower"
-    who, gets = f"Worker {workers[index]} {computes}", f"gets {_part(account, index)}"
-    if account.waiting_after is None:
-        waits = f"waiting for it takes {cost:.0%} of all workers' time"
-        text = f"{who} and {gets}; {waits}."
-        if not any(name in scheme for name in ("lb-bsp", "dbs")):  # These give it less already.
-            load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
-            text = f"{who}, and {waits}; {load} would give it smaller batches."
-    elif account.speed_up is None:
-        text = (
-            f"{who}: it {gets}, and waiting takes {waiting:.0%} of all workers' time. Too few iterations had equal"
-            " sizes to tell what that gains."
-        )
+    slow = account.slowdowns()[index]
+    if slow < SLOW:
+        return _balanced(account, workers, scheme, waiting)
+    who, gets = f"orker {workers[index]} computes {times(slow)} slower", f"gets {_part(account, index)}"
+    waits = f"waiting for it takes {cost:.0%} of all workers' time"
+    if account.uneven:
+        text = f"{_gained(account.speed_up)}: w{who} and {gets}; {_waiting(account)}."
+    elif any(name in scheme for name in ("lb-bsp", "dbs")):  # These give it less already.
+        text = f"W{who} and {gets}; {waits}."
     else:
-        text = f"{_gained(account.speed_up)}: {who[0].lower()}{who[1:]} and {gets}; {_waiting(account)}."
+        load = "load=lb-bsp" if scheme.startswith("local-sgd") else "lb-bsp"
+        text = f"W{who}, and {waits}; {load} would give it smaller batches."
     return Verdict(worker=workers[index], cause=Cause.COMPUTE, slowdown=slow, cost=cost, text=text)
 
 
@@ -195,19 +203,18 @@ def _part(account: Account, index: int) -> str:
 
 
 def _waiting(account: Account) -> str:
-    before, after = account.waiting_before, account.waiting_after
-    if before is None or after is None:
-        return f"waiting takes {account.waiting_share:.0%} of all workers' time"
+    before, after = account.gain.equal_waits, account.waiting
     went = "fell" if after < before else "went"
     return f"waiting {went} from {before:.0%} to {after:.0%} of all workers' time"
 
 
 def _gained(speed_up: Interval) -> str:
+    if speed_up.high > _OPEN * speed_up.low:
+        return f"Training is {speed_up.ends} times as fast as with equal sizes (95% interval)"
     interval = f" (95% interval {speed_up.ends})" if speed_up.ends else ""
-    if speed_up.high < 1:
-        return f"Training is slower than with equal sizes, {speed_up.estimate:.2f} times as fast{interval}"
-    noise = "" if speed_up.low > 1 else ", which may be noise"
-    return f"Training is {speed_up.estimate:.2f} times as fast as with equal sizes{interval}{noise}"
+    slower = "slower than with equal sizes, " if speed_up.high < 1 else ""
+    than = "" if slower else " as with equal sizes"
+    return f"Training is {slower}{speed_up.estimate:.2f} times as fast{than}{interval}"
 
 
 # The summary at the end of a run, for the terminal.
@@ -219,6 +226,9 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
         return []
     first, last = account.first_sizes, account.last_sizes
     sizes = sizes_text(last) if last == first else f"{sizes_text(first)} at first, {sizes_text(last)} at the end"
+    if account.change_cost >= _CHANGE_COSTS:
+        costs = f"{account.change_cost:.{int(account.change_cost < 10)}f}".removesuffix(".0")
+        sizes += f"; a change of sizes costs {costs} iteration" + ("" if costs == "1" else "s")
     head = head_text(scheme, account.workers, account.seconds, float(account.samples.sum()))
     verdict = verdict_of(account, range(account.workers), scheme)
     if account.workers == 1 and verdict.cause is not Cause.INPUT:

@@ -63,18 +63,19 @@ def _whole_slices(run: RecordedRun) -> dict[int, npt.NDArray[np.bool_]]:
 
 
 def speeds_plot(overview: RunOverview) -> Plot:
-    """The measured speed of each worker over time."""
-    measured = [
-        binned(overview.times.began[worker], 1.0 / overview.run.iterations[worker].paces, _POINTS)
-        for worker in shown_workers(overview)
-    ]
-    traces = _worker_lines(overview, measured, shape="linear")
+    """The speed of each worker over time."""
+    measured = []
+    for worker in shown_workers(overview):
+        done, began = overview.run.iterations[worker], overview.times.began[worker]
+        computed = (done.samples > 0) & (done.compute_seconds > 0)
+        speed = np.where(computed, done.samples / np.where(computed, done.compute_seconds, 1.0), np.nan)
+        measured.append(binned(began, speed, _POINTS))
     speed_title = "samples/s of compute"
     return Plot(
         key=f"speeds-{overview.name}",
         title="Speeds",
         summary="Samples per second of pure compute of each worker over time.",
-        traces=traces,
+        traces=_worker_lines(overview, measured, shape="linear"),
         layout=layout(
             _TIME, speed_title, yaxis={"rangemode": "tozero", "title": {"text": speed_title}, "automargin": True}
         ),

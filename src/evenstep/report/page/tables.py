@@ -29,7 +29,7 @@ def runs_table(overviews: Sequence[RunOverview]) -> Table:
     ]
     return Table(
         caption=f"All runs; times as fast as {overviews[0].name}, and as the same run with equal sizes, with the 95 %"
-        " interval, measured on its own iterations with equal sizes",
+        " interval",
         headings=(
             "run",
             "samples/s",
