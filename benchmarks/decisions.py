@@ -1,7 +1,7 @@
 """How long a server takes to decide on one push, in one thread: what it spends beside the tensors.
 
 Workers of unlike speeds push in virtual time, through the very policies and coordinator. Only their own time counts:
-from a push that is known to the commands that answer it. What an estimator takes is a worker's time, not the server's.
+from a push that is known to the commands that answer it.
 """
 
 import heapq
@@ -16,12 +16,10 @@ from evenstep.core.sync import Push, Release
 from evenstep.core.values import UNLIMITED, Problem
 from evenstep.schemes import parse_scheme
 
-SCHEMES = ("asp", "ssp:bound=3", "dssp:lower=3,upper=15", "asp:load=lb-bsp:predictor=ema")
-ESTIMATORS = ("lb-bsp:predictor=ema,times=proportional", "lb-bsp:predictor=ema")
+SCHEMES = ("asp", "ssp:bound=3", "dssp:lower=3,upper=15", "asp:load=lb-bsp")
 WORKERS = (10, 1_000, 10_000)
 PER_WORKER = 8
 FASTEST_SECONDS, SLOWEST_SECONDS = 1.0, 4.0
-JITTER = 0.02
 
 
 def main():
@@ -62,8 +60,6 @@ def _measurements(workers, pushes):
             measurements[f"{scheme.name}, {count} workers: coordinator"] = (
                 lambda random, scheme=scheme, count=count, many=many: _coordinator(scheme, count, many, random)
             )
-    for name in ESTIMATORS:
-        measurements[f"{name}: estimator"] = lambda random, name=name: _estimator(name, pushes, random)
     return measurements
 
 
@@ -120,17 +116,6 @@ def _coordinator(scheme, workers, pushes, random):
         spent += time.perf_counter_ns() - began
         carry_out(commands, now)
     return spent / pushes / 1000
-
-
-def _estimator(name, iterations, random):
-    """Microseconds of a worker for an iteration: to take it in, and to say how long the next one will take."""
-    estimator = parse_scheme(name).load.estimator()
-    measured = (FASTEST_SECONDS * random.lognormal(0.0, JITTER, iterations)).tolist()
-    began = time.perf_counter_ns()
-    for seconds in measured:
-        estimator.observe(PER_WORKER, seconds)
-        estimator.estimate()
-    return (time.perf_counter_ns() - began) / iterations / 1000
 
 
 def _speeds(random, workers):

@@ -1,6 +1,6 @@
 """The load schemes beside oracles that know the speeds, where slowness is lasting, episodic, or new in every iteration.
 
-Real training on emulated devices, or with --virtual the same policies and estimators in virtual time, over many more
+Real training on emulated devices, or with --virtual the same policies in virtual time, over many more
 iterations and without communication.
 """
 
@@ -45,9 +45,9 @@ GOALS = {
 
 EQUAL, ORACLE, LATE_ORACLE, DEFAULT = "equal", "oracle", "late oracle", "lb-bsp"
 REFERENCES = (EQUAL, ORACLE, LATE_ORACLE)
-PREDICTORS = tuple(f"lb-bsp:predictor={name}" for name in ("last", "mean", "ema", "narx"))
+PREDICTORS = tuple(f"lb-bsp:predictor={name}" for name in ("last", "ema", "narx"))
 OTHERS = {
-    4: (*PREDICTORS, "lb-bsp:times=proportional", "lb-bsp:exchange=blocking", "lb-bsp:tuner=pairwise", "dbs"),
+    4: (*PREDICTORS, "lb-bsp:exchange=blocking", "lb-bsp:tuner=solver", "lb-bsp:tuner=pairwise", "dbs"),
     16: ("lb-bsp:predictor=ema", "lb-bsp:predictor=narx", "lb-bsp:tuner=pairwise", "dbs"),
 }
 SAME_IN_VIRTUAL_TIME = ("lb-bsp:exchange=blocking",)

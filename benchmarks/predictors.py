@@ -6,6 +6,7 @@ Recorded traces are the files in `traces/`.
 """
 
 import json
+import math
 import sys
 import time
 import zlib
@@ -14,16 +15,16 @@ from statistics import median
 
 import numpy as np
 from baselines import BASELINES
-from evenstep.core.load.predict import PREDICTORS
 from harness import record
 from harness.speeds import ITERATIONS, LEADING, OTHER, Trace
 
+from evenstep.core.load.narx import Narx
 from evenstep.core.values import Factors, Sample
 
 SKIPPED, SEEDS = 100, 5
 LEADING_GOAL, OTHER_GOAL, MILLISECONDS_GOAL = 0.8, 1.02, 1.0
 TRACES = Path(__file__).parent / "traces"
-ORDER = ("last", "mean", "ema", "change", "holt", "ar", "rnn", "narx")
+ORDER = (*BASELINES, "narx")
 
 
 def main():
@@ -66,18 +67,18 @@ def _recorded(quick):
 
 def _run(name, trace):
     """Errors of one predictor on one trace, and its time."""
-    predictor = (PREDICTORS | BASELINES)[name]()
+    predictor = WithFactors() if name == "narx" else BASELINES[name]()
     speeds = trace.samples / trace.seconds
     missed, took = np.full(len(speeds), np.nan), []
     for k, (samples, seconds, cpu, memory) in enumerate(zip(*trace, strict=True)):
-        factors = Factors(cpu_availability=float(cpu), memory_availability=float(memory))
-        sample = Sample(samples=float(samples), compute_seconds=float(seconds), factors=factors)
+        known = (Factors(cpu_availability=float(cpu), memory_availability=float(memory)),) if name == "narx" else ()
+        log = math.log(float(seconds) / float(samples))
         began = time.perf_counter()
-        prediction = predictor.predict(factors)
-        predictor.observe(sample)
+        forecast = predictor.forecast(*known)
+        predictor.observe(log, *known)
         took.append(time.perf_counter() - began)
-        if prediction is not None:
-            missed[k] = 1.0 / prediction.seconds_per_sample - speeds[k]
+        if forecast is not None:
+            missed[k] = math.exp(-forecast) - speeds[k]
 
     def rmse(skipped):
         return float(np.sqrt(np.nanmean(missed[skipped:] ** 2)) / speeds[skipped:].mean())
@@ -87,6 +88,20 @@ def _run(name, trace):
         "rmse_from_the_start": rmse(1),
         "milliseconds": 1000.0 * median(took),
     }
+
+
+class WithFactors:
+    """NARX with the interface of the others, and the factors known before an iteration."""
+
+    def __init__(self):
+        self._narx = Narx()
+
+    def observe(self, log, factors):
+        self._narx.observe(Sample(samples=1.0, compute_seconds=math.exp(log)), factors)
+
+    def forecast(self, factors):
+        nanoseconds = self._narx.forecast(factors)
+        return math.log(nanoseconds * 1e-9) if nanoseconds else None
 
 
 def _against_ema(trace, key):

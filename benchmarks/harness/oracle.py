@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from evenstep.core.load.estimate import Estimator
-from evenstep.core.load.predict import PREDICTORS
 
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.values import Allocation
@@ -33,7 +31,6 @@ class Foreseen:
     """Sizes given for each iteration of a run beforehand."""
 
     follows_speed: ClassVar[bool] = True
-    uses_estimates: ClassVar[bool] = False
     sizes: tuple[tuple[int, ...], ...]
     minimum: int | None = None
     maximum: int | None = None
@@ -42,8 +39,9 @@ class Foreseen:
     def policy(self, workers):
         return ForeseenPolicy(self.sizes)
 
-    def estimator(self):
-        return Estimator(PREDICTORS["last"])
+    @property
+    def uses_forecasts(self):
+        return False
 
 
 class ForeseenPolicy:
@@ -70,3 +68,6 @@ class ForeseenPolicy:
 
     def load_state_dict(self, state):
         self._iteration = state["iteration"]
+
+    def recall(self, known):
+        pass

@@ -99,5 +99,5 @@ def _decided(coordinator, event, number):
         case "rest":
             return coordinator.rest(event.worker, event.at, done=event.done, ended=event.ended)
     key = (event.worker, 0, number)
-    arrival = Arrival(key, event.claim, event.pulled, event.samples, event.units, tuple(event.report))
+    arrival = Arrival(key, event.claim, event.pulled, event.samples, event.units, tuple(event.row))
     return coordinator.push(arrival, event.at)

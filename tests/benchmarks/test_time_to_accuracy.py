@@ -44,7 +44,9 @@ def test_a_schedule_has_the_simulators_commits(scheme):
     commits = [event for event in events if isinstance(event, Committed)]
     assert len(commits) == run.commits
     assert commits[-1].at == pytest.approx(run.seconds)
-    assert sum(event.share for event in commits) == pytest.approx(12)
+    # On servers the last push may hold a few samples more than were asked for.
+    assert sum(event.share for event in commits) == pytest.approx(run.samples / BATCH)
+    assert 12 <= run.samples / BATCH < 13
     assert sum(event.samples for event in events if isinstance(event, Given)) >= run.samples
     staleness = sum(event.stale * len(event.workers) for event in commits)
     assert staleness == pytest.approx(sum(each.mean_staleness * each.iterations for each in run.workers))

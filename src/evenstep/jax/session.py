@@ -203,7 +203,7 @@ class Session(BalancedLoader):
         means = iter(self._processes.mean(list(filter(_is_floating, leaves)), self._share.average))
         return jax.tree.unflatten(form, [next(means) if _is_floating(each) else each for each in leaves])
 
-    def _padded(self, share: Share, pad: int) -> tuple[IntArray, IntArray]:
+    def _padded(self, share: Share, pad: int) -> tuple[IntArray, Any]:
         """The share's indices, its last one repeated up to a multiple of `pad`, and which of them count."""
         real = share.samples or len(share.indices)  # All rows of a copy, whose weight is 0.
         rows = -(-real // pad) * pad

@@ -87,7 +87,7 @@ class ChangeCost(Stateful):
             self._new, self._same, self._samples = mark not in self._used, 1, samples
             if self._new:
                 self._used = [*self._used, mark][-_REMEMBERED:]
-        longest = int(microseconds.max())
+        longest = int(np.maximum.reduce(microseconds))
         if not self.first_use:
             self._usual += (longest - self._usual) * (0.2 if self._usual else 1.0)
         self._microseconds = microseconds

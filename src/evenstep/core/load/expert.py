@@ -65,7 +65,7 @@ def speeds_of(expert: Expert, workers: int) -> FloatArray:
                 f"speeds() of the expert {type(expert).__name__} gave {shown(found)}: return {workers} finite float64"
                 " above 0, one for each worker"
             )
-    return np.atleast_2d(speeds)
+    return speeds if speeds.ndim == 2 else speeds[None]
 
 
 @final

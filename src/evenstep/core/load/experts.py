@@ -36,6 +36,10 @@ _UNIT: Final = 2.0**40
 """Of speeds as integers, whose sums are exact."""
 _SQUARINGS: Final = 4
 
+# As methods of arrays they would be three calls each, of which an iteration has a budget.
+_largest, _least, _total = np.maximum.reduce, np.minimum.reduce, np.add.reduce
+_all, _any = np.logical_and.reduce, np.logical_or.reduce
+
 
 @final
 @dataclass(slots=True)
@@ -102,24 +106,24 @@ class ExpertsPolicy(LoadPolicy):
     def observe(self, reports: Reports) -> None:
         samples, microseconds, cost = reports.samples, reports.compute_microseconds, self._cost
         measured = (samples > 0) & (microseconds > 0)
-        if not measured.any():
+        if not _any(measured):
             return
         cost.observe(samples, microseconds)
         self._seen = self._seen + measured
         self._kept += 1
         measured &= self._seen > self.load.warmup
-        if not measured.any() or (cost.first_use and (self._tried or cost.iterations > cost.noise)):
+        if not _any(measured) or (cost.first_use and (self._tried or cost.iterations > cost.noise)):
             return
         paces = microseconds / np.maximum(samples, 1)
         self._paces = np.where(measured, paces, self._paces)
-        here = slice(None) if measured.all() else np.flatnonzero(measured)
+        here = slice(None) if _all(measured) else np.flatnonzero(measured)
         first = self._shares is None
         self._charge(paces, here)
         if self._proposed is not None:
             self._account = max(self._account + _saved(paces, samples, self._proposed, here), 0.0)
         for expert in self._experts:
             expert.observe(reports, paces, measured)
-        if self._paces.all():
+        if _all(self._paces):
             proposal = self._propose()
             if first:  # An expert that ignores the only iteration so far is charged for it at once.
                 self._charge(paces, here)
@@ -132,9 +136,9 @@ class ExpertsPolicy(LoadPolicy):
         if self._shares is None:
             return
         paces, shares = paces[here], self._shares[:, here]
-        fastest = float(paces.min())
-        best = fastest * _UNIT / int((fastest * _UNIT / paces).astype(np.int64).sum())
-        took = (paces * shares).max(axis=1)
+        fastest = float(_least(paces))
+        best = fastest * _UNIT / int(_total((fastest * _UNIT / paces).astype(np.int64)))
+        took = _largest(paces * shares, axis=1)
         if not isinstance(here, slice):  # Of some workers alone.
             took = took / [math.fsum(row) for row in shares.tolist()]
         self._losses = self.load.discount * self._losses + (took / best - 1.0)
@@ -142,15 +146,15 @@ class ExpertsPolicy(LoadPolicy):
     def _propose(self) -> IntArray:
         """Ask the experts, and weigh their answers by their losses."""
         speeds = np.concatenate([speeds_of(expert, self.workers) for expert in self._experts])
-        shared = (speeds * (_UNIT / speeds.max(axis=1, keepdims=True))).astype(np.int64)
-        self._shares = shared / shared.sum(axis=1, keepdims=True)
+        shared = (speeds * (_UNIT / _largest(speeds, axis=1, keepdims=True))).astype(np.int64)
+        self._shares = shared / _total(shared, axis=1, keepdims=True)
         if len(self._losses) != len(speeds):
             self._losses = np.zeros(len(speeds))
-        growth = 1.0 + (self._losses - self._losses.min()) * (self.load.steepness / 2**_SQUARINGS)
+        growth = 1.0 + (self._losses - _least(self._losses)) * (self.load.steepness / 2**_SQUARINGS)
         for _ in range(_SQUARINGS):
             growth = growth * growth
-        mean = (self._shares / growth[:, None]).sum(axis=0)
-        self._proposal = np.maximum((mean * (_UNIT / mean.max())).astype(np.int64), 1)
+        mean = _total(self._shares / growth[:, None], axis=0)
+        self._proposal = np.maximum((mean * (_UNIT / _largest(mean))).astype(np.int64), 1)
         return self._proposal
 
     @property
@@ -206,8 +210,8 @@ class ExpertsPolicy(LoadPolicy):
 def _saved(paces: FloatArray, samples: IntArray, others: IntArray, here: slice | IntArray) -> float:
     """What the other sizes would have saved of an iteration with these samples, as a part of it."""
     paces, samples, others = paces[here], samples[here], others[here]
-    took = float((paces * samples).max()) / int(samples.sum())
-    return 1.0 - float((paces * others).max()) / max(int(others.sum()), 1) / took
+    took = float(_largest(paces * samples)) / int(_total(samples))
+    return 1.0 - float(_largest(paces * others)) / max(int(_total(others)), 1) / took
 
 
 @final

@@ -106,12 +106,12 @@ def share_out(bounds: Bounds, weights: IntArray) -> IntArray:
     sizes = np.empty_like(lower)
     rest = np.arange(len(sizes))
     while len(rest):
-        whole = int(pull.sum())
+        whole = int(np.add.reduce(pull))
         if not whole:
             pull, whole = np.ones_like(pull), len(pull)
         ideal = pull * units
         above, below = ideal - upper * whole, lower * whole - ideal
-        if int(np.maximum(above, below).max()) <= 0:
+        if int(np.maximum.reduce(np.maximum(above, below))) <= 0:
             sizes[rest] = _largest_remainder(ideal, whole, units)
             break
         over, under = above > 0, below > 0
@@ -128,7 +128,7 @@ def share_out(bounds: Bounds, weights: IntArray) -> IntArray:
 def _largest_remainder(ideal: IntArray, whole: int, units: int) -> IntArray:
     """Round ideal / whole to integers that sum to `units`."""
     sizes, remainders = np.divmod(ideal, whole)
-    missing = units - int(sizes.sum())
+    missing = units - int(np.add.reduce(sizes))
     sizes[np.argsort(-remainders, kind="stable")[:missing]] += 1
     return sizes
 

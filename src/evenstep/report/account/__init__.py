@@ -1,6 +1,6 @@
 """What a run's time went on, what its sizes gained, and the verdict on it, in running totals."""
 
-from evenstep.report.account.account import OWN, Account, Cause, ChangeCost, Meetings
+from evenstep.report.account.account import OWN, Account, Cause, Meetings
 from evenstep.report.account.elasticity import Elasticity
 from evenstep.report.account.gain import Interval
 from evenstep.report.account.served import (
@@ -19,7 +19,6 @@ __all__ = [
     "OWN",
     "Account",
     "Cause",
-    "ChangeCost",
     "Elasticity",
     "Interval",
     "Meetings",

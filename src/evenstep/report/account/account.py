@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import numpy as np
 
-from evenstep.core.values import IntArray
+from evenstep.core.load.change_cost import ChangeCost
 from evenstep.report.account.elasticity import FloatArray
 from evenstep.report.account.gain import Gain, Interval
 
@@ -64,17 +64,6 @@ class Meetings:
         return Meetings(**{field.name: getattr(self, field.name)[..., stretch] for field in fields(self)})
 
 
-class ChangeCost(Protocol):
-    """Measures what a change of sizes costs, such as compilation."""
-
-    def observe(self, samples: IntArray, microseconds: IntArray) -> None:
-        """Take in an iteration, of shape [workers]: each worker's samples, and how long it computed."""
-
-    @property
-    def iterations(self) -> float:
-        """What a change costs, in usual iterations; 0 or more."""
-
-
 @final
 class Account:
     """Takes the iterations of a run in their order, some at a time; its memory does not grow with the run.
@@ -85,7 +74,6 @@ class Account:
     Args:
         workers: How many there are.
         global_batch_size: In samples.
-        change_cost: Is given every iteration; None if nobody wants to know what changes cost.
 
     Attributes:
         iterations: The iterations taken.
@@ -98,7 +86,7 @@ class Account:
         gain: What all of this would have been with equal sizes.
     """
 
-    def __init__(self, workers: int, global_batch_size: int, change_cost: ChangeCost | None = None) -> None:
+    def __init__(self, workers: int, global_batch_size: int) -> None:
         self.iterations = 0
         self.seconds = 0.0
         self.samples: FloatArray = np.zeros(workers)
@@ -108,7 +96,7 @@ class Account:
         self.blame: FloatArray = np.zeros((workers, len(OWN)))
         self.gain = Gain(workers, global_batch_size)
         self._batch = global_batch_size
-        self._change_cost = change_cost
+        self._change_cost = ChangeCost()
         self._first_sizes: FloatArray = np.zeros(workers)
         self._last_sizes: FloatArray = np.zeros(workers)
 
@@ -128,9 +116,8 @@ class Account:
         self.comm += meetings.comm.sum(axis=1)
         self.blame += meetings.blame()
         self._take_sizes(meetings.samples)
-        if self._change_cost is not None:
-            for samples, seconds in zip(meetings.measured.T, meetings.own[0].T, strict=True):
-                self._change_cost.observe(samples.astype(np.int64), np.rint(seconds * 1e6).astype(np.int64))
+        for samples, seconds in zip(meetings.measured.T, meetings.own[0].T, strict=True):
+            self._change_cost.observe(samples.astype(np.int64), np.rint(seconds * 1e6).astype(np.int64))
 
     @property
     def first_sizes(self) -> tuple[int, ...]:
@@ -150,8 +137,8 @@ class Account:
 
     @property
     def change_cost(self) -> float:
-        """What a change of sizes costs, in iterations; 0 if nobody measures it."""
-        return 0.0 if self._change_cost is None else self._change_cost.iterations
+        """What a change of sizes costs, in iterations, as far as it was noticed."""
+        return self._change_cost.iterations
 
     @property
     def waiting(self) -> float:
