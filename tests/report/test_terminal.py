@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -56,6 +57,13 @@ def test_bars_show_compute_and_waiting_on_one_scale(summaries):
     assert waiting[2] == 0
     assert bars[5].endswith("4 samples")
     assert "compute" in lines[-1]
+
+
+def test_a_bar_ends_with_the_iteration_whatever_computing_is_said_to_take(summaries):
+    run = summaries[0]
+    workers = tuple(replace(each, compute_seconds=1e6) for each in run.workers)
+    bars = text_of(iteration_bars([replace(run, workers=workers)], width=54)).splitlines()
+    assert all(line.count(COMPUTE) == 54 for line in bars if line.startswith("  worker"))
 
 
 def test_bars_as_lines_have_colours_for_a_terminal_only(summaries):

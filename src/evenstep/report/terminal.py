@@ -103,13 +103,13 @@ def lines_of(shown: RenderableType, *, colours: bool) -> list[str]:
 
 
 def _bar(worker: WorkerSummary, seconds_per_character: float) -> Text:
-    """A bar whose parts are rounded at their ends, so that its length is that of the iteration."""
+    """A bar whose parts are rounded at their ends, so that its length is that of the iteration, whatever its parts are said to be."""
     waited = worker.compute_seconds + worker.wait_seconds
     ends = (worker.compute_seconds, waited, worker.iteration_seconds)
     line = Text(f"  worker {worker.worker:<3} ")
     start = 0
     for character, seconds in zip((COMPUTE, WAIT, REST), ends, strict=True):
-        end = round(seconds / seconds_per_character)
+        end = round(min(seconds, worker.iteration_seconds) / seconds_per_character)
         line.append(character * (end - start), style=_STYLES[character])
         start = max(start, end)
     size = f"{worker.last_batch_size} sample" + ("" if worker.last_batch_size == 1 else "s")

@@ -59,7 +59,8 @@ def test_behind_a_barrier_it_is_the_mathematics_of_one_process(tmp_path, scheme)
         costs = [[sum(cost_of(run, epoch, part)) for part in of_workers] for of_workers in slices]
         assert sorted(each for parts in slices[0] for each in parts) == list(range(15))
         longest = [max(max(cost_of(run, epoch, part)) for part in parts) for parts in slices]
-        assert all(max(each) <= max(1.2 * np.mean(each), 1.1 * most) for each, most in zip(costs, longest, strict=True))
+        even = [max(each) <= max(1.2 * np.mean(each), 1.1 * most) for each, most in zip(costs, longest, strict=True)]
+        assert "lb-bsp" in scheme or all(even)  # lb-bsp follows the workers' speeds.
 
 
 def test_behind_a_group_server_too(tmp_path):
