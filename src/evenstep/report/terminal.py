@@ -103,7 +103,7 @@ def lines_of(shown: RenderableType, *, colours: bool) -> list[str]:
 
 
 def _bar(worker: WorkerSummary, seconds_per_character: float) -> Text:
-    """A bar whose parts are rounded at their ends, so that its length is that of the iteration, whatever its parts are said to be."""
+    """A bar whose parts are rounded at their ends, so that its length is that of the iteration at most."""
     waited = worker.compute_seconds + worker.wait_seconds
     ends = (worker.compute_seconds, waited, worker.iteration_seconds)
     line = Text(f"  worker {worker.worker:<3} ")
