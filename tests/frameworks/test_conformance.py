@@ -22,7 +22,7 @@ SCHEMES = {
     "sizes by hand": static([12, 9, 3]),
     "bsp": "bsp",
     "dbs": told("dbs", (1, 1, 3)),
-    "lb-bsp": told("lb-bsp", (1, 1, 3), then=(CHANGE, (3, 1, 1))),
+    "lb-bsp": told("lb-bsp:change_cost=0", (1, 1, 3), then=(CHANGE, (3, 1, 1))),
     "averaged in every iteration": replace(CHANGING, name="local", period=1),
 }
 LOCAL, PERIOD = "averaged in every fourth iteration", 4

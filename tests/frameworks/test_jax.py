@@ -266,7 +266,8 @@ def test_a_padded_batch_has_rows_in_steps_and_a_mask_of_those_that_count():
     for batch, mask in session.epoch(0):
         found.append((batch.tolist(), mask.tolist()))
         session.mean(batch)
-    assert [len(batch) for batch, _ in found] == [10, 10, 5]
+    # The short one at the end has the rows of the one before, for which jit has compiled.
+    assert [len(batch) for batch, _ in found] == [10, 10, 10]
     assert [
         value for batch, mask in found for value, counts in zip(batch, mask, strict=True) if counts
     ] == ROWS.tolist()

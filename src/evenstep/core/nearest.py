@@ -8,7 +8,7 @@ _CLOSE: Final = 0.6
 """The share of their letters that two names must have in common, in order, to be taken for each other."""
 _SAME_BEGINNING: Final = 0.1
 """How much more likely the same first letter makes it: it is seldom the wrong one."""
-_MOST: Final = 16
+_MOST: Final = 12
 """Names in a list of choices."""
 
 

@@ -26,6 +26,12 @@ def first_slow():
     return slowness
 
 
+def warming():
+    slowness = constant()
+    slowness[:2] *= 1.4
+    return slowness
+
+
 def account_of(meetings):
     account = Account(len(meetings.samples), BATCH)
     account.take(meetings)
@@ -57,6 +63,8 @@ def test_the_gain_of_exact_times_is_exact_whatever_the_fixed_part(fixed):
         {"slowness": episodes(), "noise": 0.05},
         {"slowness": episodes(), "noise": 0.05, "fixed": 0.3},
         {"slowness": first_slow(), "noise": 0.05},
+        {"slowness": warming(), "noise": 0.02},
+        {"slowness": warming(), "noise": 0.05},
         {"slowness": constant(iterations=120), "noise": 0.05, "compiling": 0.5},
     ],
 )

@@ -1,17 +1,13 @@
 """What a change of sizes costs, in iterations, as measured in the run: compilation, kernel search, allocation."""
 
 import math
-import zlib
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
 from evenstep.core.state import Stateful
 from evenstep.core.values import IntArray
-
-_REMEMBERED: Final = 256
-"""Sizes that count as used before. Whoever changes sizes more often than that pays little for it."""
 
 
 @final
@@ -19,10 +15,10 @@ _REMEMBERED: Final = 256
 class ChangeCost(Stateful):
     """Measures how much longer the first iteration at sizes never used before takes than the second at the same sizes.
 
-    Both iterations have the same sizes, so no model of time is needed. The lower median of the workers whose size has
-    changed says whether there is a cost, since a compiler delays all of them, and a slowdown that ends delays one. If
-    there is, the longest delay counts, for which all wait. The cost is the lower median of the latest measurements less
-    `sure` standard errors. So noise is not taken for a cost, but a single compilation is.
+    Both iterations have the same sizes, so no model of time is needed. The lower median of the workers that have never
+    used their size before says whether there is a cost, since a compiler delays all of them, and a slowdown that ends
+    delays one. If there is, the longest delay counts, for which all wait. The cost is the lower median of the latest
+    measurements less `sure` standard errors. So noise is not taken for a cost, but a single compilation is.
 
     The first iteration of a process pays for much besides its sizes. So the first sizes are not measured, unless it is
     known that the device `compiles`; but if they cost nothing, no sizes are kept in order to be measured.
@@ -34,6 +30,8 @@ class ChangeCost(Stateful):
         noise: The relative standard deviation of an iteration's time until it has been measured.
         sure: How many standard errors a cost must be above 0.
         window: How many measurements the cost rests on.
+        gains: The part of an iteration that sizes used before must save.
+        remembered: So many changes to new sizes count as used before.
 
     Attributes:
         iterations: The cost; 0 as long as none was noticed.
@@ -45,48 +43,58 @@ class ChangeCost(Stateful):
     noise: float = 0.3
     sure: float = 2.0
     window: int = 16
+    gains: float = 0.05
+    remembered: int = 128
     iterations: float = field(init=False, default=0.0)
     _excesses: list[float] = field(init=False, default_factory=list)
     _scatter: list[float] = field(init=False, default_factory=list)
-    _used: list[int] = field(init=False, default_factory=list)  # Checksums of sizes.
+    _used: IntArray = field(init=False, default_factory=lambda: np.zeros((0, 0), dtype=np.int64))  # Latest first.
+    _times: int = field(init=False, default=0)  # How often there was something new among the sizes.
     _samples: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
     _microseconds: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
-    _changed: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))  # Workers.
+    _changed: IntArray = field(init=False, default_factory=lambda: np.zeros(0, dtype=np.int64))  # To a new size.
     _quiet: bool = field(init=False, default=False)  # Whether the first sizes cost nothing.
     _usual: float = field(init=False, default=0.0)  # Microseconds of an iteration that is no first use, on average.
     _same: int = field(init=False, default=0)  # Iterations in a row with the present sizes.
-    _new: bool = field(init=False, default=False)  # Whether these had never been used before.
 
     @property
     def first_use(self) -> bool:
         """Whether the last iteration was the first at its sizes."""
-        return self._new and self._same == 1
+        return len(self._changed) > 0 and self._same == 1
+
+    def free(self, weights: IntArray) -> IntArray | None:
+        """The sizes used before that fit these weights best, if they take less by more than `gains`."""
+        took = (self._used / weights).max(axis=1)
+        took[self._used.sum(axis=1) != self._samples.sum()] = math.inf
+        best = int(took.argmin())
+        return self._used[best] if took[best] < (1.0 - self.gains) * (self._samples / weights).max() else None
 
     @property
-    def noticed(self) -> bool:
-        """Whether anything was measured, or can be."""
-        return bool(self._excesses) or self.known
+    def price(self) -> float:
+        """The cost, or `noise` as long as nothing was measured and something can be."""
+        return self.iterations if self._excesses or self.known else self.noise
 
     @property
     def known(self) -> bool:
         """Whether enough was measured, or cannot be measured because no sizes come twice in a row."""
         if not self._excesses:
-            return self._quiet or len(self._used) >= 2 * self.tries
+            return self._quiet or self._times >= 2 * self.tries
         return len(self._excesses) >= self.tries or abs(self._excesses[-1]) < self.negligible
 
     def observe(self, samples: IntArray, microseconds: IntArray) -> None:
         """Take in one iteration of all workers, oldest first; int64 of shape [workers] each."""
         if np.array_equal(samples, self._samples):
             self._same += 1
-            if self._new or self._same > 2:
+            if len(self._changed) or self._same > 2:
                 self._measure(microseconds)
         else:
-            known = len(samples) == len(self._samples)
-            self._changed = np.flatnonzero(samples != self._samples) if known else np.arange(len(samples))
-            mark = zlib.crc32(samples.tobytes())
-            self._new, self._same, self._samples = mark not in self._used, 1, samples
-            if self._new:
-                self._used = [*self._used, mark][-_REMEMBERED:]
+            if self._used.shape[1] != len(samples):
+                self._used = np.zeros((0, len(samples)), dtype=np.int64)
+            self._changed = np.flatnonzero((self._used != samples).all(axis=0))
+            self._same, self._samples = 1, samples
+            if len(self._changed):
+                self._times += 1
+                self._used = np.concatenate([samples[np.newaxis], self._used[: self.remembered - 1]])
         longest = int(np.maximum.reduce(microseconds))
         if not self.first_use:
             self._usual += (longest - self._usual) * (0.2 if self._usual else 1.0)
@@ -99,7 +107,7 @@ class ChangeCost(Stateful):
         middle = (len(chosen) - 1) // 2
         unit = max(min(float(now.max()), self._usual or math.inf), 1.0)
         excess = int(np.partition(chosen, middle)[middle]) / unit
-        first = len(self._used) == 1
+        first = self._times == 1
         if excess > self.noise and (self._same == 2 or first) and (self.compiles or not first):
             self._add(int(chosen.max()) / unit)
         elif self._same > 2:

@@ -59,9 +59,10 @@ class ExpertsPolicy(LoadPolicy):
 
     What the last proposal would have saved over the sizes in use, in an iteration that it had not seen, adds up in an
     account that never falls below 0. When the account reaches what a change costs, sizes change and the account is
-    emptied: at most one change's cost is wasted for each that pays. The cost is `change_cost`, or is measured. Until
-    it is known, a change counts as `ChangeCost.noise` iterations, which the first iteration alone may pay. An iteration
-    that a change has made much longer teaches nothing.
+    emptied. The cost is `change_cost`, or is measured. Until it is known, a change counts as `ChangeCost.noise`
+    iterations, which the first iteration alone may pay. An iteration that a change has made much longer teaches
+    nothing. Sizes that were used before cost nothing, so the best of them are taken again at any time: with a compiler
+    for each size, slowness that returns is paid for once.
 
     Deviations from LB-BSP: it uses one predictor, applies every new solution, and has a manager process. For devices
     whose time has a fixed part its GPU version solves for sizes with a profiled model. Here sizes come to the same end
@@ -168,12 +169,13 @@ class ExpertsPolicy(LoadPolicy):
         return self._kept == 1 or (self._kept == 2 and self._cost.first_use)
 
     def _change(self, proposal: IntArray) -> None:
-        """Use the proposal from now on if the account pays for it."""
-        price = self.load.change_cost
-        if price is None:
-            price = self._cost.iterations if self._cost.noticed else self._cost.noise
-        if self._account >= price and not self._tried:
+        """Use the proposal from now on if the account pays for it, or sizes that cost nothing if they are better."""
+        if self._tried:
+            return
+        if self._account >= (self._cost.price if self.load.change_cost is None else self.load.change_cost):
             self._used, self._account, self._kept = proposal, 0.0, 0
+        elif (free := self._cost.free(proposal)) is not None:
+            self._used, self._kept = free, 0
 
     def allocate(self, problem: Problem) -> Allocation:
         if self._proposal is None or problem.workers != self.workers:

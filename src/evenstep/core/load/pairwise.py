@@ -171,12 +171,12 @@ class Pairwise(Load):
 
     def __post_init__(self) -> None:
         Load.__post_init__(self)
-        if self.window < 2:
-            raise ConfigError(f"a window of {self.window} iterations does not show noise: use 2 or more")
+        if self.window < 2 or self.warmup < 0:
+            raise ConfigError(
+                f"a window of {self.window} after {self.warmup} iterations shows no noise: use >= 2 and >= 0"
+            )
         if self.step is not None and self.step < 1:
             raise ConfigError(f"a step of {self.step} samples moves nothing: use 1 or more, or leave it out")
-        if self.warmup < 0:
-            raise ConfigError(f"a warm-up of {self.warmup} iterations is not possible: use 0 or more")
 
     def policy(self, workers: int) -> LoadPolicy:
         return PairwisePolicy(self)

@@ -25,6 +25,8 @@ _MOST: Final = 20
 _KEPT: Final = 512
 _LEAST_KEPT: Final = 16
 _BINS: Final = np.geomspace(1e-3, 10.0, 100)
+_WARMING: Final = 0.05
+"""How differently workers warm up in their second iteration, relative to its time."""
 _UNKNOWN_NOISE: Final = 0.2
 _TAIL: Final = 0.8
 """Noise is measured by the changes that so many others do not exceed, as it often has longer tails than normal ..."""
@@ -44,13 +46,17 @@ class Elasticity:
 
     How likely each e is follows from how well it predicts these iterations, against the noise where sizes stay. What
     is off by more than three times the noise counts as that much, since loads change and spikes come. All workers train
-    one model, so the others count too, together as much as one of them. Each worker's first iteration only warms up.
+    one model, so the others count too, together as much as one of them.
+
+    Each worker's first iteration only warms up. Sizes often change after the second one, which may still be slow: from
+    there to the third, times count by how they differ from those of the other workers.
     """
 
     def __init__(self, workers: int) -> None:
         self._begun = [False] * workers
         self._latest = np.full((workers, 2, _BEFORE), np.nan)  # Logarithms of seconds, and of sizes.
         self._changes = np.zeros((workers, len(_BINS) + 1))  # How often seconds changed by how much at alike sizes.
+        self._second = np.full((workers, 2, 2), np.nan)  # Logarithms of seconds and sizes, there and after it.
         self._told: list[deque[FloatArray]] = [deque(maxlen=max(_KEPT // workers, _LEAST_KEPT)) for _ in range(workers)]
 
     def observe(self, worker: int, seconds: FloatArray, sizes: FloatArray) -> None:
@@ -67,7 +73,9 @@ class Elasticity:
         windows = np.lib.stride_tricks.sliding_window_view(both, _BEFORE + 1, axis=1).transpose(1, 0, 2)
         known = np.isfinite(windows[:, 1, :-1]).sum(axis=1)
         usual = np.nansum(windows[:, 1, :-1], axis=1) / np.maximum(known, 1)
-        self._told[worker].extend(windows[(known > 0) & (np.abs(windows[:, 1, -1] - usual) > _CHANGED)])
+        if (known == 1).any():
+            self._second[worker] = windows[known == 1][0, :, -2:]
+        self._told[worker].extend(windows[(known > 1) & (np.abs(windows[:, 1, -1] - usual) > _CHANGED)])
 
     @property
     def noise(self) -> FloatArray:
@@ -101,8 +109,22 @@ class Elasticity:
     def _losses(self) -> tuple[FloatArray, BoolArray]:
         """How unlikely each elasticity of the grid makes what each worker did, and whether it tells of that at all."""
         pairs = zip(self._told, self.noise.tolist(), strict=True)
-        losses, told = zip(*(_loss(told, noise) for told, noise in pairs), strict=True)
-        return np.array(losses), np.array(told)
+        losses, told = map(np.array, zip(*(_loss(told, noise) for told, noise in pairs), strict=True))
+        seconds, sizes = self._second[..., np.newaxis].transpose(1, 2, 0, 3)
+        here = np.isfinite(seconds[1, :, 0]) & (np.isfinite(seconds[1]).sum() > 1)
+        if here.any():
+            off = np.diff(seconds - _longer(sizes), axis=0)[0]
+            off -= np.median(off[here], axis=0)
+            tells = here & (np.abs(sizes[1] - sizes[0])[:, 0] > _CHANGED)
+            variance = 2 * self.noise**2 + _NOT_A_LINE**2 + _WARMING**2
+            losses[tells] += np.minimum(off**2 / variance[:, np.newaxis], _OFF**2)[tells] / 2
+            told |= tells
+        return losses, told
+
+
+def _longer(sizes: FloatArray) -> FloatArray:
+    """The logarithm of how many times as long as one of an equal share sizes take, by elasticity, the last axis."""
+    return np.asarray(np.log(1 - _GRID + _GRID * np.exp(sizes)))
 
 
 def _loss(events: Iterable[FloatArray], noise: float) -> tuple[FloatArray, bool]:
@@ -112,7 +134,7 @@ def _loss(events: Iterable[FloatArray], noise: float) -> tuple[FloatArray, bool]
     # Each time differs from the one before by no more than what the sizes may explain, and the noise.
     off = np.abs(seconds - np.clip(seconds, np.minimum(sizes, 0.0), np.maximum(sizes, 0.0)))
     windows = windows[~(off > _STEADY * np.sqrt(2) * noise).any(axis=1)]
-    paces = windows[:, 0, :, np.newaxis] - np.log(1 - _GRID + _GRID * np.exp(windows[:, 1, :, np.newaxis]))
+    paces = windows[:, 0, :, np.newaxis] - _longer(windows[:, 1, :, np.newaxis])
     known = np.isfinite(windows[:, 0, :-1]).sum(axis=1)[:, np.newaxis]
     off = paces[:, -1] - np.nansum(paces[:, :-1], axis=1) / known
     loss = np.minimum(off**2 / (noise**2 * (1 + 1 / known) + _NOT_A_LINE**2), _OFF**2).sum(axis=0) / 2
