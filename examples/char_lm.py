@@ -75,7 +75,7 @@ def write_line(model, prompt, generator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--global-batch-size", type=int, default=32, help="pieces of text over all workers")
     parser.add_argument("--context", type=int, default=64, help="characters of a piece")
     parser.add_argument("--width", type=int, default=256)

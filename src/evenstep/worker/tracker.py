@@ -256,7 +256,7 @@ class Tracker:
         now.paused = self.clock()
 
     def compute_pauses(self) -> None:
-        """The workers wait for each other amid an iteration: stop the stopwatch, after a slow device has held this one."""
+        """The workers wait for each other amid an iteration: stop the stopwatch, after a slow device has held this."""
         ran = self.stopwatch.running
         self.stopwatch.pause()
         if ran and self.hold is not None:
