@@ -12,8 +12,6 @@ from harness import clusters, record, segments
 from evenstep.cluster.slowness import From
 
 SPEEDS, BATCH, SECONDS = (1, 1, 1, 1), 256, 0.2
-SCHEME = "lb-bsp:compare=false"
-"""A comparison with equal sizes would follow twenty iterations after a change, and count as a wrong size."""
 WHO, FACTOR = 3, 3.0
 NEAR, WHOLE = 0.05, 1
 
@@ -32,7 +30,7 @@ def main():
         plan = segments.Plan(
             cluster=clusters.cluster_of(curves, [(WHO, From(factor=FACTOR, first=slow, until=fast))]),
             global_batch_size=BATCH,
-            variants=(segments.Variant(name="lb-bsp", scheme=SCHEME, iterations=end),),
+            variants=(segments.Variant(name="lb-bsp", scheme="lb-bsp", iterations=end),),
             repetitions=options.repetitions,
             seed=options.seed,
             num_workers=2,

@@ -205,6 +205,10 @@ def _figures(cells):
                 ratio = cells[here]["samples_per_second"] / cells[other]["samples_per_second"]
                 name = f"{regime}: lb-bsp in 4 groups under {sync}, samples/s over {other.scheme}"
                 figures += [record.figure(name, [ratio])]
+    for sync in ("ssp", "dssp"):
+        cell = Cell("episodic", "lb-bsp", sync, ONE)
+        name = f"episodic: {cell.scheme}, over the sum of the speeds"
+        figures += [record.figure(name, [cells[cell]["over_speeds"]], goal=">= 0.9")]
     return figures
 
 

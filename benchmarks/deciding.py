@@ -8,14 +8,19 @@ following it gains. `changes`: of sizes, by more than 2 % of an equal share, in 
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-from harness import record
+from harness import record, regimes
 from harness.replays import Case, Lines, least, replay
 from harness.scenarios import BEGIN, ITERATIONS, SHARE, WORKERS, described, recorded, step, white
 
+from evenstep.cluster.read import parse_cluster
+from evenstep.cluster.slowness import Jitter
 from evenstep.core.load import Experts
 from evenstep.core.load.time_models import TimeModels
+from evenstep.schemes import parse_scheme
+from evenstep.sim import Scenario, simulate
 
 CONTESTANTS = {
     "lb-bsp": Experts(),
@@ -31,6 +36,8 @@ GROUPS = (
 )  # fmt: skip
 ALL, EQUAL = {"100 ms": "<= 3.5", "5 ms": "<= 3.5"}, "<= 0.4"
 CHANGES = (0.3, 2.0, 20.0)
+CLUSTERS = Path(__file__).parents[1] / "examples/clusters"
+BATCH, EXAMPLE_SHARE, SIMULATED, EPOCH_ITERATIONS = 512, 32, 1000, 50
 
 
 def main():
@@ -69,6 +76,7 @@ def main():
                       goal="<= 0.3", unit="%"),
         *_following(seeds),
         *_paying(seeds),
+        *_simulated(options.seed),
     ]  # fmt: skip
     done = record.publish(
         "deciding",
@@ -125,6 +133,35 @@ def _paying(seeds):
         ratios = [replay(Experts(), case)[1].sum() / replay(Experts(change_cost=1e9), case)[1].sum() for case in cases]
         name = f"1:1:2:4, a change of sizes costs {cost:g} iterations: time over that of equal sizes"
         yield record.figure(name, ratios, goal="<= 0.55")
+
+
+def _simulated(seed):
+    """Samples/s over bsp's in the simulator: eight workers, slow by turns, and three of the example clusters."""
+    for spread, goal in ((0.0, 1.6), (0.05, 1.56), (0.15, 1.46)):
+        noise = [(worker, Jitter(spread=spread, seed=seed)) for worker in range(len(regimes.EQUAL)) if spread]
+        cluster = regimes.cluster("episodic", seed, BATCH, noise)
+        yield record.figure(f"8 workers, episodes, jitter {spread:.0%}: times bsp", [_gain(cluster)], goal=f">= {goal}")
+    for name, goal in (("contended-cpus", 3.136), ("four-gpus", 4.433), ("one-delayed", 3.635)):
+        cluster = parse_cluster((CLUSTERS / f"{name}.toml").read_text())
+        gain = _gain(cluster, EXAMPLE_SHARE * len(cluster))
+        yield record.figure(f"examples/clusters/{name}.toml: times bsp", [gain], goal=f">= {goal}")
+
+
+def _gain(cluster, batch=BATCH):
+    bsp, balanced = (
+        simulate(
+            Scenario(
+                cluster=cluster,
+                scheme=parse_scheme(scheme),
+                global_batch_size=batch,
+                iterations=SIMULATED,
+                epoch_samples=EPOCH_ITERATIONS * batch,
+                message_bytes=cluster.gradient_bytes,
+            )
+        )
+        for scheme in ("bsp", "lb-bsp")
+    )
+    return balanced.samples_per_second / bsp.samples_per_second
 
 
 if __name__ == "__main__":

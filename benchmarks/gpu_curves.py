@@ -78,7 +78,7 @@ def _figures(raw, least):
         record.figure("emulated time at the sizes reached, times the optimum",
                       [segment["emulated"][-1] / least for segment in ours], goal="<= 1.05"),
         record.figure("iterations before it is within 5 % for good",
-                      [_reached(segment["emulated"], least) for segment in ours], goal="<= 20"),
+                      [_reached(segment["emulated"], least) for segment in ours], goal="<= 7"),
         record.figure("iteration time of lb-bsp", _milliseconds(ours), unit="ms"),
         record.figure("iteration time of plain DDP, sizes by hand", _milliseconds(raw["ddp-by-hand"]), unit="ms"),
         record.figure("iteration time of plain DDP, equal sizes", _milliseconds(raw["ddp-equal"]), unit="ms"),

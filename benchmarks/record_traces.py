@@ -171,7 +171,7 @@ def _train(rank, job, turns, against, run_dir):
     dataset = TensorDataset(torch.randn(length, *shape), torch.randint(CLASSES, (length,)))
     source = DataLoader(dataset, batch_size=job.size, shuffle=True, drop_last=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scheme = Scheme(name="scheduled", load=Scheduled(iterations=job.iterations), compare=False)
+    scheme = Scheme(name="scheduled", load=Scheduled(iterations=job.iterations))
     model, optimizer, loader = evenstep.prepare(model, optimizer, source, scheme=scheme, seed=0, run_dir=run_dir)
     done = 0
     while done < job.iterations:

@@ -25,6 +25,7 @@ CLAIMED = (
     "contention", "contention-hog", "dssp_table_one", "federated", "group_accuracy", "predictors", "steady-4",
     "stragglers", "updates_to_target",
 )  # fmt: skip
+EXAMPLES = tuple(f"examples/clusters/{name}.toml" for name in ("contended-cpus", "four-gpus", "one-delayed"))
 
 JUDGES = {
     "advice": ("advice", *SIMULATED),
@@ -38,7 +39,8 @@ JUDGES = {
     "contention": (*SIZES, *WORKERS, "worker/factors.py"),
     "cost": (*EMULATED, "core/samples", "torch/costs.py", "torch/data"),
     "dbs_fixed_point": EMULATED,
-    "deciding": (*SIZES, "benchmarks/traces/sizes", "cluster/slowness"),
+    "compiling": (*SIZES, *WORKERS, "benchmarks/harness/compiled_worker.py", "jax"),
+    "deciding": (*SIMULATED, "benchmarks/traces/sizes", *EXAMPLES),
     "decisions": DECIDED,
     "dssp_table_one": (*DECIDED, *SERVED),
     "event_log": ("telemetry/events.py", "telemetry/recorder.py", "worker/iteration.py"),

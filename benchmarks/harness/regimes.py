@@ -19,8 +19,8 @@ SECONDS = 0.5
 """Of an iteration of a worker of the mean speed, at an equal part of the global batch."""
 
 
-def cluster(regime, seed, global_batch_size):
-    """The workers of a regime; the seed decides when they are slow."""
+def cluster(regime, seed, global_batch_size, more=()):
+    """The workers of a regime, with `more` disturbances of some; the seed decides when they are slow."""
     disturbance = {
         "episodic": Episodic(**EPISODES, seed=seed),
         "jitter": Jitter(spread=SPREAD, seed=seed),
@@ -28,4 +28,4 @@ def cluster(regime, seed, global_batch_size):
     }.get(regime)
     speeds = {"persistent": SPEEDS, "mixed": ALIKE}.get(regime, EQUAL)
     disturbances = [] if disturbance is None else [(worker, disturbance) for worker in range(len(speeds))]
-    return clusters.cluster_of(clusters.proportional(speeds, global_batch_size, SECONDS), disturbances)
+    return clusters.cluster_of(clusters.proportional(speeds, global_batch_size, SECONDS), [*disturbances, *more])

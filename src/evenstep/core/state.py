@@ -20,7 +20,7 @@ class Stateful:
     """Base of dataclasses whose state is what their constructor does not take: the fields with `init=False`.
 
     A field that has a state itself, or a list of such objects, is part of it in any case. Fields may be numbers,
-    strings, arrays of numbers, lists, deques, named tuples or dataclasses of these, or None. A class that is no
+    strings, arrays of numbers, lists, dicts, deques, named tuples or dataclasses of these, or None. A class that is no
     dataclass has no state, unless it defines both methods.
     """
 
@@ -80,6 +80,8 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - a value of any annotation
         return value.state_dict()
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, dict):  # Keys of JSON are strings.
+        return [[key, _plain(each)] for key, each in value.items()]
     if isinstance(value, list | tuple | deque):
         return [_plain(each) for each in value]
     return {name: _plain(getattr(value, name)) for name in _fields(kind)} or value
@@ -96,6 +98,8 @@ def _restored(kind: Any, saved: Any) -> Any:  # noqa: ANN401 - a value of any an
         return np.array(saved, dtype=get_args(arguments[1])[0])
     if origin is list:
         return [_restored(arguments[0], each) for each in saved]
+    if origin is dict:
+        return {key: _restored(arguments[1], each) for key, each in saved}
     if is_dataclass(kind):
         annotations = _fields(kind)
         return cast("Any", kind)(**{name: _restored(annotations[name][0], each) for name, each in saved.items()})

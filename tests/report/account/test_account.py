@@ -50,14 +50,6 @@ def test_equal_workers_are_told_so():
     assert summary_lines(account, "lb-bsp")[1:] == ["No worker is slow: waiting takes 0% of all workers' time."]
 
 
-def test_a_run_under_auto_is_told_where_to_ask_for_what_it_does_not_choose():
-    account = Account(3, 36)
-    account.take(a_run())
-    *others, last = summary_lines(account, "auto:multiple=2")
-    assert [line.replace("auto:multiple=2", "lb-bsp") for line in others] == summary_lines(account, "lb-bsp")
-    assert last == "auto does not choose schemes on servers: evenstep advise RUN_DIR says what they would process."
-
-
 def test_what_slower_sizes_cost_is_said():
     # Sizes that make it worse: the slow worker has more.
     account = Account(3, 36)

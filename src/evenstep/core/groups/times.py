@@ -1,12 +1,12 @@
 """How long each worker's iterations take, as known so far: what groups are formed by."""
 
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from math import log
 from statistics import median, stdev
-from typing import Final, cast, final
+from typing import Final, final
 
-from evenstep.core.values import State
+from evenstep.core.state import Stateful
 
 _REMEMBERED: Final = 9
 """Iterations of a worker whose median is its time: a few odd ones move no group."""
@@ -21,21 +21,19 @@ _OF_A_MEDIAN: Final = 1.2533
 
 
 @final
-class IterationTimes:
+@dataclass(slots=True)
+class IterationTimes(Stateful):
     """Times of each worker's latest iterations at its present size."""
 
-    def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
-        self._samples: dict[int, int] = {}
+    _seconds: dict[int, list[float]] = field(init=False, default_factory=dict)
+    _samples: dict[int, int] = field(init=False, default_factory=dict)
 
     def observe(self, worker: int, seconds: float, samples: int) -> None:
         """Note the time that a worker took for an iteration with this many samples."""
         before = self._samples.get(worker, samples)
         self._samples[worker] = samples
-        known = self._seconds.setdefault(worker, deque(maxlen=_REMEMBERED))
-        if abs(samples - before) > _ANOTHER_SIZE * before:
-            known.clear()
-        known.append(seconds)
+        known = [] if abs(samples - before) > _ANOTHER_SIZE * before else self._seconds.get(worker, [])
+        self._seconds[worker] = [*known, seconds][-_REMEMBERED:]
 
     def estimate(self, here: Collection[int], workers: int) -> list[float] | None:
         """Seconds of an iteration of each worker, by rank; None before they are known for all workers in `here`.
@@ -54,16 +52,3 @@ class IterationTimes:
             if abs(log(times[worker] / middle)) <= _ERRORS * error:
                 times[worker] = middle
         return [times.get(worker, middle) for worker in range(workers)]
-
-    def state_dict(self) -> State:
-        """Plain numbers and lists."""
-        return {
-            "seconds": [[worker, list(seconds)] for worker, seconds in self._seconds.items()],
-            "samples": [[worker, samples] for worker, samples in self._samples.items()],
-        }
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue from the given state."""
-        seconds = cast("list[tuple[int, list[float]]]", state["seconds"])
-        self._seconds = {worker: deque(each, maxlen=_REMEMBERED) for worker, each in seconds}
-        self._samples = dict(cast("list[tuple[int, int]]", state["samples"]))

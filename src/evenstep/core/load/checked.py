@@ -35,7 +35,6 @@ class CheckedPolicy(LoadPolicy):
     _policy: LoadPolicy
 
     def observe(self, reports: Reports) -> None:
-        """Pass the reports on."""
         self._policy.observe(reports)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:

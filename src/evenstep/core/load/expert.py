@@ -133,24 +133,17 @@ class Forecasts(Expert):
     uses_forecasts: ClassVar[bool] = True
 
     workers: int
-    _paces: FloatArray = field(init=False)
+    _last: Averages = field(init=False)
 
     def __post_init__(self) -> None:
-        self._paces = np.zeros(self.workers)
+        self._last = Averages(self.workers, weights=(1.0,))
 
     def observe(self, reports: Reports, paces: FloatArray, measured: npt.NDArray[np.bool_]) -> None:
-        last = np.where(measured, paces, self._paces)
-        self._paces = np.where(reports.forecast > 0, reports.forecast / 1000.0, last)
+        forecast = reports.forecast > 0
+        self._last.observe(reports, np.where(forecast, reports.forecast / 1000.0, paces), measured | forecast)
 
     def speeds(self) -> FloatArray:
-        return np.asarray(1.0 / self._paces)
+        return self._last.speeds()
 
     def recall(self, known: Sequence[tuple[Self, int] | None]) -> bool:
-        """As `Averages`."""
-        for worker, source in enumerate(known):
-            if source is not None:
-                self._paces[worker] = source[0]._paces[source[1]]
-        there = self._paces > 0
-        if there.any():
-            self._paces[~there] = np.median(self._paces[there])
-        return bool(there.any())
+        return self._last.recall([each and (each[0]._last, each[1]) for each in known])

@@ -55,7 +55,7 @@ class SizeLimits:
         self.most: Final = UNLIMITED if load.maximum is None else load.maximum
         self._fixed: Final = load.given_sizes is not None
         self._problem: Final = problem
-        least = _rounded(np.maximum(problem.minimum, 1) + problem.multiple - 1, problem.multiple)
+        least = -(-np.maximum(problem.minimum, 1) // problem.multiple) * problem.multiple
         self._least: Final[list[int]] = least.tolist()
         self._known: Final[list[int]] = (problem.maximum if known is None else known).tolist()
         self._latest: list[int] = problem.maximum.tolist()
@@ -112,7 +112,7 @@ class SizeLimits:
         """
         multiple = problem.multiple
         maximum = self._of(range(problem.workers))
-        whole = _rounded(maximum, multiple)
+        whole = maximum // multiple * multiple
         if int(whole.sum()) < problem.global_batch_size:
             known = np.maximum(whole, self._known)
             maximum = shares(problem.global_batch_size, maximum, lower=whole, upper=known, multiple=multiple)
@@ -129,8 +129,3 @@ class SizeLimits:
 
     def _of(self, workers: Iterable[int]) -> IntArray:
         return np.array([self.of(worker) for worker in workers], dtype=np.int64)
-
-
-def _rounded(samples: IntArray, multiple: int) -> IntArray:
-    """Down to multiples."""
-    return samples // multiple * multiple

@@ -72,15 +72,12 @@ class PairwisePolicy(LoadPolicy):
         if not others and not whole and self._others < 2:
             return Allocation(sizes=sizes)
         if others or not whole:
-            self._restore(problem)
+            self._change(self._first_step(problem), self.config.window, problem.workers)
         if others or not np.array_equal(sizes, self._sizes):
             self._use(sizes)
         if self._count >= self._window:
             self._move(problem)
         return Allocation(sizes=self._sizes.copy())
-
-    def _restore(self, problem: Problem) -> None:
-        self._change(self._first_step(problem), self.config.window, problem.workers)
 
     def _first_step(self, problem: Problem) -> int:
         share = problem.global_batch_size // problem.workers

@@ -29,8 +29,9 @@ class PerEpochPolicy(LoadPolicy):
     """
 
     _epoch: int | None = field(init=False, default=None)
-    _present: IntArray = field(init=False, default_factory=lambda: _nothing(0))
-    _last: IntArray = field(init=False, default_factory=lambda: _nothing(0))
+    # Totals of an epoch, [workers, 2]: samples and the microseconds of pure compute that they took.
+    _present: IntArray = field(init=False, default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    _last: IntArray = field(init=False, default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
     def observe(self, reports: Reports) -> None:
         """Take in one iteration; reports without samples or time are ignored."""
@@ -43,7 +44,7 @@ class PerEpochPolicy(LoadPolicy):
         self._count(problem.workers)
         if problem.epoch != self._epoch:
             self._last = np.where(self._present > 0, self._present, self._last)
-            self._present = _nothing(problem.workers)
+            self._present = np.zeros_like(self._present)
             self._epoch = problem.epoch
         sizes = shares_of(problem, _performance(self._last))
         return Allocation(sizes=sizes, basis="speed" if self._last.all() else "start")
@@ -51,7 +52,7 @@ class PerEpochPolicy(LoadPolicy):
     def _count(self, workers: int) -> None:
         """Forget everything if the number of workers has changed."""
         if len(self._last) != workers:
-            self._present, self._last = _nothing(workers), _nothing(workers)
+            self._present, self._last = np.zeros((2, workers, 2), dtype=np.int64)
 
 
 @final
@@ -63,11 +64,6 @@ class PerEpoch(Load):
 
     def policy(self, workers: int) -> LoadPolicy:
         return PerEpochPolicy()
-
-
-def _nothing(workers: int) -> IntArray:
-    """Totals of an epoch, [workers, 2]: samples and the microseconds of pure compute that they took."""
-    return np.zeros((workers, 2), dtype=np.int64)
 
 
 def _performance(totals: IntArray) -> IntArray:

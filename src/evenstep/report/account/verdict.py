@@ -34,8 +34,6 @@ _MAIN: Final = 0.2
 """A worker that causes a smaller share of the waiting is not named for it."""
 _COMMUNICATION: Final = 0.25
 _MAX_SIZES: Final = 8
-_AUTO: Final = "auto"
-_BESIDE_AUTO: Final = "auto does not choose schemes on servers: evenstep advise RUN_DIR says what they would process."
 
 WHY: Final = {
     Cause.INPUT: "waits for its input",
@@ -233,8 +231,7 @@ def summary_lines(account: Account, scheme: str) -> list[str]:
     verdict = verdict_of(account, range(account.workers), scheme)
     if account.workers == 1 and verdict.cause is not Cause.INPUT:
         return [f"{head}."]
-    chosen = [_BESIDE_AUTO] if scheme.partition(":")[0] == _AUTO and account.workers > 1 else []
-    return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text), *chosen]
+    return [f"{head}; batch sizes {sizes}.", *sentences(verdict.text)]
 
 
 def head_text(scheme: str, workers: int, seconds: float, samples: float) -> str:
