@@ -48,10 +48,10 @@ def packed(texts):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=16, help="functions of one worker, on average")
-    parser.add_argument("--longest", type=int, default=2000, help="characters of a function")
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=64, help="functions of one worker, on average")
+    parser.add_argument("--longest", type=int, default=400, help="characters of a function")
+    parser.add_argument("--width", type=int, default=256)
     options = parser.parse_args()
 
     torch.manual_seed(0)
