@@ -21,12 +21,14 @@ def digits():
 
 def network():
     return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 32, 3, padding=1),
+        torch.nn.Conv2d(1, 64, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 64, 3, padding=1),
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Dropout(0.2),
         torch.nn.Flatten(),
-        torch.nn.Linear(32 * 4 * 4, 10),
+        torch.nn.Linear(64 * 4 * 4, 10),
     )
 
 
