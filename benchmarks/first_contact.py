@@ -1,7 +1,7 @@
 """What a newcomer sees: each command as its page gives it, typed in a fresh folder, and the gain that its run states.
 
-A script `train.py` is the first block of Python on the page. What is judged is what is printed. Where a run tells only the
-ends of a wide interval, the lower end counts as its gain; where it tells no gain, 0 does.
+A script `train.py` is the first block of Python on the page. What is judged is what is printed. Where a run tells only
+the ends of a wide interval, the lower end counts as its gain; where it tells no gain, 0 does.
 """
 
 import os
@@ -42,7 +42,10 @@ CASES = {
     "ray": ("docs/integrations/ray.md", "EVENSTEP_SLOW=1=4x python train.py"),
     "transformers": ("docs/integrations/transformers.md", f"{TWO} train.py"),
     "jax": ("docs/frameworks/jax.md", OWN.format("jax")),
-    "mxnet": ("docs/frameworks/mxnet.md", OWN.format("mxnet")),
+    "mxnet": (
+        "docs/frameworks/mxnet.md",
+        OWN.format("mxnet").replace("train", "--no-python /path/to/mxnet/python train"),
+    ),
     "tensorflow": ("docs/frameworks/tensorflow.md", OWN.format("tensorflow")),
 }
 """The page of each command, and the command."""
@@ -67,7 +70,9 @@ def main():
         help="the interpreter of a framework (default: .venv-NAME/bin/python, which make test-all builds)",
     )
     options = parser.parse_args()
-    pythons = {name: ROOT / f".venv-{name}/bin/python" for name in ("jax", "mxnet", "tensorflow")} | dict(options.python)
+    pythons = {name: ROOT / f".venv-{name}/bin/python" for name in ("jax", "mxnet", "tensorflow")} | dict(
+        options.python
+    )
     # Where interpreters lie says nothing to the readers of the record.
     sys.argv = [word for before, word in pairwise(["", *sys.argv]) if "--python" not in (before, word)]
     for name in options.cases:
@@ -106,7 +111,7 @@ def typed(page, command, python=None):
         if "train.py" in command:
             Path(folder, "train.py").write_text(script[1], encoding="utf-8")
         if python is not None:
-            command = command.replace("train.py", f"--no-python {python} train.py")
+            command = re.sub(r"(--no-python \S+ )?train.py", f"--no-python {python} train.py", command)
         where = Path(folder, "examples") if " custom_policy" in command else folder
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         began = time.monotonic()
@@ -136,7 +141,7 @@ def said(printed):
         "interval": [low, high],
         "sizes": [[int(size) for size in each.split()] for each in sizes.groups()] if sizes else None,
         "seconds": seconds,
-        "said": [line for line in printed[0].splitlines() if line.startswith("evenstep: ") and "██" not in line],
+        "said": re.findall(r"evenstep: (?!.*average|.*[█░]).*", printed[0]),
     }
 
 

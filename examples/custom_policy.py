@@ -174,8 +174,9 @@ def main() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(40_000, 16)
     data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1, keepdim=True) / 4).sin())
-    loader = torch.utils.data.DataLoader(data, batch_size=1000, shuffle=True)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 2048), torch.nn.Tanh(), torch.nn.Linear(2048, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=500, shuffle=True)
+    layers = [torch.nn.Linear(16, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     # An argument of prepare comes before the command line; None leaves the choice to that.
     scheme = by_last_time(keep=0.8) if options.object else None

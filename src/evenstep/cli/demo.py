@@ -29,8 +29,8 @@ SCHEMES: Final = ("bsp", "lb-bsp", "dssp")
 
 _DESCRIPTION = """\
 Train a small convolution net on handwritten digits with four workers, one of them four times slower: with equal batches
-(bsp, as plain DistributedDataParallel does), balanced (lb-bsp), and without a barrier (dssp); under a minute in all. Ends
-with a table, and a page that shows all of it."""
+(bsp, as plain DistributedDataParallel does), balanced (lb-bsp), and without a barrier (dssp); under a minute in all.
+Ends with a table, and a page that shows all of it."""
 _HONEST = (
     "Data, training and communication are real; the devices are emulated: workers 0 to 2 are held to 1.75 ms per sample"
     " and worker 3 to 7 ms."

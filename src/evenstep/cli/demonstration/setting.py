@@ -41,8 +41,8 @@ def folder_of(scheme: str) -> str:
 def write_digits(path: Path) -> None:
     """Write the 1797 handwritten digits of digits.npz, split into training and test images with a fixed seed.
 
-    They are scikit-learn's, a part of E. Alpaydin's and C. Kaynak's Optical Recognition of Handwritten Digits in the UCI
-    Machine Learning Repository, under CC BY 4.0 (https://doi.org/10.24432/C50P49).
+    They are those of scikit-learn: a part of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI
+    Machine Learning Repository, https://doi.org/10.24432/C50P49, under CC BY 4.0.
     """
     digits = np.load(Path(__file__).with_name("digits.npz"))
     images = (digits["images"] / 16).astype(np.float32)[:, np.newaxis]
