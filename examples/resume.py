@@ -14,8 +14,7 @@ import evenstep
 
 def digits():
     data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(data.target)
+    images, labels = torch.tensor(data.images).float().unsqueeze(1) / 16, torch.tensor(data.target)
     return TensorDataset(images[360:], labels[360:]), images[:360], labels[:360]
 
 
