@@ -89,8 +89,8 @@ class ByLastTimePolicy(evenstep.LoadPolicy):
         known = (reports.samples > 0) & (reports.compute_microseconds > 0)
         new = reports.samples * 10**9 // np.maximum(reports.compute_microseconds, 1)  # In samples per 1000 seconds.
         percent = round(100 * self.keep)
-        mixed = np.where(self.speeds == 0, new, (percent * self.speeds + (100 - percent) * new) // 100)
-        self.speeds = np.where(known, mixed, self.speeds)
+        before = np.where(self.speeds == 0, new.sum() // self.workers, self.speeds)  # Equal speeds at first.
+        self.speeds = np.where(known, (percent * before + (100 - percent) * new) // 100, self.speeds)
 
     def allocate(self, problem: evenstep.Problem) -> evenstep.Allocation:
         speeds = self.speeds if self.speeds.all() else np.ones_like(self.speeds)
