@@ -172,9 +172,9 @@ def main() -> None:
     parser.add_argument("--object", action="store_true", help="pass the scheme to prepare as an object")
     options = parser.parse_args()
     torch.manual_seed(0)
-    inputs = torch.randn(40_000, 16)
+    inputs = torch.randn(80_000, 16)
     data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1, keepdim=True) / 4).sin())
-    loader = torch.utils.data.DataLoader(data, batch_size=500, shuffle=True)
+    loader = torch.utils.data.DataLoader(data, batch_size=1000, shuffle=True)
     layers = [torch.nn.Linear(16, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
