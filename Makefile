@@ -73,7 +73,7 @@ dist: .venv-publish/.installed
 	.venv-publish/bin/twine check --strict dist/*
 
 $(INSTALLED): $(INSTALLED_DEMO)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 $(INSTALLED_ALL): $(INSTALLED)
@@ -97,7 +97,7 @@ $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	echo 'evenstep needs Python 3.11 or newer, and "$(PYTHON)" is not: say which, as in make PYTHON=python3.12' >&2; \
 	exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[torch,report]'
 	@touch $@
 
 clean:

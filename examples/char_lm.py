@@ -75,13 +75,13 @@ def write_line(model, prompt, generator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=300)
-    parser.add_argument("--global-batch-size", type=int, default=32, help="pieces of text over all workers")
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--global-batch-size", type=int, default=128, help="pieces of text over all workers")
     parser.add_argument("--context", type=int, default=64, help="characters of a piece")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
-    parser.add_argument("--report-every", type=int, default=20)
+    parser.add_argument("--report-every", type=int, default=10)
     parser.add_argument("--scheme", help="such as bsp; by default the launcher's, or lb-bsp")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,10 +1,10 @@
 """An expert and two policies of one's own, and recipes for them; docs/custom-policies.md explains them line by line.
 
     cd examples
-    evenstep run --workers 2 --slow 1=3x --scheme custom_policy:with_period:period=20 custom_policy.py
-    evenstep run --workers 2 --slow 1=3x custom_policy.py --object
-    evenstep run --workers 2 --slow 1=3x --scheme custom_policy:by_last_time custom_policy.py
-    evenstep run --workers 2 --slow 1=3x --scheme custom_policy:warm_up:iterations=4,bound=2 custom_policy.py
+    evenstep run --workers 2 --slow 1=4x --scheme custom_policy:with_period:period=20 custom_policy.py
+    evenstep run --workers 2 --slow 1=4x custom_policy.py --object
+    evenstep run --workers 2 --slow 1=4x --scheme custom_policy:by_last_time custom_policy.py
+    evenstep run --workers 2 --slow 1=4x --scheme custom_policy:warm_up:iterations=4,bound=2 custom_policy.py
     evenstep simulate clusters/four-gpus.toml --global-batch-size 512 --schemes bsp custom_policy:by_last_time
 
 evenstep finds the module in the present directory or on PYTHONPATH.
@@ -89,8 +89,8 @@ class ByLastTimePolicy(evenstep.LoadPolicy):
         known = (reports.samples > 0) & (reports.compute_microseconds > 0)
         new = reports.samples * 10**9 // np.maximum(reports.compute_microseconds, 1)  # In samples per 1000 seconds.
         percent = round(100 * self.keep)
-        mixed = np.where(self.speeds == 0, new, (percent * self.speeds + (100 - percent) * new) // 100)
-        self.speeds = np.where(known, mixed, self.speeds)
+        before = np.where(self.speeds == 0, new.sum() // self.workers, self.speeds)  # Equal speeds at first.
+        self.speeds = np.where(known, (percent * before + (100 - percent) * new) // 100, self.speeds)
 
     def allocate(self, problem: evenstep.Problem) -> evenstep.Allocation:
         speeds = self.speeds if self.speeds.all() else np.ones_like(self.speeds)
@@ -168,15 +168,16 @@ def warm_up(
 def main() -> None:
     """Train a small network on random data, under the scheme of `evenstep run`, or under an object with --object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--object", action="store_true", help="pass the scheme to prepare as an object")
     options = parser.parse_args()
     torch.manual_seed(0)
-    inputs = torch.randn(640, 16)
-    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
-    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    inputs = torch.randn(80_000, 16)
+    data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1, keepdim=True) / 4).sin())
+    loader = torch.utils.data.DataLoader(data, batch_size=1000, shuffle=True)
+    layers = [torch.nn.Linear(16, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(512, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     # An argument of prepare comes before the command line; None leaves the choice to that.
     scheme = by_last_time(keep=0.8) if options.object else None
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader, scheme=scheme)

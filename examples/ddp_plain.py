@@ -22,13 +22,13 @@ def digits(seed):
 
 def network():
     return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 32, 3, padding=1),
+        torch.nn.Conv2d(1, 64, 3, padding=1),
         torch.nn.ReLU(),
-        torch.nn.Conv2d(32, 32, 3, padding=1),
+        torch.nn.Conv2d(64, 64, 3, padding=1),
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Flatten(),
-        torch.nn.Linear(32 * 4 * 4, 10),
+        torch.nn.Linear(64 * 4 * 4, 10),
     )
 
 
@@ -42,8 +42,8 @@ def accuracy(model, images, labels):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="of one worker")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=128, help="of one worker")
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -49,8 +49,8 @@ def padded(sequences):
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=100, help="of the optimizer, of two batches each")
-parser.add_argument("--batch-size", type=int, default=8, help="functions in a batch, of one worker")
+parser.add_argument("--steps", type=int, default=60, help="of the optimizer, of two batches each")
+parser.add_argument("--batch-size", type=int, default=24, help="functions in a batch, of one worker")
 parser.add_argument("--context", type=int, default=128, help="characters of a function")
 options = parser.parse_args()
 torch.manual_seed(0)

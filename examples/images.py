@@ -30,8 +30,8 @@ def network(channels, classes):
     def stage(before, after):
         return torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.BatchNorm2d(after), torch.nn.ReLU()
 
-    body = (*stage(channels, 32), torch.nn.MaxPool2d(2), *stage(32, 64), torch.nn.AdaptiveAvgPool2d(1))
-    return torch.nn.Sequential(*body, torch.nn.Flatten(), torch.nn.Linear(64, classes))
+    body = (*stage(channels, 64), torch.nn.MaxPool2d(2), *stage(64, 128), torch.nn.AdaptiveAvgPool2d(1))
+    return torch.nn.Sequential(*body, torch.nn.Flatten(), torch.nn.Linear(128, classes))
 
 
 @torch.no_grad()
@@ -44,8 +44,8 @@ def accuracy(model, loader, device):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--folder", help="of images: a folder in it for each class")
 parser.add_argument("--classes", type=int, default=10)
-parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--batch-size", type=int, default=32, help="of one worker")
+parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--batch-size", type=int, default=128, help="of one worker")
 parser.add_argument("--amp", default="float32", choices=["float32", "float16", "bfloat16"], help="to compute in")
 options = parser.parse_args()
 torch.manual_seed(0)

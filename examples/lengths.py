@@ -1,4 +1,4 @@
-"""Trains a small recurrent net on the functions of Python's own standard library, which are of very unequal length.
+"""Trains a small net on the functions of Python's own standard library, which are of very unequal length.
 
 Workers get functions of as many characters as their speed allows (`cost`), and the loss is a mean over characters.
 Nothing is downloaded. Runs under torchrun, under `evenstep run`, or alone.
@@ -12,24 +12,19 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader
 
 import evenstep
 
+BEFORE = 8
+"""Characters from which the next one is predicted."""
 
-class Writer(torch.nn.Module):
+
+def writer(width):
     """Predicts the next character from those before it."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.character = torch.nn.Embedding(128, width // 4)
-        self.memory = torch.nn.GRU(width // 4, width)
-        self.head = torch.nn.Linear(width, 128)
-
-    def forward(self, packed):
-        hidden, _ = self.memory(PackedSequence(self.character(packed.data), *packed[1:]))
-        return self.head(hidden.data)
+    embedding = torch.nn.Embedding(128, 16)
+    hidden = torch.nn.Linear(16 * BEFORE, width)
+    return torch.nn.Sequential(embedding, torch.nn.Flatten(), hidden, torch.nn.ReLU(), torch.nn.Linear(width, 128))
 
 
 def functions(longest):
@@ -40,10 +35,10 @@ def functions(longest):
     return [torch.frombuffer(bytearray(each[:longest].encode()), dtype=torch.uint8).long() for each in found]
 
 
-def packed(texts):
-    """Without padding: the characters, and those that follow them."""
-    inputs, targets = ([text[part] for text in texts] for part in (slice(None, -1), slice(1, None)))
-    return pack_sequence(inputs, enforce_sorted=False), pack_sequence(targets, enforce_sorted=False).data
+def windows(texts):
+    """Each character of the texts, and those before it."""
+    rows = torch.cat([text.unfold(0, BEFORE + 1, 1) for text in texts])
+    return rows[:, :-1], rows[:, -1]
 
 
 def main():
@@ -51,13 +46,13 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16, help="functions of one worker, on average")
     parser.add_argument("--longest", type=int, default=2000, help="characters of a function")
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--width", type=int, default=256)
     options = parser.parse_args()
 
     torch.manual_seed(0)
     texts = functions(options.longest)
-    loader = DataLoader(texts, options.batch_size, shuffle=True, collate_fn=packed)
-    model = Writer(options.width)
+    loader = DataLoader(texts, options.batch_size, shuffle=True, collate_fn=windows)
+    model = writer(options.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer, loader = evenstep.prepare(model, optimizer, loader, cost=[len(text) for text in texts])
 

@@ -45,7 +45,7 @@ def estimate_loss():
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=100, help="of the optimizer, of two batches each")
-parser.add_argument("--batch-size", type=int, default=8, help="pieces in a batch, of one worker on average")
+parser.add_argument("--batch-size", type=int, default=32, help="pieces in a batch, of one worker on average")
 parser.add_argument("--context", type=int, default=64, help="characters of a piece")
 options = parser.parse_args()
 rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

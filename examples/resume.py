@@ -14,19 +14,20 @@ import evenstep
 
 def digits():
     data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(data.target)
+    images, labels = torch.tensor(data.images).float().unsqueeze(1) / 16, torch.tensor(data.target)
     return TensorDataset(images[360:], labels[360:]), images[:360], labels[:360]
 
 
 def network():
     return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 32, 3, padding=1),
+        torch.nn.Conv2d(1, 64, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 64, 3, padding=1),
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Dropout(0.2),
         torch.nn.Flatten(),
-        torch.nn.Linear(32 * 4 * 4, 10),
+        torch.nn.Linear(64 * 4 * 4, 10),
     )
 
 

@@ -26,6 +26,12 @@ CLAIMED = (
     "stragglers", "updates_to_target",
 )  # fmt: skip
 EXAMPLES = tuple(f"examples/clusters/{name}.toml" for name in ("contended-cpus", "four-gpus", "one-delayed"))
+SCRIPTS = tuple(
+    f"examples/{name}.py" for name in (
+        "char_lm", "custom_policy", "ddp_evenstep", "fsdp", "gpt", "images", "lengths", "numpy_balancer", "own_batches",
+        "resume",
+    )
+)  # fmt: skip
 
 JUDGES = {
     "advice": ("advice", *SIMULATED),
@@ -51,6 +57,10 @@ JUDGES = {
     ),
     "federated": ("benchmarks/contestants/flower_fedavg.py", "cluster/slowness", "core/rounds", "sim/rounds.py"),
     "fidelity": (*SIMULATED, *WORKERS, *SERVED),
+    "first_contact": (
+        *EMULATED, *SCRIPTS, "examples/cluster.toml", "cli/demonstration", "integrations", "jax", "mxnet",
+        "report/account", "tensorflow", "worker/api", "worker/summary.py",
+    ),
     "frameworks": (*EMULATED, "benchmarks/harness/framework_worker.py", "jax", "mxnet", "tensorflow", "worker/api"),
     "gpu": (*WORKERS, "benchmarks/harness/gpu_memory.py", "torch/cuda.py", "torch/model.py", "worker/device_memory.py"),
     "gpu_curves": EMULATED,

@@ -96,9 +96,8 @@ def test_help_needs_no_torch():
     ("package", "arguments", "sentence"),
     [
         ("torch", ["run", "train.py"], "evenstep: evenstep run needs PyTorch: pip install 'evenstep[torch]'"),
-        ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install 'evenstep[demo]'"),
+        ("torch", ["demo"], "evenstep: evenstep demo needs PyTorch: pip install 'evenstep[torch]'"),
         ("plotly", ["report", "."], "evenstep report needs plotly for its page: pip install 'evenstep[report]'"),
-        ("sklearn", ["demo"], "needs scikit-learn for its images of digits: pip install 'evenstep[demo]'"),
     ],
 )
 def test_a_missing_package_is_one_sentence(package, arguments, sentence):

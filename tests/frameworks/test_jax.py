@@ -1,10 +1,8 @@
 """What is JAX's own: its page, how long it compiles, and what is refused."""
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ import evenstep
 
 require("jax")
 
-PAGE = Path(__file__).parents[2] / "docs/frameworks/jax.md"
 ROWS = np.arange(20.0, dtype=np.float32)
 
 
@@ -34,31 +31,6 @@ def session_of(scheme="bsp", **given):
     from evenstep.jax import Session
 
     return Session(scheme, **{"data": ROWS, "global_batch_size": 8, "shuffle": False} | given)
-
-
-@pytest.mark.multiprocess
-def test_the_script_on_the_page(tmp_path):
-    script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "train.py").write_text(script[1])
-    command = [sys.executable, "train.py", f"127.0.0.1:{free_port()}", "2"]
-    environment = {**os.environ, "EVENSTEP_SLOW": "1=3x"}
-    files = [(tmp_path / f"said.{rank}").open("w+") for rank in range(2)]
-    workers = [
-        subprocess.Popen([*command, str(rank)], cwd=tmp_path, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        for rank, file in enumerate(files)
-    ]
-    try:
-        codes = [worker.wait(GUARD_SECONDS) for worker in workers]
-    finally:
-        for worker, file in zip(workers, files, strict=True):
-            worker.kill()
-            worker.wait()
-            file.close()
-    said = [(tmp_path / f"said.{rank}").read_text() for rank in range(2)]
-    assert codes == [0, 0], "\n".join(said)
-    losses = [float(each) for each in re.findall(r"epoch \d: loss (\d\.\d+), batch sizes \[\d+, \d+\]", said[0])]
-    assert len(losses) == 4
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(

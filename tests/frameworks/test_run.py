@@ -16,31 +16,6 @@ from support.of_tensorflow import QUIET
 ROOT = Path(__file__).parents[2]
 
 
-def script_of(page):
-    return (ROOT / "docs/frameworks" / page).read_text().partition("```python\n")[2].partition("```")[0]
-
-
-SCRIPTS = {
-    "tensorflow": script_of("tensorflow.md"),
-    "mxnet": script_of("mxnet.md"),
-    "jax": """
-import os
-
-import jax
-import numpy as np
-
-import evenstep.jax
-
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(num_processes=int(os.environ["WORLD_SIZE"]), process_id=int(os.environ["RANK"]))
-session = evenstep.jax.Session("lb-bsp:multiple=2", data=np.arange(500, dtype=np.float32), global_batch_size=100)
-for batch in session.epoch():
-    mean = session.mean(batch.mean())
-print("batch sizes", session.sizes)
-""",
-}
-GLOBAL = {"tensorflow": 1000, "mxnet": 1000, "jax": 100}
-
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 
 
@@ -60,13 +35,18 @@ def run(folder, framework, script, workers, *options):
     )
 
 
-@pytest.mark.parametrize("framework", SCRIPTS)
-def test_workers_meet_and_train(framework, tmp_path):
-    ended = run(tmp_path, framework, SCRIPTS[framework], 2, "--slow", "1=3x")
+@pytest.mark.parametrize("framework", ["tensorflow", "mxnet", "jax"])
+def test_the_script_of_the_page_gives_the_slow_worker_less(framework, tmp_path):
+    page = (ROOT / f"docs/frameworks/{framework}.md").read_text()
+    script = page.partition("```python\n")[2].partition("```")[0]
+    ended = run(tmp_path, framework, script, 2, "--slow", "1=4x")
     assert ended.returncode == 0, ended.stderr
-    # Both workers print at the same time, so that words may stand between the two's.
-    first, second = map(int, re.search(r"\[(\d+), (\d+)\]", ended.stdout).groups())
-    assert first + second == GLOBAL[framework]
+    told = re.search(r"batch sizes (\d+) (\d+) at first, (\d+) (\d+) at the end", ended.stderr)
+    first, second, more, less = map(int, told.groups())
+    assert less < second / 2
+    assert first + second == more + less
+    # JAX compiles for its first sizes, which it has for one iteration: too little to tell how long they take.
+    assert framework == "jax" or "times as fast as with equal sizes" in ended.stderr
 
 
 ENDS_AT_ONCE = """

@@ -119,15 +119,6 @@ def test_workers_import_no_torch(found):
     assert not found[0]["torch"]
 
 
-def test_the_script_of_the_page_runs_as_it_stands(tmp_path):
-    page = (of_tensorflow.ROOT / "docs/frameworks/tensorflow.md").read_text()
-    (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    codes, said = of_tensorflow.run(tmp_path, [tmp_path / "train.py"])
-    assert codes == [0, 0]
-    assert "Epoch 5/5" in said[0]
-    assert "batch sizes [" in said[0]
-
-
 REFUSED = {
     "a dataset": "ConfigError: a tf.data.Dataset cannot be asked for samples by their indices: give arrays, as in",
     "unequal": "ConfigError: the data has arrays of [149, 150] samples: give arrays of the same length",

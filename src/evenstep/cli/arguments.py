@@ -16,7 +16,6 @@ _MAX_SOURCE: Final = 1 << 20
 
 _PACKAGES: Final = {
     "torch": "PyTorch: pip install 'evenstep[{}]', or install the build for your device (https://pytorch.org)",
-    "sklearn": "scikit-learn for its images of digits: pip install 'evenstep[{}]'",
     "plotly": "plotly for its page: pip install 'evenstep[{}]'",
 }
 

@@ -28,9 +28,9 @@ TARGET: Final = 0.95
 SCHEMES: Final = ("bsp", "lb-bsp", "dssp")
 
 _DESCRIPTION = """\
-Train a small convolution net on scikit-learn's handwritten digits with four workers, one of them four times slower:
-with equal batches (bsp, as plain DistributedDataParallel does), balanced (lb-bsp), and without a barrier (dssp); under
-a minute in all. Ends with a table, and a page that shows all of it."""
+Train a small convolution net on handwritten digits with four workers, one of them four times slower: with equal batches
+(bsp, as plain DistributedDataParallel does), balanced (lb-bsp), and without a barrier (dssp); under a minute in all.
+Ends with a table, and a page that shows all of it."""
 _HONEST = (
     "Data, training and communication are real; the devices are emulated: workers 0 to 2 are held to 1.75 ms per sample"
     " and worker 3 to 7 ms."
@@ -40,8 +40,7 @@ _HONEST = (
 def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = make_parser().parse(arguments)
-    require_package("demo", "torch", "demo")
-    require_package("demo", "sklearn", "demo")
+    require_package("demo", "torch", "torch")
     require_folder_of(options.report)
     from evenstep.launch.run_failed import RunFailedError
 

@@ -39,6 +39,7 @@ class Hold:
     overruns: int = 0
     news: SlownessNews = field(init=False)
     _held_seconds: float = field(init=False, default=0.0)
+    _slowed: float = field(init=False, default=1.0)
     _iteration: int = field(init=False, default=0)
     _sizes: set[float] = field(init=False, default_factory=set)
     _started: float = field(init=False)
@@ -71,7 +72,8 @@ class Hold:
         accumulated there are several batches; each counts as a pass.
         """
         self._iteration = iteration
-        natural = (elapsed_seconds - self._held_seconds) / len(batch_sizes)
+        whole = elapsed_seconds - self._held_seconds
+        natural = whole / len(batch_sizes)
         now = self.clock() - self._started
         due = sum(
             self.disturbance.seconds(
@@ -83,12 +85,23 @@ class Hold:
             new = {*batch_sizes} - self._sizes
             self._sizes |= new
             due += len(new) * self.change_seconds
-        rest = due - elapsed_seconds
-        if rest > 0:
-            self.wait(rest)
-            self._held_seconds += rest
-        elif -rest > 1e-6 and not self._held_seconds:
+        self._slowed = due / whole if whole > 0 else 1.0
+        if not self._wait(due - elapsed_seconds) and elapsed_seconds - due > 1e-6 and not self._held_seconds:
             self.overruns += 1
+
+    def so_far(self, elapsed_seconds: float) -> None:
+        """Wait for the part that falls on what has been computed so far, if it is slowed as the last iteration was.
+
+        For models whose workers wait for each other amid an iteration.
+        """
+        self._wait((elapsed_seconds - self._held_seconds) * self._slowed - elapsed_seconds)
+
+    def _wait(self, seconds: float) -> bool:
+        if seconds <= 0:
+            return False
+        self.wait(seconds)
+        self._held_seconds += seconds
+        return True
 
     def sample(self) -> Factors:
         """The driving factors before the iteration after the one that was held last."""

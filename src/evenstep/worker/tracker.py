@@ -255,6 +255,16 @@ class Tracker:
         self.activity.mark(Doing.WAITING, now.number)
         now.paused = self.clock()
 
+    def compute_pauses(self) -> None:
+        """The workers wait for each other amid an iteration: stop the stopwatch, after a slow device has held this."""
+        ran = self.stopwatch.running
+        self.stopwatch.pause()
+        if ran and self.hold is not None:
+            elapsed = self.stopwatch.read()
+            self.stopwatch.run()
+            self.hold.so_far(elapsed)
+            self.stopwatch.pause()
+
     def batch_ends(self, began_at: float) -> None:
         """The last batch of an iteration that goes on is computed; the stopwatch showed `began_at` before it.
 

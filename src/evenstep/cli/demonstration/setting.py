@@ -39,19 +39,22 @@ def folder_of(scheme: str) -> str:
 
 
 def write_digits(path: Path) -> None:
-    """Write scikit-learn's 1797 handwritten digits, split into training and test images with a fixed seed."""
-    from sklearn.datasets import load_digits
+    """Write the 1797 handwritten digits of digits.npz, split into training and test images with a fixed seed.
 
-    digits = load_digits()
-    images = (digits.images / 16).astype(np.float32)[:, np.newaxis]
+    They are those of scikit-learn: a part of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI
+    Machine Learning Repository, https://doi.org/10.24432/C50P49, under CC BY 4.0.
+    """
+    digits = np.load(Path(__file__).with_name("digits.npz"))
+    images = (digits["images"] / 16).astype(np.float32)[:, np.newaxis]
+    targets = digits["targets"].astype(np.int64)
     order = np.random.default_rng(SEED).permutation(len(images))
     test, train = order[:_TEST_IMAGES], order[_TEST_IMAGES:]
     np.savez(
         path,
         train_images=images[train],
-        train_digits=digits.target[train],
+        train_digits=targets[train],
         test_images=images[test],
-        test_digits=digits.target[test],
+        test_digits=targets[test],
     )
 
 

@@ -125,7 +125,7 @@ class _WeightedReduceScatter:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         # FSDP allocates the input in the stream of compute, and then leaves that stream.
-        self._engine.balancer.stopwatch.pause()
+        self._engine.balancer.compute_pauses()
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -171,7 +171,7 @@ class _Interruptions:
 
     def _begin(self) -> None:
         self._was_running = self._balancer.stopwatch.running
-        self._balancer.stopwatch.pause()
+        self._balancer.compute_pauses()
 
     def _end(self) -> None:
         if self._was_running:
