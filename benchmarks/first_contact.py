@@ -1,7 +1,8 @@
 """What a newcomer sees: each command as its page gives it, typed in a fresh folder, and the gain that its run states.
 
 A script `train.py` is the first block of Python on the page. What is judged is what is printed. Where a run tells only
-the ends of a wide interval, the lower end counts as its gain; where it tells no gain, 0 does.
+the ends of a wide interval, the lower end counts as its gain; where it tells no gain, 0 does. For JAX the page has the
+same command with `--scheme bsp`, and the gain is the quotient of what both say that they trained in a second.
 """
 
 import os
@@ -50,6 +51,9 @@ CASES = {
 }
 """The page of each command, and the command."""
 NUMBER = r"(\d+\.\d+)"
+BSP = {"jax": f"{OWN.format('jax').removesuffix(' train.py')} --scheme bsp train.py"}
+"""What is compared with the command of that name."""
+RATE = re.compile(r"trained ([\d,.]+) samples/s")
 GAIN = re.compile(rf"(?:Training is|lb-bsp trained) {NUMBER} times as fast as \S+ ?(?:equal sizes)?")
 INTERVAL = re.compile(rf"95% interval {NUMBER} to {NUMBER}")
 ENDS = re.compile(rf"Training is {NUMBER} to {NUMBER} times as fast")
@@ -77,18 +81,22 @@ def main():
     sys.argv = [word for before, word in pairwise(["", *sys.argv]) if "--python" not in (before, word)]
     for name in options.cases:
         page, command = CASES[name]
-        if command not in (ROOT / page).read_text(encoding="utf-8"):
-            parser.error(f"{page} has no command {command!r}")
+        for each in filter(None, (command, BSP.get(name))):
+            if each not in (ROOT / page).read_text(encoding="utf-8"):
+                parser.error(f"{page} has no command {each!r}")
     repetitions = 1 if options.quick else options.repetitions
     raw = {name: [] for name in options.cases}
     for _ in range(repetitions):
         for name in raw:
             raw[name].append(said(typed(*CASES[name], pythons.get(name))))
+            if name in BSP:
+                equal = said(typed(CASES[name][0], BSP[name], pythons[name]))
+                raw[name][-1] |= {"gain": raw[name][-1]["rate"] / equal["rate"], "equal": equal}
             record.console.print(f"  {name}: {raw[name][-1]}", markup=False)
     figures = []
     for name, runs in raw.items():
         figures.append(record.figure(f"{name}: times equal sizes", [run["gain"] for run in runs], goal=">= 1.5"))
-        if name != "demo":  # It compares runs, and has no interval.
+        if name != "demo" and name not in BSP:  # They compare runs, and have no interval.
             lows = [run["interval"][0] for run in runs]
             figures.append(record.figure(f"{name}: lower end of the interval", lows, goal=">= 1.01"))
         figures.append(record.figure(f"{name}: time", [run["seconds"] for run in runs], unit="s", goal="<= 75"))
@@ -135,10 +143,12 @@ def said(printed):
     text, seconds = " ".join(printed[0].split()), printed[1]
     ends = ENDS.search(text)
     gain, interval, sizes = GAIN.search(text), ends or INTERVAL.search(text), SIZES.search(text)
+    rate = RATE.search(text)
     low, high = map(float, interval.groups()) if interval else (0.0, 0.0)
     return {
         "gain": low if ends else float(gain[1]) if gain else 0.0,
         "interval": [low, high],
+        "rate": float(rate[1].replace(",", "")) if rate else 0.0,
         "sizes": [[int(size) for size in each.split()] for each in sizes.groups()] if sizes else None,
         "seconds": seconds,
         "said": re.findall(r"evenstep: (?!.*average|.*[█░]).*", printed[0]),

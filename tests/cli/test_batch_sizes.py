@@ -31,7 +31,7 @@ def test_fixed_sizes_by_rank_and_host_reach_the_workers_of_an_unchanged_script(t
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        (["14,6,4"], "--batch-sizes: 3 batch sizes were given for 2 workers: give one for each"),
+        (["14,6,4"], "--batch-sizes: there are sizes for 3 workers, and the run has 2: give one for each"),
         (
             ["14,six"],
             "--batch-sizes: the batch size of worker 1 must be a whole number from 1 to 2147483647, not 'six'",

@@ -181,7 +181,10 @@ def test_memory_of_a_device_is_learnt_as_in_a_real_run(run, devices):
         ({"iterations": 2.5}, "iterations must be a whole number of at least 1, not 2.5"),
         ({"message_bytes": float("nan")}, "message_bytes must be a whole number of at least 0, not nan"),
         ({"scheme": parse_scheme("static:32/16/8/9")}, "add up to 65, not to the global batch size 64: correct one of"),
-        ({"scheme": parse_scheme("static:32/16/16")}, "3 batch sizes were given for 4 workers: give one for each"),
+        (
+            {"scheme": parse_scheme("static:32/16/16")},
+            "there are sizes for 3 workers, and the run has 4: give one for each",
+        ),
         ({"scheme": parse_scheme("static:host:a=16")}, "hosts and GPUs of the 4 workers are not known: give sizes by"),
         ({"scheme": "ssp:bound=3"}, r"give parse_scheme\('ssp:bound=3'\)"),
     ],

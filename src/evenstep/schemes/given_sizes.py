@@ -30,7 +30,7 @@ def read_sizes(given: object) -> tuple[int, ...] | dict[str, int]:
         ConfigError: One is not a size, or a key does not begin with rank:, host: or gpu:.
         TypeError: It is something else.
 
-    >>> read_sizes("12/9/3"), read_sizes("rank:0=12,gpu:NVIDIA RTX 3090=24"), read_sizes({0: 12})
+    >>> read_sizes("12/9/3"), read_sizes('rank:0=12,"gpu:NVIDIA RTX 3090"=24'), read_sizes({0: 12})
     ((12, 9, 3), {'rank:0': 12, 'gpu:NVIDIA RTX 3090': 24}, {'rank:0': 12})
     """
     if isinstance(given, str):
@@ -39,7 +39,7 @@ def read_sizes(given: object) -> tuple[int, ...] | dict[str, int]:
         return tuple(_size(size, f"worker {rank}") for rank, size in enumerate(cast("Iterable[object]", given)))
     sizes: dict[str, int] = {}
     for name, size in given.items():
-        key = f"rank:{name}" if isinstance(name, int) else str(name)
+        key = f"rank:{name}" if isinstance(name, int) else str(name).strip("\"'")
         if key.partition(":")[0] not in _KINDS:
             raise ConfigError(f"a batch size cannot be that of {shown(key)}: write rank:NUMBER, host:NAME or gpu:NAME")
         sizes[key] = _size(size, key)

@@ -96,6 +96,28 @@ def test_sizes_that_were_used_before_are_not_measured_again():
     assert cost.iterations == found > 5
 
 
+def test_only_workers_whose_own_size_is_new_are_compared():
+    """As where a compiler has compiled the other workers' sizes already."""
+    cost = fed(ChangeCost(noise=0.0), ([50, 50, 50], [100, 100, 100]), ([60, 50, 40], [1000, 100, 1000]))
+    fed(cost, ([60, 50, 40], [100, 100, 100]), ([60, 30, 60], [100, 900, 900]), ([60, 30, 60], [100, 100, 100]))
+    found = cost.iterations
+    fed(cost, ([60, 50, 40], [100, 100, 100]), ([50, 30, 70], [100, 100, 900]), ([50, 30, 70], [100, 100, 100]))
+    assert found > 5
+    assert cost.iterations > 5
+
+
+def test_slowness_that_returns_finds_its_sizes(run, noise):
+    factors = noise(0.02, 0, (400, 4))
+    slow = np.arange(400) // 25 % 4 == 1
+    factors[slow, 3] *= 4.0
+    sizes, times = run(4, 256, 400, compiled(8.0, factors))
+    _, equal = run(4, 256, 400, compiled(8.0, factors), load=Experts(change_cost=1e9))
+    assert len({tuple(each) for each in sizes[200:].tolist()}) <= 3
+    assert (sizes[slow, 3][-20:] < 32).all()
+    assert (np.abs(sizes[~slow][-20:] - 64) < 8).all()
+    assert times.max(axis=1).sum() < 0.75 * equal.max(axis=1).sum()
+
+
 def test_a_given_cost_is_not_measured(run, noise):
     factors = noise(0.02, 0, (60, 4)) * SPEEDS
     sizes, _ = run(4, 256, 60, lambda i, k, x: 0.1 * x / 64 * factors[k, i], load=Experts(change_cost=3.0))

@@ -201,7 +201,7 @@ def test_time_in_proportion_to_size_is_met_in_one_epoch():
 
 
 def test_a_multiple_of_nothing_and_a_negative_minimum_are_refused():
-    with pytest.raises(ConfigError, match="the smallest batch cannot be -1 samples: use a minimum of at least 0"):
+    with pytest.raises(ConfigError, match="minimum=-1 and maximum=None leave no size: use 0 <= minimum <= maximum"):
         PerEpoch(minimum=-1)
     with pytest.raises(ConfigError, match="at least 1"):
         PerEpoch(multiple=0)

@@ -79,9 +79,9 @@ def test_static_sizes_that_do_not_fit_are_refused(batch, changes, message):
 
 
 def test_static_sizes_for_other_workers_are_refused():
-    with pytest.raises(ConfigError, match="2 batch sizes"):
+    with pytest.raises(ConfigError, match="sizes for 2 workers"):
         Static(sizes=(3, 5)).policy(3)
-    with pytest.raises(ConfigError, match="2 batch sizes"):
+    with pytest.raises(ConfigError, match="sizes for 2 workers"):
         Static(sizes=(3, 5)).policy(2).allocate(problem(8, 3))
 
 

@@ -63,8 +63,10 @@ class Load(ABC):
     def __post_init__(self) -> None:
         if self.multiple < 1:
             raise ConfigError(f"sizes cannot be multiples of {self.multiple}: use a multiple of at least 1")
-        if self.minimum is not None and self.minimum < 0:
-            raise ConfigError(f"the smallest batch cannot be {self.minimum} samples: use a minimum of at least 0")
+        if (self.minimum or 0) < 0 or (self.maximum is not None and self.maximum < max(self.minimum or 0, 1)):
+            raise ConfigError(
+                f"minimum={self.minimum} and maximum={self.maximum} leave no size: use 0 <= minimum <= maximum"
+            )
 
     @abstractmethod
     def policy(self, workers: int) -> LoadPolicy:

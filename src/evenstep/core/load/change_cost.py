@@ -88,7 +88,7 @@ class ChangeCost(Stateful):
             if len(self._changed) or self._same > 2:
                 self._measure(microseconds)
         else:
-            if self._used.shape[1] != len(samples):
+            if self._used.shape[1:] != samples.shape:
                 self._used = np.zeros((0, len(samples)), dtype=np.int64)
             self._changed = np.flatnonzero((self._used != samples).all(axis=0))
             self._same, self._samples = 1, samples

@@ -79,10 +79,10 @@ class ExpertsPolicy(LoadPolicy):
     _experts: list[Expert] = field(init=False)
     _cost: ChangeCost = field(init=False)
     _seen: IntArray = field(init=False)  # Measured iterations of each worker.
-    _paces: FloatArray = field(init=False)  # The latest microseconds per sample of each worker; 0: unknown.
+    paces: FloatArray = field(init=False)  # The latest microseconds per sample of each worker; 0: unknown.
     _shares: FloatArray | None = field(init=False, default=None)  # What each expert proposes, [experts, workers].
     _losses: FloatArray = field(init=False, default_factory=lambda: np.zeros(0))
-    _proposal: IntArray | None = field(init=False, default=None)  # Relative sizes.
+    proposal: IntArray | None = field(init=False, default=None)  # Relative sizes.
     _used: IntArray | None = field(init=False, default=None)  # Those of the sizes in use; None: equal.
     _proposed: IntArray | None = field(init=False, default=None)  # The sizes that the proposal would have given.
     _account: float = field(init=False, default=0.0)
@@ -92,17 +92,7 @@ class ExpertsPolicy(LoadPolicy):
         self._experts = [make(self.workers) for make in self.load.makers]
         self._cost = ChangeCost(compiles=self.load.compiles)
         self._seen = np.zeros(self.workers, dtype=np.int64)
-        self._paces = np.zeros(self.workers)
-
-    @property
-    def paces(self) -> FloatArray:
-        """The latest microseconds per sample of each worker; 0 where they are not known."""
-        return self._paces
-
-    @property
-    def proposal(self) -> IntArray | None:
-        """The sizes that the experts propose, as weights of any unit; None until every worker has a pace."""
-        return self._proposal
+        self.paces = np.zeros(self.workers)
 
     def observe(self, reports: Reports) -> None:
         samples, microseconds, cost = reports.samples, reports.compute_microseconds, self._cost
@@ -116,7 +106,7 @@ class ExpertsPolicy(LoadPolicy):
         if not _any(measured) or (cost.first_use and (self._tried or cost.iterations > cost.noise)):
             return
         paces = microseconds / np.maximum(samples, 1)
-        self._paces = np.where(measured, paces, self._paces)
+        self.paces = np.where(measured, paces, self.paces)
         here = slice(None) if _all(measured) else np.flatnonzero(measured)
         first = self._shares is None
         self._charge(paces, here)
@@ -124,7 +114,7 @@ class ExpertsPolicy(LoadPolicy):
             self._account = max(self._account + _saved(paces, samples, self._proposed, here), 0.0)
         for expert in self._experts:
             expert.observe(reports, paces, measured)
-        if _all(self._paces):
+        if _all(self.paces):
             proposal = self._propose()
             if first:  # An expert that ignores the only iteration so far is charged for it at once.
                 self._charge(paces, here)
@@ -155,8 +145,8 @@ class ExpertsPolicy(LoadPolicy):
         for _ in range(_SQUARINGS):
             growth = growth * growth
         mean = _total(self._shares / growth[:, None], axis=0)
-        self._proposal = np.maximum((mean * (_UNIT / _largest(mean))).astype(np.int64), 1)
-        return self._proposal
+        self.proposal = np.maximum((mean * (_UNIT / _largest(mean))).astype(np.int64), 1)
+        return self.proposal
 
     @property
     def _tried(self) -> bool:
@@ -178,27 +168,27 @@ class ExpertsPolicy(LoadPolicy):
             self._used, self._kept = free, 0
 
     def allocate(self, problem: Problem) -> Allocation:
-        if self._proposal is None or problem.workers != self.workers:
+        if self.proposal is None or problem.workers != self.workers:
             return Allocation(sizes=equal_sizes(problem), basis="start")
-        self._proposed = proposed = shares_of(problem, self._proposal)
+        self._proposed = proposed = shares_of(problem, self.proposal)
         proposed.flags.writeable = False  # It is given out and kept.
         if self._used is None:
             return Allocation(sizes=equal_sizes(problem), basis="start")
-        sizes = proposed if self._used is self._proposal else shares_of(problem, self._used)
+        sizes = proposed if self._used is self.proposal else shares_of(problem, self._used)
         return Allocation(sizes=sizes, weights=self._used)
 
     def recall(self, known: Sequence[tuple[LoadPolicy, int] | None]) -> None:
         """Workers that come count as the median of those that stay until they have reported."""
         sources = [(each[0], each[1]) if each and isinstance(each[0], ExpertsPolicy) else None for each in known]
         former = next((source[0] for source in sources if source is not None), None)
-        if former is None or not former._paces.all():
+        if former is None or not former.paces.all():
             return
         for worker, source in enumerate(sources):
             if source is not None:
                 policy, index = source
-                self._paces[worker], self._seen[worker] = policy._paces[index], policy._seen[index]
-        there = self._paces > 0
-        self._paces[~there] = np.median(self._paces[there])
+                self.paces[worker], self._seen[worker] = policy.paces[index], policy._seen[index]
+        there = self.paces > 0
+        self.paces[~there] = np.median(self.paces[there])
         self._losses = former._losses
         self._cost.load_state_dict(former._cost.state_dict())
         recalled = [
@@ -251,8 +241,7 @@ class Experts(Load):
             raise ConfigError(f"a change of sizes cannot cost {self.change_cost} iterations: use a number >= 0")
         if not 0.0 < self.discount < 1.0 or not 0.0 < self.steepness < math.inf:
             raise ConfigError(
-                f"losses cannot count with a discount of {self.discount} and a steepness of {self.steepness}: use"
-                " 0 < discount < 1 and steepness > 0"
+                f"discount={self.discount}, steepness={self.steepness}: use 0 < discount < 1 and steepness > 0"
             )
 
     @property

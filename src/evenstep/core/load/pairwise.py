@@ -172,9 +172,7 @@ class Pairwise(Load):
     def __post_init__(self) -> None:
         Load.__post_init__(self)
         if self.window < 2 or self.warmup < 0:
-            raise ConfigError(
-                f"a window of {self.window} after {self.warmup} iterations shows no noise: use >= 2 and >= 0"
-            )
+            raise ConfigError(f"window={self.window}, warmup={self.warmup}: use a window >= 2 and a warmup >= 0")
         if self.step is not None and self.step < 1:
             raise ConfigError(f"a step of {self.step} samples moves nothing: use 1 or more, or leave it out")
 

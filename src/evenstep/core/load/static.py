@@ -44,7 +44,9 @@ class Static(Load):
     def require(self, workers: int, global_batch_size: int | None = None) -> None:
         """Raise ConfigError unless there is one size for each worker, and all add up to the global batch, if given."""
         if workers != len(self.sizes):
-            raise ConfigError(f"{len(self.sizes)} batch sizes were given for {workers} workers: give one for each")
+            raise ConfigError(
+                f"there are sizes for {len(self.sizes)} workers, and the run has {workers}: give one for each"
+            )
         if global_batch_size not in (None, total := sum(self.sizes)):
             raise ConfigError(
                 f"the batch sizes {list(self.sizes)} add up to {total}, not to the global batch size"

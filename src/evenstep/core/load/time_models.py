@@ -91,8 +91,7 @@ class TimeModels(Load):
         Load.__post_init__(self)
         if self.window < 2 or self.warmup < 0:
             raise ConfigError(
-                f"a line cannot rest on {self.window} iterations after {self.warmup}: use a window of 2 or more and a"
-                " warmup of 0 or more"
+                f"no line rests on {self.window} iterations after {self.warmup}: use window >= 2, warmup >= 0"
             )
 
     def policy(self, workers: int) -> LoadPolicy:
