@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 def found(folder):
     """What everything came to on each worker, from one start of the workers."""
     saving = [checkpoints.save, checkpoints.save_with_fabric]
-    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, checkpoints.run_the_page]
+    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving]
     return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
 
 
@@ -120,10 +120,6 @@ def test_another_number_of_workers_on_two_nodes_continues_from_fabrics_checkpoin
         np.testing.assert_allclose(
             value["resume_with_fabric"]["weights"], expected["whole"]["module"], rtol=0, atol=1e-10
         )
-
-
-def test_the_script_on_the_page_runs(found):
-    assert [value["run_the_page"] for value in found] == [{}] * habits.WORKERS
 
 
 def test_both_are_registered_by_name():

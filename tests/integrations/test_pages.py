@@ -33,8 +33,13 @@ def printed(page, folder, launcher):
 def test_the_script_for_accelerate(launcher, tmp_path):
     pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'evenstep[accelerate]'")
     said = printed("accelerate.md", tmp_path, launcher)
-    assert re.search(r"epoch 3: an error of 0\.\d+ on 100 samples", said)
+    assert re.search(r"epoch 3: an error of 0\.\d+ on 1000 samples", said)
     assert "lb-bsp" in said
+
+
+def test_the_script_for_lightning(tmp_path):
+    pytest.importorskip("lightning", reason="needs Lightning: pip install 'evenstep[lightning]'")
+    assert "evenstep: lb-bsp trained" in printed("lightning.md", tmp_path, "evenstep run")
 
 
 def test_the_script_for_transformers(tmp_path):

@@ -1,8 +1,6 @@
 """Checkpoints of Lightning scripts, and mistakes in such scripts; in the form of lightning_habits."""
 
-import os
 import warnings
-from pathlib import Path
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.fsdp import fully_shard
@@ -100,17 +98,6 @@ def resume_with_fabric(world):
 
 
 RESUMES = [resume, resume_with_fabric, resume_another_strategys]
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md"
-
-
-def run_the_page(world):
-    """The script that the page begins with."""
-    os.chdir(world.folder)  # Lightning puts checkpoints there.
-    script = PAGE.read_text().partition("```python\n")[2].partition("```")[0]
-    exec(compile(script, PAGE.name, "exec"), {"__name__": "__main__"})
-    return {}
 
 
 # Mistakes.

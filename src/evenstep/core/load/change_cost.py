@@ -44,7 +44,7 @@ class ChangeCost(Stateful):
     sure: float = 2.0
     window: int = 16
     gains: float = 0.05
-    remembered: int = 128
+    remembered: int = 64
     iterations: float = field(init=False, default=0.0)
     _excesses: list[float] = field(init=False, default_factory=list)
     _scatter: list[float] = field(init=False, default_factory=list)
