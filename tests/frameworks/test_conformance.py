@@ -95,8 +95,10 @@ def test_sizes_follow_a_change_of_speed_within_three_iterations(found):
     sizes = [sizes for _, sizes in every(found, "lb-bsp")[0]]
     fitting, opposite = sizes[CHANGE - 1], sizes[CHANGE + WITHIN]
     assert sum(fitting) == sum(opposite) == GLOBAL
-    assert fitting[0] == pytest.approx(3 * fitting[2], abs=2)
-    assert opposite[2] == pytest.approx(3 * opposite[0], abs=2)
+    # 24 samples for speeds 3:3:1 and then 1:3:3 are 10.3, 10.3, 3.4 and the reverse; JAX has multiples of 4.
+    for slow, *fast in (fitting[::-1], opposite):
+        assert slow <= 4
+        assert fast == pytest.approx([10, 10], abs=2)
 
 
 def test_sizes_follow_the_speeds_of_the_epoch_before(found):
