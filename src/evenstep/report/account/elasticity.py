@@ -48,31 +48,24 @@ class Elasticity:
     is off by more than three times the noise counts as that much, since loads change and spikes come. All workers train
     one model, so the others count too, together as much as one of them.
 
-    Each worker's first iteration only warms up; if sizes change right after it, it counts and the second, which may
-    compile, does not. From the first that counts to the next one, times count by how they differ from those of the
-    other workers, since all may still have warmed up.
+    Each worker's first iteration only warms up. Sizes often change after the second one, which may still be slow: from
+    there to the third, times count by how they differ from those of the other workers.
     """
 
     def __init__(self, workers: int) -> None:
         self._begun = [False] * workers
-        self._begin = [np.zeros((2, 0))] * workers  # Logarithms of seconds and sizes of fewer than two iterations.
         self._latest = np.full((workers, 2, _BEFORE), np.nan)  # Logarithms of seconds, and of sizes.
         self._changes = np.zeros((workers, len(_BINS) + 1))  # How often seconds changed by how much at alike sizes.
-        self._pair = np.full((workers, 2, 2), np.nan)  # Of seconds and sizes, in the first that counts and the next.
+        self._pair = np.full((workers, 2, 2), np.nan)  # Of seconds and sizes, in the second iteration and the third.
         self._told: list[deque[FloatArray]] = [deque(maxlen=max(_KEPT // workers, _LEAST_KEPT)) for _ in range(workers)]
 
     def observe(self, worker: int, seconds: FloatArray, sizes: FloatArray) -> None:
         """Add iterations of a worker, shape [iterations]: seconds > 0, and sizes > 0 in equal shares."""
-        given = np.concatenate([self._begin[worker], np.log([seconds, sizes])], axis=1)
-        if not self._begun[worker]:
-            if given.shape[1] < 2:
-                self._begin[worker] = given
-                return
-            self._begun[worker], self._begin[worker] = True, given[:, :0]
-            given = np.delete(given, int(abs(given[1, 1] - given[1, 0]) > _CHANGED), axis=1)
-        if not given.size:
+        begins = int(len(seconds) > 0 and not self._begun[worker])
+        self._begun[worker] |= len(seconds) > 0
+        if len(seconds) == begins:
             return
-        both = np.concatenate([self._latest[worker], given], axis=1)
+        both = np.concatenate([self._latest[worker], np.log([seconds[begins:], sizes[begins:]])], axis=1)
         self._latest[worker] = both[:, -_BEFORE:]
         changed = np.abs(np.diff(both[:, _BEFORE - 1 :], axis=1))
         alike = changed[0, changed[1] < _ALIKE]
