@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 
-from harness import record
+from harness import interpreters, record
 
 ROOT = Path(__file__).parents[1]
 TWO = "evenstep run --workers 2 --slow 1=4x"
@@ -65,20 +64,9 @@ def main():
     parser = record.arguments(__doc__.partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument(
-        "--python",
-        type=lambda text: text.partition("=")[::2],
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="the interpreter of a framework (default: .venv-NAME/bin/python, which make test-all builds)",
-    )
+    interpreters.add_argument(parser)
     options = parser.parse_args()
-    pythons = {name: ROOT / f".venv-{name}/bin/python" for name in ("jax", "mxnet", "tensorflow")} | dict(
-        options.python
-    )
-    # Where interpreters lie says nothing to the readers of the record.
-    sys.argv = [word for before, word in pairwise(["", *sys.argv]) if "--python" not in (before, word)]
+    pythons = interpreters.named(options, ("jax", "mxnet", "tensorflow"))
     for name in options.cases:
         page, command = CASES[name]
         for each in filter(None, (command, BSP.get(name))):

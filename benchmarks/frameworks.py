@@ -4,10 +4,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
-from harness import clusters, record
+from harness import clusters, interpreters, record
 from harness.framework_worker import BATCH, WORKERS
 
 from evenstep.telemetry import read_events
@@ -24,19 +23,9 @@ def main():
     parser = record.arguments(__doc__)
     parser.add_argument("--frameworks", nargs="+", choices=GOALS, default=list(GOALS))
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument(
-        "--python",
-        type=lambda text: text.partition("=")[::2],
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="the interpreter of a framework (default: .venv-NAME/bin/python, which make test-all builds)",
-    )
+    interpreters.add_argument(parser)
     options = parser.parse_args()
-    pythons = {name: str(ROOT / f".venv-{name}/bin/python") for name in GOALS} | {"torch": sys.executable}
-    pythons |= dict(options.python)
-    # Where interpreters lie says nothing to the readers of the record.
-    sys.argv = [word for before, word in pairwise(["", *sys.argv]) if "--python" not in (before, word)]
+    pythons = {"torch": sys.executable} | interpreters.named(options, [name for name in GOALS if name != "torch"])
     for name in options.frameworks:
         if not Path(pythons[name]).exists():
             parser.error(f"there is no {pythons[name]}: run make test-all, or give --python {name}=PATH")
