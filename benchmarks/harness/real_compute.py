@@ -161,7 +161,7 @@ def calls(rank, plan, tell):
     """Calls of Python and C functions per iteration in the main thread of worker 0, by variant.
 
     They do not depend on the machine's load. Plain DDP's batches are made before, so that what is counted beyond it
-    contains the loader. The median over iterations leaves out those that decide now and then.
+    contains the loader. The lower quartile over iterations leaves out those that change sizes, many where noise is.
     """
     case, variants, iterations = plan
     counts = {}
@@ -169,7 +169,7 @@ def calls(rank, plan, tell):
         run = training(name, case, rank, stored=True)
         for _ in range(WARMUP):
             next(run)
-        counts[name] = sorted(_calls(run) for _ in range(iterations))[iterations // 2]
+        counts[name] = sorted(_calls(run) for _ in range(iterations))[iterations // 4]
     return counts
 
 
