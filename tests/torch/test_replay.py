@@ -124,8 +124,9 @@ def test_the_core_decides_alike_from_the_recorded_reports(recorded):
         decided.append((allocation.sizes.tolist(), allocation.basis))
         policy.observe(Reports.from_table(np.array(rows)))
         # The loader asks once more in the same epoch, as after its last iteration.
-        policy.allocate(replace(problem, epoch=epoch))
+        following = policy.allocate(replace(problem, epoch=epoch))
     assert len(decided) == 10 * RUNS[run.scheme][1]
+    decided.append((following.sizes.tolist(), following.basis))
     changes = [(k, *each) for k, each in enumerate(decided) if k == 0 or each != decided[k - 1]]
     assert changes == [(plan.iteration, plan.batch_sizes, plan.basis) for plan in of_kind(workers[0], "plan")]
 
