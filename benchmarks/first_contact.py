@@ -1,8 +1,8 @@
 """What a newcomer sees: each command as its page gives it, typed in a fresh folder, and the gain that its run states.
 
 A script `train.py` is the first block of Python on the page. What is judged is what is printed. Where a run tells only
-the ends of a wide interval, the lower end counts as its gain; where it tells no gain, 0 does. For JAX the page has the
-same command with `--scheme bsp`, and the gain is the quotient of what both say that they trained in a second.
+the ends of a wide interval, the lower end counts as its gain; where it tells no gain, 0 does. Where the page has that
+command with `--scheme bsp` too, the gain is the quotient of what both say that they trained in a second.
 """
 
 import os
@@ -50,7 +50,11 @@ CASES = {
 }
 """The page of each command, and the command."""
 NUMBER = r"(\d+\.\d+)"
-BSP = {"jax": f"{OWN.format('jax').removesuffix(' train.py')} --scheme bsp train.py"}
+BSP = {
+    "jax": f"{OWN.format('jax').removesuffix(' train.py')} --scheme bsp train.py",
+    "tensorflow": f"{OWN.format('tensorflow').removesuffix(' train.py')} --scheme bsp train.py",
+    "load": f"{TWO} --scheme bsp custom_policy.py",
+}
 """What is compared with the command of that name."""
 RATE = re.compile(r"trained ([\d,.]+) samples/s")
 GAIN = re.compile(rf"(?:Training is|lb-bsp trained) {NUMBER} times as fast as \S+ ?(?:equal sizes)?")
@@ -78,7 +82,7 @@ def main():
         for name in raw:
             raw[name].append(said(typed(*CASES[name], pythons.get(name))))
             if name in BSP:
-                equal = said(typed(CASES[name][0], BSP[name], pythons[name]))
+                equal = said(typed(CASES[name][0], BSP[name], pythons.get(name)))
                 raw[name][-1] |= {"gain": raw[name][-1]["rate"] / equal["rate"], "equal": equal}
             record.console.print(f"  {name}: {raw[name][-1]}", markup=False)
     figures = []
