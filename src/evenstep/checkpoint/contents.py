@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self, final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from evenstep.checkpoint.tree import put_together, take_apart
@@ -52,7 +53,9 @@ class Contents:
         return device_of(self.models[0])
 
     def state(self) -> dict[str, Any]:
-        """The state of everything, tensors included."""
+        """The state of everything, tensors included; all workers must call it together."""
+        for optimizer in self.optimizers:
+            _consolidate(optimizer)
         return {
             "model": [model.state_dict() for model in self.models],
             "optimizer": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -109,7 +112,7 @@ class Contents:
         for model, entries in zip(self.models, plain["model"], strict=True):
             _require_same_keys(set(model.state_dict()), set(entries))
         for optimizer, entries in zip(self.optimizers, plain["optimizer"], strict=True):
-            groups = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
+            groups = [len(group["params"]) for group in optimizer.param_groups]
             if groups != [len(group["params"]) for group in entries["param_groups"]]:
                 raise ConfigError(
                     "the checkpoint's optimizer has other param groups than this one: restore into the optimizer that"
@@ -131,6 +134,13 @@ def _require_same_keys(mine: set[str], saved: set[str]) -> None:
         lacking, foreign = sorted(mine - saved), sorted(saved - mine)
         found = f"lacks {lacking[0]!r}" if lacking else f"has {foreign[0]!r}, which this model lacks"
         raise ConfigError(f"the checkpoint is of another model (it {found}): restore into the model it was taken of")
+
+
+def _consolidate(optimizer: Any) -> None:
+    """Give every worker all of an optimizer's state that is cut over the workers (`ZeroRedundancyOptimizer`)."""
+    if callable(consolidate := getattr(optimizer, "consolidate_state_dict", None)):
+        for rank in range(dist.get_world_size(optimizer.process_group)):
+            consolidate(to=rank)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
