@@ -104,6 +104,14 @@ def test_schedulers_averages_and_dropout_go_on(tmp_path):
 
 
 @pytest.mark.multiprocess
+def test_states_that_are_cut_over_the_workers_go_on_on_another_number_of_them(tmp_path):
+    run = Run(scripted=3, optimizer="adam", global_batch_size=15, **LENGTH)
+    results(run_workers(checkpoints.train_with_states_cut_over_the_workers, 3, run, tmp_path, 8))
+    values = results(run_workers(checkpoints.train_with_states_cut_over_the_workers, 2, run, tmp_path))
+    close(values, training.train_alone(run, 15))
+
+
+@pytest.mark.multiprocess
 def test_a_worker_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path):
     run = Run(scripted=3, global_batch_size=15, **LENGTH)
     outcomes = run_workers(checkpoints.die_while_saving, 3, run, tmp_path, 1)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, final
+from typing import Any, Protocol, Self, cast, final
 
 import numpy as np
 import torch
@@ -54,11 +54,9 @@ class Contents:
 
     def state(self) -> dict[str, Any]:
         """The state of everything, tensors included; all workers must call it together."""
-        for optimizer in self.optimizers:
-            _consolidate(optimizer)
         return {
             "model": [model.state_dict() for model in self.models],
-            "optimizer": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer": [_state_of(optimizer) for optimizer in self.optimizers],
             "extras": {name: each.state_dict() for name, each in self.extras.items()},
         }
 
@@ -136,11 +134,17 @@ def _require_same_keys(mine: set[str], saved: set[str]) -> None:
         raise ConfigError(f"the checkpoint is of another model (it {found}): restore into the model it was taken of")
 
 
-def _consolidate(optimizer: Any) -> None:
-    """Give every worker all of an optimizer's state that is cut over the workers (`ZeroRedundancyOptimizer`)."""
-    if callable(consolidate := getattr(optimizer, "consolidate_state_dict", None)):
-        for rank in range(dist.get_world_size(optimizer.process_group)):
-            consolidate(to=rank)
+def _state_of(optimizer: Any) -> dict[str, Any]:
+    """The whole state, on every worker, also of an optimizer that cuts it over them (`ZeroRedundancyOptimizer`)."""
+    consolidate = getattr(optimizer, "consolidate_state_dict", None)
+    if not callable(consolidate):
+        return cast("dict[str, Any]", optimizer.state_dict())
+    whole: dict[str, Any] = {}
+    for rank in range(dist.get_world_size(optimizer.process_group)):
+        consolidate(to=rank)  # Only that one has it, until the next.
+        if rank == dist.get_rank(optimizer.process_group):
+            whole = optimizer.state_dict()
+    return whole
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

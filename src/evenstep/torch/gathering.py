@@ -69,7 +69,7 @@ class _Rows(torch.autograd.Function):
         return gather_over_workers(workers, own)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         workers, weight, mine = ctx.of
         total = gradient * weight
         dist.all_reduce(total, group=workers.device_group)

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.distributed.algorithms import JoinHook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import JoinHook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -224,7 +224,7 @@ class PreparedModel(DistributedDataParallel):
         """Inside, backward accumulates local gradients only; as `DistributedDataParallel.no_sync`."""
         return nullcontext() if self._replica is None else self._replica.no_sync()
 
-    def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:  # type: ignore[override]
+    def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
         """Nothing to do: every worker takes the same number of iterations."""
         return nullcontext()
 

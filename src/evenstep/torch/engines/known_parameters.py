@@ -48,7 +48,7 @@ class OtherOptimizers:
         self._engine = engine
         self._known = known
         self._given = frozenset(map(id, optimizers))
-        self._seen: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = WeakKeyDictionary()
 
     def check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called before any optimizer of the process steps.
@@ -60,7 +60,8 @@ class OtherOptimizers:
         if id(optimizer) in self._given or not self._engine.looping or now is None:
             return
         self._engine.require_summed()
-        if self._seen.setdefault(optimizer, now.number) != now.number:
+        place = now.number, len(self._engine.hand_outs.ahead)  # Without the prepared model no later iteration begins.
+        if self._seen.setdefault(optimizer, place) != place:
             self._known.require(optimizer)
 
 

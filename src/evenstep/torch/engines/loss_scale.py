@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ _UNLIKE: Final = 1.2
 """The largest batch over the smallest, from which on an iteration tells something."""
 _LOOKS: Final = (20, 40, 80, 160)
 """After so many such iterations the workers compare what they saw, until it is sure."""
-_ADVICE: Final = "docs/training-scripts.md, section Losses, has the settings"
+_ADVICE: Final = "docs/losses.md has the settings"
 
 
 @final
@@ -40,7 +40,7 @@ class LossScale:
         self._batch: HandedOut | None = None
         self._square: torch.Tensor | None = None
         own = any(isinstance(each, torch.nn.SyncBatchNorm) for model in models for each in model.modules())
-        self._group = None if own or workers.given_group is not None else dist.group.WORLD
+        self._group: Any = None if own or workers.given_group is not None else dist.group.WORLD
         self._calls = 0
 
     def begins(self, batch: HandedOut) -> None:
@@ -95,4 +95,5 @@ class LossScale:
 
 def _square_of(gradient: torch.Tensor) -> torch.Tensor:
     """The squared norm, which half precision could not hold."""
-    return torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)).double().square()
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    return norm.double().square()
