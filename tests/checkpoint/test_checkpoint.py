@@ -14,7 +14,7 @@ from support.processes import results, run_workers
 from support.training import Run
 
 import evenstep
-from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, files_of
+from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, files_of, patiently
 
 # 15 a slice: 5 whole ones and one of 7 in each epoch.
 LENGTH = {"samples": 82, "epochs": 3}
@@ -101,6 +101,14 @@ def test_schedulers_averages_and_dropout_go_on(tmp_path):
     restored = results(run_workers(checkpoints.train_with_extras, 2, run, tmp_path))
     assert restored == undisturbed
     assert restored[0]["rate"] == pytest.approx(0.05 * 0.5**9)
+
+
+@pytest.mark.multiprocess
+def test_states_that_are_cut_over_the_workers_go_on_on_another_number_of_them(tmp_path):
+    run = Run(scripted=3, optimizer="adam", global_batch_size=15, **LENGTH)
+    results(run_workers(checkpoints.train_with_states_cut_over_the_workers, 3, run, tmp_path, 8))
+    values = results(run_workers(checkpoints.train_with_states_cut_over_the_workers, 2, run, tmp_path))
+    close(values, training.train_alone(run, 15))
 
 
 @pytest.mark.multiprocess
@@ -262,41 +270,59 @@ FILES = ("manifest.json", "run.json", "values.pt", "generators-0.pt", "tensors/.
 def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, file, damage):
     saved_at(tmp_path, 2, 4)
     damage(tmp_path / "checkpoint-000002" / file)
-    with pytest.warns(UserWarning, match=r"checkpoint-000002 is damaged \(its .*\) and is put aside"):
+    with pytest.warns(UserWarning, match=r"checkpoint-000002 is damaged \(its .*\) and left out"):
         assert restored_from(tmp_path) == ("checkpoint-000001", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "damaged-000002"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000002"]
 
 
 @pytest.mark.parametrize("content", ["[]", '{"files": 3}', '{"files": [1]}', "\0" * 64, ""])
 def test_a_manifest_of_any_form_is_damaged(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(DamagedError, match=r"its manifest.json cannot be read"):
+    with pytest.raises(DamagedError, match=r"its manifest.json is none"):
         files_of(tmp_path)
 
 
-def test_what_was_damaged_goes_when_it_is_older_than_all_that_is_kept(tmp_path):
+def test_a_run_that_left_out_a_damaged_one_saves_after_it(tmp_path):
     saved_at(tmp_path, 1, 2)
     flip(tmp_path / "checkpoint-000002" / "values.pt")
-    with pytest.warns(UserWarning, match="is damaged"):
-        restored_from(tmp_path)
-    saved_at(tmp_path, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint-000001", "checkpoint-000002", "damaged-000002"
-    ]  # fmt: skip
-    saved_at(tmp_path, 1, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000003", "checkpoint-000004"]
+    model, optimizer, loader = prepared()
+    with loader:
+        with pytest.warns(UserWarning, match="is damaged"):
+            evenstep.checkpoint.restore(tmp_path, model, optimizer, loader)
+        saved = evenstep.checkpoint.save(tmp_path, model, optimizer, loader)
+    assert saved.name == "checkpoint-000003"
+    assert restored_from(tmp_path) == ("checkpoint-000003", 1)
 
 
-def test_where_none_is_whole_training_does_not_begin_anew_by_itself(tmp_path):
+def test_where_none_is_whole_training_does_not_begin_anew_however_often_it_starts(tmp_path):
     saved_at(tmp_path, 2)
     flip(tmp_path / "checkpoint-000001" / "tensors" / "__0_0.distcp")
-    with (
-        pytest.warns(UserWarning, match="is damaged"),
-        pytest.raises(
-            evenstep.CheckpointError, match=r"no checkpoint in .* is whole, and checkpoint-000001 is damaged"
-        ),
-    ):
-        restored_from(tmp_path)
+    for _ in range(2):
+        with (
+            pytest.warns(UserWarning, match="is damaged"),
+            pytest.raises(
+                evenstep.CheckpointError, match=r"no checkpoint in .* is whole, and checkpoint-000001 is damaged"
+            ),
+        ):
+            restored_from(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def test_an_error_that_passes_is_no_damage(tmp_path):
+    tries = []
+
+    def read(failures):
+        tries.append(failures)
+        if len(tries) <= failures:
+            raise PermissionError(13, "Permission denied")
+        return "read"
+
+    assert patiently(lambda: read(2), "file", pause=0.0) == "read"
+    assert tries == [2] * 3
+    with pytest.raises(PermissionError):
+        patiently(lambda: read(99), "file", pause=0.0)
+    with pytest.raises(DamagedError, match="its file cannot be read"):
+        patiently((tmp_path / "file").read_bytes, "file", pause=0.0)
 
 
 def test_the_manifest_says_what_it_is(tmp_path):

@@ -58,12 +58,6 @@ class Buckets:
         yield from self.batches()
 
 
-class Parts(Buckets):
-    """As Buckets, but each worker is to make one with its own part."""
-
-    num_replicas = 3
-
-
 class Strange(Buckets):
     def __iter__(self):
         yield from ([1, 2], "ab")
@@ -176,7 +170,6 @@ def refused():
     """By name: a loader, options, and a part of the sentence."""
     data = Sentences()
     return {
-        "parts": ((data, Parts()), {}, "Parts gives each worker its own part"),
         "strange": ((data, Strange()), {}, "gives something else than indices of the dataset"),
         "without end": ((data, Endless()), {}, "gave 13 lists where its length says 6"),
         "no length": ((data, [[1], [2]].__iter__()), {}, "has no length"),

@@ -48,6 +48,27 @@ def train_restored(run, folder):
     }
 
 
+def train_with_states_cut_over_the_workers(run, folder, save_at=None):
+    """With a ZeroRedundancyOptimizer; saves and leaves at `save_at`, or goes on from there."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # It warns of itself.
+
+    network = training.model_of(run)
+    optimizer = ZeroRedundancyOptimizer(network.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*training.data(run)), batch_size=run.batch_size, shuffle=True
+    )
+    model, optimizer, loader = evenstep.prepare(network, optimizer, loader, scheme=run.chosen_scheme(), seed=run.seed)
+    if save_at is None:
+        evenstep.checkpoint.restore(folder, model, optimizer, loader)
+    for _ in range(loader.epoch, run.epochs):
+        for inputs, targets in loader:
+            training.step(model, optimizer, inputs, targets)
+            if loader.iteration == save_at:
+                evenstep.checkpoint.save(folder, model, optimizer, loader)
+                return None
+    return {"weights": training.weights(model)}
+
+
 def learnt(loader):
     """What this worker knows of its speed, and everybody of the sizes."""
     balancer = loader.engine.balancer

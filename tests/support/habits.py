@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms import Join
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -39,6 +40,9 @@ class PlainModel(torch.nn.Module):
         return self.module(*args)
 
     def no_sync(self):
+        return nullcontext()
+
+    def join(self):
         return nullcontext()
 
 
@@ -146,6 +150,34 @@ def batches(run, loader):
 def distributed(model, **options):
     """As a script does that wraps its model itself."""
     return DistributedDataParallel(model, **options) if dist.is_initialized() else model
+
+
+def loop_in_join(run, prepare):
+    """As for inputs whose number differs from worker to worker."""
+    model, optimizer, loader = ordinary(run, prepare)
+    for epoch in range(run.epochs):
+        with model.join() if epoch % 2 or isinstance(model, PlainModel) else Join([model]):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+    return weights(model)
+
+
+def step_in_inner_loops(run, prepare):
+    """An optimizer of each batch's own moves its inputs, as for adversarial examples."""
+    model, optimizer, loader = ordinary(run, prepare)
+    for inputs, targets in batches(run, loader):
+        moved = torch.nn.Parameter(inputs.clone())
+        inner = torch.optim.SGD([moved], lr=0.1)
+        for _ in range(2):
+            inner.zero_grad()
+            moved.square().sum().backward()
+            inner.step()
+        optimizer.zero_grad()
+        mse_loss(model(moved.detach()), targets).backward()
+        optimizer.step()
+    return weights(model)
 
 
 # Gradients.
@@ -735,6 +767,8 @@ def evaluate(run, model):
 
 
 EXACT = (
+    loop_in_join,
+    step_in_inner_loops,
     clip_the_norm,
     accumulate_in_no_sync,
     accumulate_and_weigh,
@@ -861,6 +895,28 @@ def follow_a_metric_of_ones_own(run, prepare):
             optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def learn_a_scale_by_another_optimizer(run, prepare):
+    model, optimizer, loader = ordinary(run, prepare)
+    scale = torch.nn.Parameter(torch.ones(1, dtype=run.dtype))
+    other = torch.optim.SGD([scale], lr=0.1)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        other.zero_grad()
+        mse_loss(model(inputs) * scale, targets).backward()
+        optimizer.step()
+        other.step()
+
+
+def step_in_backward(run, prepare):
+    """An optimizer for each parameter steps as soon as its gradient is there."""
+    model, _, loader = ordinary(run, prepare)
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())
+    for inputs, targets in loader:
+        mse_loss(model(inputs), targets).backward()
+
+
 def search_along_lines(run, prepare):
     model = model_of(run)
     prepare(model, torch.optim.LBFGS(model.parameters()), loader_of(run))
@@ -882,6 +938,8 @@ MISTAKES = {
     " all the same (one that follows a metric must follow loader.mean_over_workers)",
     count_nothing_for_a_mean: "counted nothing",
     count_less_than_nothing_for_a_mean: "counts >= 0, not -1.0",
+    learn_a_scale_by_another_optimizer: "steps on 1 parameters that the model did not have when it was prepared",
+    step_in_backward: "were not summed over the workers",
     search_along_lines: "LBFGS calls its closure as often as this worker's own loss tells it to",
     synchronise_batch_norm_on_the_cpu: "works on GPUs alone",
 }

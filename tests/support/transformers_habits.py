@@ -381,7 +381,7 @@ MISTAKES = {
     compare_completions: "compares several completions of a prompt",
     say_nothing_of_ones_own_loss: "set loss_is_scaled_for_ga = False",
     say_that_a_divided_loss_is_a_mean: "set loss_is_scaled_for_ga = False",
-    balance_by_lengths: "gives each worker its own part",
+    balance_by_lengths: "so give every worker the same sampler",
     stream: "evenstep.ShardedDataset",
     attach_twice: "attach takes a transformers.Trainer",
 }

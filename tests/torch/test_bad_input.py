@@ -27,13 +27,6 @@ class Endless(IterableDataset):
         yield torch.zeros(1)
 
 
-class EveryOther(DistributedSampler):
-    """Draws each worker's part in a way of its own."""
-
-    def __iter__(self):
-        return iter(range(self.rank, len(self.dataset), self.num_replicas))
-
-
 def parts():
     model = torch.nn.Linear(2, 1)
     dataset = TensorDataset(torch.zeros(20, 2), torch.zeros(20, 1))
@@ -112,7 +105,6 @@ def test_options(options, fragment):
         (DataLoader(range(9), batch_size=None), "batch_sampler"),
         (DataLoader(range(3), batch_size=9, drop_last=True), "drop_last leaves nothing of 3 samples"),
         (DataLoader(range(9), sampler=DistributedSampler(range(9), 2, 0)), "made for 2 workers but there are 1"),
-        (DataLoader(range(9), sampler=EveryOther(range(9), 2, 0)), "EveryOther gives each worker its own part"),
     ],
 )
 def test_loaders(loader, fragment):
@@ -194,10 +186,10 @@ def test_weigh_by():
     with pytest.raises(ConfigError, match="inside the loop"):
         loader.weigh_by(3)
     for _ in loader:
-        for count in (-1, 1.5, math.nan, math.inf, 10**400, "3", None, [1], torch.ones(2)):
-            with pytest.raises(ConfigError, match="weigh_by takes a whole number of units"):
+        for count in (-1, math.nan, math.inf, 10**400, "3", None, [1], torch.ones(2)):
+            with pytest.raises(ConfigError, match="weigh_by takes a number of units"):
                 loader.weigh_by(count)
-        for count in (3, 3.0, np.int64(3), torch.tensor(3)):
+        for count in (3, 3.5, np.int64(3), torch.tensor(3.5)):
             loader.weigh_by(count)
         break
 

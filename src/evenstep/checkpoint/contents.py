@@ -3,10 +3,11 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, final
+from typing import Any, Protocol, Self, cast, final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from evenstep.checkpoint.tree import put_together, take_apart
@@ -52,10 +53,10 @@ class Contents:
         return device_of(self.models[0])
 
     def state(self) -> dict[str, Any]:
-        """The state of everything, tensors included."""
+        """The state of everything, tensors included; all workers must call it together."""
         return {
             "model": [model.state_dict() for model in self.models],
-            "optimizer": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer": [_state_of(optimizer) for optimizer in self.optimizers],
             "extras": {name: each.state_dict() for name, each in self.extras.items()},
         }
 
@@ -109,7 +110,7 @@ class Contents:
         for model, entries in zip(self.models, plain["model"], strict=True):
             _require_same_keys(set(model.state_dict()), set(entries))
         for optimizer, entries in zip(self.optimizers, plain["optimizer"], strict=True):
-            groups = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
+            groups = [len(group["params"]) for group in optimizer.param_groups]
             if groups != [len(group["params"]) for group in entries["param_groups"]]:
                 raise ConfigError(
                     "the checkpoint's optimizer has other param groups than this one: restore into the optimizer that"
@@ -131,6 +132,19 @@ def _require_same_keys(mine: set[str], saved: set[str]) -> None:
         lacking, foreign = sorted(mine - saved), sorted(saved - mine)
         found = f"lacks {lacking[0]!r}" if lacking else f"has {foreign[0]!r}, which this model lacks"
         raise ConfigError(f"the checkpoint is of another model (it {found}): restore into the model it was taken of")
+
+
+def _state_of(optimizer: Any) -> dict[str, Any]:
+    """The whole state, on every worker, also of an optimizer that cuts it over them (`ZeroRedundancyOptimizer`)."""
+    consolidate = getattr(optimizer, "consolidate_state_dict", None)
+    if not callable(consolidate):
+        return cast("dict[str, Any]", optimizer.state_dict())
+    whole: dict[str, Any] = {}
+    for rank in range(dist.get_world_size(optimizer.process_group)):
+        consolidate(to=rank)  # Only that one has it, until the next.
+        if rank == dist.get_rank(optimizer.process_group):
+            whole = optimizer.state_dict()
+    return whole
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

@@ -7,10 +7,12 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias, final
+from typing import IO, Any, Final, TypeAlias, TypeVar, final
 
 from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
 from evenstep.core.errors import CheckpointError
@@ -19,6 +21,8 @@ from evenstep.server.shard.snapshots import sync
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial-"
 _DIGEST: Final = "blake2b"
+_TRIES: Final = 5
+_Read = TypeVar("_Read")
 
 Fingerprint: TypeAlias = dict[str, int | str]
 """A file's size and digest."""
@@ -38,7 +42,7 @@ class CheckpointFolder:
 
     def newest_first(self) -> list[str]:
         """The names of the checkpoints."""
-        return checkpoints(self._names())[::-1]
+        return checkpoints(patiently(self._names, "folder"))[::-1]
 
     def begin(self, known: int | None) -> str:
         """Create a new checkpoint and return its name; remove what an earlier writer did not finish.
@@ -99,15 +103,11 @@ class CheckpointFolder:
             self._lock.close()
             self._lock = None
 
-    def put_aside(self, name: str) -> None:
-        """Rename a damaged checkpoint to `damaged-NUMBER`, if the folder can be written."""
-        aside = self.path / name.replace("checkpoint", "damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        with suppress(OSError):
-            (self.path / name).rename(aside)
-
     def _names(self) -> list[str]:
-        return [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+        try:
+            return [path.name for path in self.path.iterdir()]
+        except FileNotFoundError:
+            return []
 
 
 def _is_being_written(partial: Path) -> bool:
@@ -120,6 +120,28 @@ def _is_being_written(partial: Path) -> bool:
     except OSError:
         pass
     return False
+
+
+def patiently(read: Callable[[], _Read], name: str, *, pause: float = 1.0) -> _Read:
+    """What `read` returns, which is tried again after errors that may pass, with `pause` seconds in between.
+
+    Raises:
+        DamagedError: The file of this name is not there.
+        OSError: It could not be read at any time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return _read(read, name)
+        except OSError:
+            time.sleep(pause)
+    return _read(read, name)
+
+
+def _read(read: Callable[[], _Read], name: str) -> _Read:
+    try:
+        return read()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise DamagedError(f"its {name} cannot be read ({error.strerror})") from error
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -141,19 +163,27 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def files_of(checkpoint: Path) -> dict[str, Fingerprint]:
-    """The fingerprints in a checkpoint's manifest; DamagedError if it cannot be read."""
+    """The fingerprints in a checkpoint's manifest.
+
+    Raises:
+        DamagedError: It is no manifest.
+        OSError: It cannot be read now.
+    """
+    content = patiently(lambda: (checkpoint / MANIFEST).read_bytes(), MANIFEST)
     try:
-        return dict(json.loads((checkpoint / MANIFEST).read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"its {MANIFEST} cannot be read ({error})") from error
+        return dict(json.loads(content)["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"its {MANIFEST} is none ({error})") from error
 
 
 def require_whole(checkpoint: Path, files: Mapping[str, Fingerprint]) -> None:
-    """Raise DamagedError if one of these files does not have its fingerprint."""
+    """Check that these files have their fingerprints.
+
+    Raises:
+        DamagedError: One has not.
+        OSError: One cannot be read now.
+    """
     for name, expected in files.items():
-        try:
-            found = fingerprint(checkpoint / name)
-        except OSError as error:
-            raise DamagedError(f"its {name} cannot be read ({error.strerror})") from error
+        found = patiently(partial(fingerprint, checkpoint / name), name)
         if found != expected:
             raise DamagedError(f"its {name} has other content than was written, or another length")

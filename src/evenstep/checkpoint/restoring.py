@@ -35,7 +35,7 @@ def restore(
 
     Call it after `prepare` and before the first loop, which then continues in mid-epoch: `for epoch in
     range(loader.epoch, epochs)`. The checkpoint's global batch size and seed win over those of this start, with a
-    warning. Every file is compared with what was written. A damaged checkpoint is renamed, and the one before it is
+    warning. Every file is compared with what was written. A damaged checkpoint is left out, and the one before it is
     used, with a warning.
 
     Args:
@@ -61,33 +61,32 @@ def restore(
         return None
     checkpoints = CheckpointFolder(Path(folder))
     together(engine, lambda: len(Contents.of(model, optimizer, extras).models))
-    name = _newest_whole(checkpoints, engine)
+    first = engine.workers.rank == 0
+    names: list[str] = together(engine, lambda: checkpoints.newest_first() if first else [])[0]
+    name = _newest_whole(checkpoints, names, engine)
     if name is not None:
         _read(checkpoints.path / name, Contents.of(model, optimizer, extras), loader, others)
-    loader.checkpoints[checkpoints.path.absolute()] = 0 if name is None else number_of(name)
+    loader.checkpoints[checkpoints.path.absolute()] = number_of(names[0]) if names else 0
     if name is None:
         return None
     engine.balancer.record_checkpoint(name, restored=True)
     return checkpoints.path / name
 
 
-def _newest_whole(checkpoints: CheckpointFolder, engine: Engine) -> str | None:
-    """The name of the newest undamaged checkpoint; None if there never was a checkpoint."""
-    first = engine.workers.rank == 0
-    names: list[str] = together(engine, lambda: checkpoints.newest_first() if first else [])[0]
+def _newest_whole(checkpoints: CheckpointFolder, names: Sequence[str], engine: Engine) -> str | None:
+    """The first of these checkpoints that is not damaged; None if there are none."""
     damage = ""
     for name in names:
         found = _damage(checkpoints.path / name, engine)
         if found is None:
             return name
         damage = damage or f"{name} is damaged ({found})"
-        if first:
+        if engine.workers.rank == 0:
             warnings.warn(
-                f"the checkpoint {checkpoints.path / name} is damaged ({found}) and is put aside: training goes on from"
-                " the one before, if there is one",
+                f"the checkpoint {checkpoints.path / name} is damaged ({found}) and left out: training goes on from the"
+                " one before, if there is one",
                 stacklevel=3,
             )
-            checkpoints.put_aside(name)
     if names:
         raise CheckpointError(
             f"no checkpoint in {checkpoints.path} is whole, and {damage}: give another folder to start over"

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 _NAME: Final = re.compile(r"checkpoint-(\d{6,})")
-_DAMAGED: Final = re.compile(r"damaged-(\d{6,})")
 
 
 def checkpoints(names: Iterable[str]) -> list[str]:
     """The names that are names of checkpoints, oldest first.
 
-    >>> checkpoints(["checkpoint-000010", "damaged-000011", "checkpoint-000009", "notes.txt"])
+    >>> checkpoints(["checkpoint-000010", "checkpoint-000009", "notes.txt"])
     ['checkpoint-000009', 'checkpoint-000010']
     """
     return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
@@ -41,22 +40,12 @@ def newer(names: Iterable[str], known: int) -> str | None:
 
 
 def superseded(names: Iterable[str], keep: int) -> list[str]:
-    """The checkpoints beyond the newest `keep` (1 or more), and the damaged ones older than those that are kept.
+    """The checkpoints beyond the newest `keep` (1 or more).
 
-    With fewer than `keep` checkpoints none is superseded.
-
-    >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008", "damaged-000006"], keep=2)
-    ['checkpoint-000007', 'damaged-000006']
-    >>> superseded(["damaged-000006"], keep=2), superseded(["checkpoint-000007", "damaged-000006"], keep=2)
-    ([], [])
+    >>> superseded(["checkpoint-000007", "checkpoint-000009", "checkpoint-000008"], keep=2)
+    ['checkpoint-000007']
     """
-    names = list(names)
-    whole = checkpoints(names)
-    if len(whole) < keep:
-        return []
-    oldest = number_of(whole[-keep])
-    damaged = [name for name in names if (match := _DAMAGED.fullmatch(name)) and int(match[1]) < oldest]
-    return [*whole[:-keep], *damaged]
+    return checkpoints(names)[:-keep]
 
 
 def heir(device: str, devices: Sequence[str]) -> int | None:

@@ -64,7 +64,7 @@ class Push(Record, frozen=True, kw_only=True):
     claim: Count
     weights: Count
     samples: Annotated[int, Meta(ge=0, le=2**31)]
-    units: Count
+    units: Annotated[float, Meta(ge=0, le=2**53)]
     row: Row
     norm: Finite
     options: Annotated[tuple[Options, ...], Meta(min_length=1)] | None = None

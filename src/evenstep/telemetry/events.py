@@ -295,7 +295,7 @@ class Pushed(ServerEvent, frozen=True, kw_only=True, tag="push"):
     claim: _Whole
     pulled: _Whole
     samples: _Count
-    units: _Whole
+    units: _Number
     row: Sequence[_Whole] = ()
 
 

@@ -48,6 +48,11 @@ _MUST_AGREE: Final = {
     "dataset": Field(phrase="a dataset of {} samples"),
     "length": Field(phrase="an epoch of {} samples"),
     "sampler": Field(phrase="a sampler {}", none="no custom sampler"),
+    "drawn": Field(
+        phrase="a sampler that draws {}",
+        then="evenstep shares out what all are to have, so give every worker the same sampler, for all of the samples"
+        " (as for a single process: num_replicas=1, rank=0) and seeded alike",
+    ),
     "replacement": Field(phrase="replacement={}"),
     "empty": Field(phrase="empty={}"),
     "shuffle": Field(phrase="shuffle={}"),
@@ -311,6 +316,7 @@ def _loader_record(request: Request, order: EpochOrder, workers: Workers, costs:
         "dataset": order.dataset_length,
         "length": order.length,
         "sampler": None if order.sampler is None else type(order.sampler).__name__,
+        "drawn": order.sketch() if compared else None,
         "replacement": order.pieces is not None and order.pieces.replacement,
         "shuffle": order.shuffle,
         "seed": order.seed,

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import JoinHook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -222,6 +223,24 @@ class PreparedModel(DistributedDataParallel):
     def no_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Inside, backward accumulates local gradients only; as `DistributedDataParallel.no_sync`."""
         return nullcontext() if self._replica is None else self._replica.no_sync()
+
+    def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        """Nothing to do: every worker takes the same number of iterations."""
+        return nullcontext()
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        """As `join`, for `torch.distributed.algorithms.Join`."""
+        return JoinHook()
+
+    @property
+    def join_device(self) -> torch.device:
+        """As `DistributedDataParallel`'s."""
+        return device_of(self.module)
+
+    @property
+    def join_process_group(self) -> Any:
+        """The default group, where workers that have left a loop count each other."""
+        return torch.distributed.group.WORLD
 
     def register_comm_hook(self, state: object, hook: object) -> None:
         """Not possible: evenstep's own hook weighs the gradients.

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from evenstep.core.activity import Doing
 from evenstep.core.errors import ConfigError, naming
@@ -27,9 +28,10 @@ from evenstep.torch.cuda import CudaMemory, DeviceStopwatch
 from evenstep.torch.data.loop import Bound, Loop
 from evenstep.torch.engines.collective import CollectiveEngine
 from evenstep.torch.engines.engine import Engine
-from evenstep.torch.engines.known_parameters import KnownParameters, check_step
+from evenstep.torch.engines.known_parameters import KnownParameters, OtherOptimizers, check_step
 from evenstep.torch.engines.local import LocalEngine
 from evenstep.torch.failure import RunEnd, forget_failing, install_hook, when_failing
+from evenstep.torch.gathering import GatherGuard
 from evenstep.torch.model import PreparedModel, bind, forget, unwrapped
 from evenstep.torch.optimizers import ServedOptimizer, WindowedOptimizer, window_scheduler
 from evenstep.torch.processes.join_workers import join_workers
@@ -73,7 +75,7 @@ class Running:
         self._request = to_be_profiled(request) if request.launched.measures else request
         self._activity = Activity()
         self._windowed: tuple[WindowedOptimizer, ...] = ()
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[RemovableHandle | GatherGuard] = []
         self._loaders: dict[int, tuple[DataLoader[Any], Terms]] = {}
         link = self._join(loaders)
         self._summary = self._summary_of()
@@ -130,6 +132,9 @@ class Running:
             self._hooks.append(each.register_step_pre_hook(partial(check_step, engine, known)))
             if type(engine).after_step is not Engine.after_step:
                 self._hooks.append(each.register_step_post_hook(lambda stepped, *_: engine.after_step(stepped)))
+        if engine.workers.count > 1:
+            others = OtherOptimizers(engine, known, [*self._request.optimizers, *prepared])
+            self._hooks.append(register_optimizer_step_pre_hook(others.check))
         for wrapped in prepared:
             if isinstance(wrapped, ServedOptimizer):
                 from evenstep.torch.engines.served import ServedEngine
@@ -209,9 +214,11 @@ class Running:
         common = self._workers, balancer, self._liveness
         if scheme.period is not None:
             return LocalEngine(*common, period=scheme.period, models=models, optimizers=request.optimizers)
-        return CollectiveEngine(
+        engine = CollectiveEngine(
             *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
         )
+        self._hooks.append(GatherGuard(engine))
+        return engine
 
     def _served_engine(self, balancer: Tracker, link: Link) -> "ServedEngine":
         """Describe the run to the servers, and take this worker's place there; if that fails, close the link."""

@@ -177,11 +177,11 @@ class PushOutcome:
     bound: int | None = None
 
 
-def units_of(share: Share | None, count: Any) -> int:
+def units_of(share: Share | None, count: Any) -> float:
     """The units that a script counted in this worker's batch; 0 if the worker has no samples of its own.
 
     Raises:
-        ConfigError: The count is negative or not whole, or there is no batch yet.
+        ConfigError: The count is negative or no number, or there is no batch yet.
     """
     if share is None:
         raise ConfigError("weigh_by was called before the loader handed out a batch: call it inside the loop")
@@ -189,10 +189,10 @@ def units_of(share: Share | None, count: Any) -> int:
         units = math.nan if isinstance(count, str) else float(count)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements.
         units = math.nan
-    if not (0 <= units <= _MAX_UNITS and units == int(units)):
-        raise ConfigError(f"weigh_by takes a whole number of units (tokens, pixels) >= 0, not {shown(count)}")
+    if not 0 <= units <= _MAX_UNITS:
+        raise ConfigError(f"weigh_by takes a number of units (tokens, pixels) or weights >= 0, not {shown(count)}")
     # A batch below the minimum repeats its samples, and a unit counts once.
-    return -(-int(count) * share.samples // len(share.positions)) if share.samples else 0
+    return units * share.samples / len(share.positions)
 
 
 def noted(now: Iteration | None, values: Mapping[str, float], *, worker: int, at: float) -> Noted:

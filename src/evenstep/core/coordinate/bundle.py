@@ -24,7 +24,7 @@ class CombinedPush(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Push:
     samples: int
-    units: int
+    units: float
     number: int = -1
     """Of the combined push."""
 
@@ -62,7 +62,7 @@ class Bundle:
         self._claims[line] = 0
         self._computing.discard(line)
 
-    def push(self, line: int, samples: int, units: int) -> None:
+    def push(self, line: int, samples: int, units: float) -> None:
         """The worker has pushed what it computed on its first claim; ProtocolError if it does not compute."""
         if line not in self._computing:
             raise ProtocolError("a worker pushed although it had nothing to compute on, or had pushed already")

@@ -29,7 +29,7 @@ class Arrival:
     claim: Final[int]
     version: Final[int]
     samples: Final[int]
-    units: Final[int]
+    units: Final[float]
     row: Final[tuple[int, ...]]
 
     @property

@@ -27,7 +27,7 @@ class Push:
     worker: Final[int]
     iteration: Final[int]
     samples: Final[int]
-    units: Final[int]
+    units: Final[float]
     share: Final[float]
     version: Final[int]
 

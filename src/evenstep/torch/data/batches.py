@@ -69,17 +69,17 @@ class Batches(Loop):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def weigh_by(self, count: int) -> None:
-        """Weigh this batch by its part of all workers' units (tokens, pixels), instead of samples.
+    def weigh_by(self, count: float) -> None:
+        """Weigh this batch by its part of all workers' units (tokens, pixels, class weights), instead of samples.
 
         For a loss that is a mean over such units: the summed gradient is then that of the mean over the union batch.
         Call it in every iteration, on every worker, between receiving the batch and backward.
 
         Args:
-            count: The units in this worker's batch.
+            count: The units in this worker's batch: what its loss is divided by.
 
         Raises:
-            ConfigError: The count is negative or not whole, or no batch is in hand.
+            ConfigError: The count is negative or no number, or no batch is in hand.
         """
         self.engine.weigh_by(count, self._origin)
 

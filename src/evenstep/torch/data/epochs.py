@@ -3,24 +3,37 @@
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
+from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Drawn, Ledger
 from evenstep.core.shown import shown
+from evenstep.torch.data.order import order_of
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.processes.workers import gather
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds
 from evenstep.worker.tracker import Tracker
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from evenstep.core.values import IntArray
     from evenstep.torch.agree import Terms
     from evenstep.torch.data.order import EpochOrder
+
+_MUST_AGREE: Final = {
+    "length": Field(phrase="an epoch of {} samples", then="change the loader on every worker alike"),
+    "batch": Field(phrase="a global batch of {}", then="change the loader on every worker alike"),
+}
 
 
 @final
 class Epochs:
     """The epochs of one loader, from what the workers have agreed on.
+
+    A script may change the loader between epochs (a dataset that grows, the batch size of its batch sampler): each
+    epoch is as the loader then is.
 
     Attributes:
         at: The place in them.
@@ -29,13 +42,16 @@ class Epochs:
         drawn: The samples of the last epoch that began; None before.
     """
 
-    def __init__(self, terms: "Terms", at: Progress) -> None:
+    def __init__(self, terms: "Terms", source: "DataLoader[Any]", engine: Engine, at: Progress) -> None:
         self.at = at
+        self._source = source
+        self._engine = engine
         self.order: EpochOrder = terms.order
         self.global_batch_size = terms.global_batch_size
         self.drawn: Drawn | None = None
         self._even = terms.even
         self._lengths = None if terms.lengths is None else list(terms.lengths)
+        self._costs = terms.costs is not None
         self._sampler_epoch = self.order.sampling.epoch()
         if at.chosen:
             self.set_next(at.next_epoch)
@@ -51,9 +67,9 @@ class Epochs:
     @property
     def iterations(self) -> int:
         """Iterations in an epoch; of a batch sampler its length, or what it gave last."""
-        if not self.order.sampling.lists or self.drawn is not None:
-            return self.ledger(0).iterations
-        return len(self.order.sampling.sampler)
+        if self.order.sampling.lists and self.drawn is None:
+            return len(self.order.sampling.sampler)
+        return self._ledger(*self._present(), 0).iterations
 
     def set_next(self, epoch: int) -> None:
         """Make the next loop this epoch."""
@@ -71,12 +87,19 @@ class Epochs:
             self.set_next(epoch)
         return self.at.begin(again=again)
 
-    def draw(self, engine: Engine, *, resuming: bool) -> Drawn:
-        """This epoch's order. It is kept if a sampler of the user's own drew it, which may not draw the same again."""
+    def draw(self, *, resuming: bool) -> Drawn:
+        """This epoch's order. It is kept if a sampler of the user's own drew it, which may not draw the same again.
+
+        Raises:
+            ConfigError: The sampler's draws, or a change of the loader, are none that can be trained on.
+            DisagreementError: The workers changed the loader in different ways.
+        """
+        workers = self._engine.workers
+        if not resuming:
+            self._follow()
         if not resuming or self.at.drawn is None:
-            workers = engine.workers
             # Worker 0 draws from a sampler of the user's own, and the others wait for that.
-            with engine.balancer.activity.waiting() if workers.rank else nullcontext():
+            with self._engine.balancer.activity.waiting() if workers.rank else nullcontext():
                 drawn = self.order.draw(self.at.epoch, workers)
             if self._even and drawn.shortest < workers.count:
                 raise ConfigError(
@@ -89,13 +112,45 @@ class Epochs:
             self.drawn = self.at.drawn
         return self.drawn
 
+    def _present(self) -> tuple["EpochOrder", int]:
+        """What the loader is now: its order, and its global batch size."""
+        workers = self._engine.workers
+        order = replace(order_of(self._source, workers, self.order.seed), seed=self.order.seed)
+        before, now = (each.sampling.global_batch_size(workers.count) for each in (self.order, order))
+        return order, now if now is not None and before == self.global_batch_size else self.global_batch_size
+
+    def _follow(self) -> None:
+        """Take the loader as it is now, on all workers alike."""
+        order, size = self._present()
+        workers, changed = self._engine.workers, (order.length, size) != (self.order.length, self.global_batch_size)
+        if workers.host_group is not None and self._lengths is None:
+            try:
+                with self._engine.balancer.activity.waiting():
+                    records = gather(workers, {"length": order.length, "batch": size})
+            except RuntimeError as error:
+                raise self._engine.explained(error) from error
+            require_agreement(records, _MUST_AGREE)
+        if changed and (self._costs or self._lengths is not None or workers.meet is not None):
+            raise ConfigError(
+                f"the loader has {order.length} samples in global batches of {size} now, where it had"
+                f" {self.order.length} in batches of {self.global_batch_size}, which parameter servers, cost= and"
+                ' partition="private" do not follow: prepare a new one'
+            )
+        if size != self.global_batch_size:
+            self._engine.balancer.set_global_batch_size(size)
+        self.order, self.global_batch_size = order, size
+
     def ledger(self, iteration: int) -> Ledger:
         """The slices of the epoch from this iteration on."""
+        return self._ledger(self.order, self.global_batch_size, iteration)
+
+    def _ledger(self, order: "EpochOrder", global_batch_size: int, iteration: int) -> Ledger:
         ends = None if self.drawn is None else self.drawn.ends
+        length = order.length if self._lengths is None else sum(self._lengths)
         return Ledger(
-            length=self._length if ends is None else int(ends[-1]),
-            global_batch_size=self.global_batch_size,
-            drop_last=self.order.sampling.drop_last,
+            length=length if ends is None else int(ends[-1]),
+            global_batch_size=global_batch_size,
+            drop_last=order.sampling.drop_last,
             iteration=iteration,
             ends=ends,
             even=self._even,
@@ -123,6 +178,7 @@ class Epochs:
         Raises:
             ConfigError: It is of another dataset, or its global batch size cannot be shared out among these workers.
         """
+        self.order, _ = self._present()
         if saved.lengths != self._lengths:
             raise ConfigError(
                 f"this loader state is of {_described(saved.lengths)} but the run has {_described(self._lengths)}:"

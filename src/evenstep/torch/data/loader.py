@@ -8,7 +8,7 @@ from evenstep.core.samples import Drawn, Shares
 from evenstep.torch.data.batch_maker import BatchMaker
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.data.fetch import Fetcher, InlineFetcher, ProcessFetcher, Requests, inner_loader, pins
-from evenstep.torch.data.loop import Bound, Maker
+from evenstep.torch.data.loop import Maker
 
 if TYPE_CHECKING:
     from evenstep.torch.session import Session
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 _OF_THE_SOURCE: Final = frozenset(
     {
-        *("batch_sampler", "collate_fn", "drop_last", "generator", "multiprocessing_context", "num_workers"),
-        *("persistent_workers", "pin_memory", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"),
+        *("batch_sampler", "batch_size", "collate_fn", "dataset", "drop_last", "generator"),
+        *("multiprocessing_context", "num_workers", "persistent_workers", "pin_memory", "pin_memory_device"),
+        *("prefetch_factor", "timeout", "worker_init_fn"),
     }
 )
 
@@ -39,25 +40,25 @@ class PreparedLoader(Batches):
 
     def __init__(self, source: DataLoader[Any], session: "Session", number: int, cost: object = None) -> None:
         super().__init__(source, session, number, cost)
-        self.dataset: Any = getattr(source, "dataset", None)  # What is no loader is refused in `start`.
-        self.sampler: Any = getattr(source, "sampler", None)
         self._requests = Requests()
         self._inner: DataLoader[Any] | None = None
         self._made: tuple[BatchMaker, int] | None = None
 
-    def bind(self, source: DataLoader[Any], bound: Bound) -> None:
-        super().bind(source, bound)
-        self.sampler = self._epochs.order.sampling.sampler
-
     @property
-    def batch_size(self) -> int | None:
-        """That of the user's loader, as are the attributes that are not listed here."""
-        return self._source.batch_size
+    def sampler(self) -> Any:
+        return self._epochs.order.sampling.sampler if self.bound else getattr(self._source, "sampler", None)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in _OF_THE_SOURCE:
+        if name not in _OF_THE_SOURCE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._source, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_THE_SOURCE or name == "sampler":
+            setattr(self._source, name, value)  # It refuses what PyTorch does.
+            self._made = self._inner = None
+        else:
+            super().__setattr__(name, value)
 
     def release(self) -> None:
         self._let_go()

@@ -88,7 +88,7 @@ class Loop(ABC):
         self._source = source
         self._bound = bound
         self.profiled = bound.profiled
-        self._epochs = Epochs(bound.terms, self._at)
+        self._epochs = Epochs(bound.terms, source, bound.engine, self._at)
 
     @property
     def bound(self) -> bool:
@@ -288,7 +288,7 @@ class Loop(ABC):
                 " this one: leave it where loader.synchronises is True"
             )
         bound.engine.enter_loader()
-        drawn = self._epochs.draw(bound.engine, resuming=resuming)
+        drawn = self._epochs.draw(resuming=resuming)
         ledger = self._epochs.ledger(self._at.done)
         micro_batch, costs = bound.scheme.micro_batch, {}
         cut: Cutter = partial(micro_batches, size=micro_batch)

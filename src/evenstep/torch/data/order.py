@@ -1,5 +1,6 @@
 """The order of an epoch's samples: position p of epoch e is dataset index `order(e)[p]`, alike on every worker."""
 
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from evenstep.core.values import IntArray
 from evenstep.torch.data.randomness import mixed, seeded_randomness
 from evenstep.torch.data.sampling import Sampling
 from evenstep.torch.data.shards import ShardedDataset, ShardedShuffle
+from evenstep.torch.data.sketch import unaltered
 from evenstep.torch.processes.workers import Workers, gather
 
 _PIECE: Final = 2**16
@@ -126,6 +128,21 @@ class EpochOrder:
                 failure = error
         return _of_first(drawn, failure, workers)
 
+    def sketch(self) -> str | None:
+        """What a sampler of the user's own draws first, whatever the order; None if there is none.
+
+        Workers compare it: a sampler that gives each its own part would leave the others' parts out. What it draws here
+        does not count.
+
+        Raises:
+            ConfigError: As for `draw`.
+        """
+        if self.sampler is None:
+            return None
+        with unaltered(self.sampler):
+            indices = cast("IntArray", self._given(0).indices)
+        return f"{len(indices)} samples, checksum {zlib.crc32(np.sort(indices).tobytes()):08x}"
+
     def _given(self, epoch: int) -> Drawn:
         """What the sampler gives in this process."""
         lists, length = self.sampling.lists, len(cast("Sized", self.sampler))
@@ -198,8 +215,7 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
     """The order in which the loader's sampler draws.
 
     Raises:
-        ConfigError: The sampler has no length or is too long, was made for another number of workers, or draws each
-            worker's own part.
+        ConfigError: The sampler has no length or is too long, or was made for another number of workers.
     """
     sampling = Sampling.of(loader)
     sampler = sampling.sampler
@@ -217,7 +233,8 @@ def order_of(loader: DataLoader[Any], workers: Workers, seed: int) -> EpochOrder
         return order
     if type(sampler) is RandomSampler:
         return _random(order, sampler, loader.dataset)
-    sampling.require_whole()
+    if not isinstance(sampler, Sized):
+        raise ConfigError(f"the loader's sampler {type(sampler).__name__} has no length: give it a __len__")
     if (drawn := len(sampler)) > _MAX_DRAWN:
         raise ConfigError(
             f"the loader's sampler {type(sampler).__name__} has a length of {drawn}, and all of it is drawn at the"

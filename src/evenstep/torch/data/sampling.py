@@ -1,15 +1,10 @@
 """How a user's loader chooses its samples: by a sampler, or in lists of its batch sampler."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Self, final
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset
-
-from evenstep.core.errors import ConfigError
-
-_PARTS: Final = ("num_replicas", "num_processes", "num_shards", "world_size", "dp_size")
-"""What samplers call the number of processes, each of which draws a part."""
 
 _MAX_DEPTH: Final = 8
 
@@ -55,18 +50,16 @@ class Sampling:
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Self:
         """That of this loader. PyTorch's own BatchSampler means the same as `sampler` and `batch_size`."""
-        if loader.batch_size is not None:
+        given: Any = loader.batch_sampler
+        if type(given) is BatchSampler:  # Also PyTorch's own for `batch_size`, whose attributes a script may change.
             own = loader.dataset if isinstance(loader.dataset, Positions) else None
             return cls(
-                sampler=loader.sampler,
-                batch_size=loader.batch_size,
-                drop_last=loader.drop_last,
+                sampler=given.sampler,
+                batch_size=given.batch_size,
+                drop_last=given.drop_last,
                 whole=own is not None,
                 endless=own is not None and own.endless,
             )
-        given: Any = loader.batch_sampler
-        if type(given) is BatchSampler:
-            return cls(sampler=given.sampler, batch_size=given.batch_size, drop_last=given.drop_last)
         longest = getattr(given, "batch_size", None)
         known = isinstance(longest, int) and longest > 0
         return cls(sampler=given, batch_size=longest if known else None, drop_last=False, lists=True, whole=True)
@@ -83,22 +76,6 @@ class Sampling:
                 return
             yield each
             each = getattr(each, "batch_sampler", None) or getattr(each, "sampler", None)
-
-    def require_whole(self) -> None:
-        """Check that the sampler draws for all workers, and has a length.
-
-        Raises:
-            ConfigError: It draws a part of the samples for each worker, or has no length.
-        """
-        for each in self.chain():
-            for part in _PARTS:
-                if isinstance(number := getattr(each, part, None), int) and number > 1:
-                    raise ConfigError(
-                        f"the loader's sampler {type(each).__name__} gives each worker its own part, and evenstep"
-                        f" shares out what all are to have: make it with {part}=1 and rank=0"
-                    )
-        if not isinstance(self.sampler, Sized):
-            raise ConfigError(f"the loader's sampler {type(self.sampler).__name__} has no length: give it a __len__")
 
     def epoch(self) -> int | None:
         """The epoch that a script has set on the sampler, or on one that it draws from; None if it keeps none."""

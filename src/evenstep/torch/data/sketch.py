@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from evenstep.core.sketch import MAX_ELEMENTS, Leaf, Sketch, leaf_of
 from evenstep.torch.data.randomness import seeded_randomness
@@ -69,7 +69,7 @@ def sketch_of(loader: DataLoader[Any]) -> Sketch:
 def _sketch(dataset: Any) -> Sketch:
     length = len(dataset)
     leaves: list[Leaf] = []
-    with _unaltered(dataset):
+    with unaltered(dataset):
         for index in dict.fromkeys((0, length // 2, length - 1)):
             with seeded_randomness(0, index):
                 leaves.extend(islice(_leaves(_sample(dataset, index), _MAX_DEPTH), _MAX_LEAVES))
@@ -82,11 +82,11 @@ def _sample(dataset: Any, index: int) -> Any:
 
 
 @contextmanager
-def _unaltered(dataset: Any) -> Iterator[None]:
-    """Afterwards the attributes of the dataset, and of what it consists of, are what they were; generators too."""
+def unaltered(given: Any) -> Iterator[None]:
+    """Afterwards the attributes of a dataset or sampler, and of its parts, are what they were; generators too."""
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     generators: list[tuple[Callable[[Any], object], Any]] = []
-    waiting, seen = [dataset], {id(dataset)}
+    waiting, seen = [given], {id(given)}
     while waiting:
         attributes = getattr(waiting.pop(), "__dict__", None)
         if not isinstance(attributes, dict):
@@ -114,7 +114,7 @@ def _is_users(value: Any) -> bool:
     kind = type(value)
     if isinstance(value, type | ModuleType | torch.nn.Module) or not hasattr(value, "__dict__"):
         return False
-    return isinstance(value, Dataset) or kind.__module__.partition(".")[0] not in _OTHERS
+    return isinstance(value, Dataset | Sampler) or kind.__module__.partition(".")[0] not in _OTHERS
 
 
 def _state_of(value: Any) -> Iterator[tuple[Any, Any]]:

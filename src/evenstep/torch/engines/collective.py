@@ -21,6 +21,7 @@ from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
 from evenstep.torch.engines.direct_sum import DirectSum, suits
 from evenstep.torch.engines.engine import Engine
+from evenstep.torch.engines.loss_scale import LossScale
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.engines.summed_model import SummedModel
 from evenstep.torch.engines.weighting import GradientWeight, UnitCount, Weights, weight_function
@@ -73,6 +74,8 @@ class CollectiveEngine(Engine):
         self._steps = 0
         self._stepped_after_loop = False
         self._warned = False
+        looks = workers.count > 1 and self._sums_to_one and scheme.weighting == "samples" and not self._accumulates
+        self._scale = LossScale(workers, models) if looks else None
         if self._alone:
             for model in self._models:
                 model.weight.apply_by_itself()
@@ -99,6 +102,8 @@ class CollectiveEngine(Engine):
     def begin(self, batch: HandedOut) -> None:
         self.balancer.begin(batch.share, batch.piece, batch.epoch, batch.origin.number)
         self._units, self._weighed = batch.units, batch.units is not None
+        if self._scale is not None:
+            self._scale.begins(batch)
         assert batch.weight is not None
         self._set_weight(batch.weight)
 
@@ -107,7 +112,7 @@ class CollectiveEngine(Engine):
             model.close()
         super().close()
 
-    def units_of_all(self, units: int) -> UnitCount:
+    def units_of_all(self, units: float) -> UnitCount:
         if self._accumulates:
             raise ConfigError(
                 "weigh_by does not go with micro_batch, whose number differs from worker to worker: leave out one of"
@@ -116,7 +121,7 @@ class CollectiveEngine(Engine):
         return UnitCount(units, self.workers.host_group)
 
     def weigh(self, batch: HandedOut) -> None:
-        self._units, self._weighed = batch.units, True
+        self._units, self._weighed, self._scale = batch.units, True, None
         for model in self._models:
             model.weight.leave()
         if any(model.weight.accumulating for model in self._models):
@@ -148,6 +153,8 @@ class CollectiveEngine(Engine):
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor) -> None:
         super()._backward_begins(model, batch, gradient)
+        if self._scale is not None:
+            self._scale.backward_begins(gradient)
         if self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].weight.keep_sum()
 
@@ -253,7 +260,7 @@ class CollectiveEngine(Engine):
             trouble = None if model.watch is None else model.watch.trouble(optimizer)
             if trouble is not None:
                 raise ConfigError(trouble)
-        self._require_summed()
+        self.require_summed()
         self.balancer.steps()
         self._steps += 1
         if self._stepped_after_loop and not self._warned:
@@ -265,7 +272,7 @@ class CollectiveEngine(Engine):
                 stacklevel=2,
             )
 
-    def _require_summed(self) -> None:
+    def require_summed(self) -> None:
         batch = self.hand_outs.in_hand
         if batch is None or self.workers.count == 1 or not batch.backward or batch.closed or self._after_the_loop:
             return
@@ -376,6 +383,18 @@ class CollectiveEngine(Engine):
         if now is not None and now.paused is not None:
             now.synchronised_seconds = time.perf_counter() - now.paused
         self._exchange.check(arrived)
+        if self._scale is not None:
+            self._look()
+
+    def _look(self) -> None:
+        assert self._scale is not None
+        try:
+            with self.balancer.activity.waiting():
+                self._scale.ends()
+        except RuntimeError as error:
+            raise self.explained(error) from error
+        if self._scale.over:
+            self._scale = None
 
     def _awaited_rows(self) -> IntArray | None:
         if self._exchange.arrived:

@@ -116,11 +116,11 @@ class Engine(ABC):
         if told is not self.hand_outs.in_hand:
             self._continue_with(told)
 
-    def weigh_by(self, count: int, loader: Origin) -> None:
+    def weigh_by(self, count: float, loader: Origin) -> None:
         """Weigh this worker's batch of that loader by `count` over the total of all workers, instead of by samples.
 
         Raises:
-            ConfigError: The count is negative or not whole, no batch of the loader is in hand, or the scheme does not
+            ConfigError: The count is negative or no number, no batch of the loader is in hand, or the scheme does not
                 support it.
         """
         between, now = self.hand_outs.between, self.hand_outs.in_hand
@@ -137,7 +137,7 @@ class Engine(ABC):
             now.units = units
             self.weigh(now)
 
-    def units_of_all(self, units: int) -> Any:
+    def units_of_all(self, units: float) -> Any:
         """This worker's units in the form in which `HandedOut` keeps them until its weight is set."""
         return units
 
@@ -252,6 +252,19 @@ class Engine(ABC):
         """
         if self.workers.count > 1 and self.hand_outs.in_hand is None and self._strayed:
             raise ConfigError(NO_BATCH)
+
+    @property
+    def looping(self) -> bool:
+        """Whether the script is in a loop over a prepared loader."""
+        return self._looped is not None
+
+    def require_summed(self) -> None:
+        """Check that the gradients of the batch in hand, if it has any, are summed over the workers.
+
+        Raises:
+            ConfigError: They are not.
+        """
+        return  # Only engines that sum in backward can tell.
 
     def require_unmixed(self) -> None:
         """Check that no backward was weighed as that of another batch.

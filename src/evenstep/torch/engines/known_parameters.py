@@ -1,7 +1,8 @@
-"""Finds parameters that an optimizer steps on and no prepared model has: nothing sums their gradients."""
+"""Finds steps on gradients that nothing sums: of parameters that no prepared model has, or of other optimizers."""
 
 from collections.abc import Sequence
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -31,8 +32,37 @@ class KnownParameters:
             raise ConfigError(
                 f"the optimizer steps on {len(stepped)} parameters that the model did not have when it was prepared,"
                 f" such as one of shape {list(stepped[0].shape)}: their gradients are not summed over the workers, so"
-                " make them part of the model before, also those of a loss"
+                " make them part of the model before, also those of a loss, or prepare their model and optimizer too"
             )
+
+
+@final
+class OtherOptimizers:
+    """Checks the steps of optimizers that were not given to `prepare`, in loops over a prepared loader.
+
+    Some are a batch's own, as for adversarial examples or inner loops. So one is refused when it comes again in a later
+    iteration.
+    """
+
+    def __init__(self, engine: Engine, known: KnownParameters, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._engine = engine
+        self._known = known
+        self._given = frozenset(map(id, optimizers))
+        self._seen: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = WeakKeyDictionary()
+
+    def check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Called before any optimizer of the process steps.
+
+        Raises:
+            ConfigError: It would step on a gradient that is this worker's own.
+        """
+        now = self._engine.balancer.iteration
+        if id(optimizer) in self._given or not self._engine.looping or now is None:
+            return
+        self._engine.require_summed()
+        place = now.number, len(self._engine.hand_outs.ahead)  # Without the prepared model no later iteration begins.
+        if self._seen.setdefault(optimizer, place) != place:
+            self._known.require(optimizer)
 
 
 def check_step(

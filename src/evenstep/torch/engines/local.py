@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -43,8 +44,8 @@ class LocalEngine(Engine):
         self._models = models
         self._optimizers = optimizers
         self._exchange = ReportExchange(workers, balancer)
-        self._units = 0
-        self._count = 0
+        self._units = 0.0
+        self._count = 0.0
         self._weighed = False
         self._in_hand = False
         self._began_at = 0.0
@@ -147,23 +148,24 @@ class LocalEngine(Engine):
         named = averaged_tensors(self._models, self._optimizers)
         counts = step_counts(self._optimizers)
         kinds = [(name, tuple(each.shape), each.dtype) for name, each in {**named, "counts": counts}.items()]
-        extra = (self._units, digest(kinds), digest(counts.tolist()))
+        # A row has integers: the bits of a float.
+        extra = (int(np.float64(self._units).view(np.int64)), digest(kinds), digest(counts.tolist()))
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
         table = self._exchange.wait()
         assert table is not None
-        units, digests, steps = self._exchange.check(table).T.tolist()
-        odd = minority([str(each) for each in digests])
+        units, digests, steps = self._exchange.check(table).T
+        odd = minority([str(each) for each in digests.tolist()])
         if odd:
             raise DisagreementError(
                 f"{name_workers(odd)} had other weights or optimizer state to average than the others: every worker"
                 " must step the same parameters before the first average"
             )
-        total, group = sum(units), self.workers.device_group
+        total, group = float(np.ascontiguousarray(units).view(np.float64).sum()), self.workers.device_group
         if total and group is not None:
             average(list(named.values()), self._units / total, group)
-            if len(set(steps)) > 1:
+            if len(set(steps.tolist())) > 1:
                 assert self.workers.host_group is not None
                 agree_on_step_counts(self._optimizers, counts, counted=self._units > 0, group=self.workers.host_group)
         self.balancer.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
-        self._units, self._weighed = 0, False
+        self._units, self._weighed = 0.0, False

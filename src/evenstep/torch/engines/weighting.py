@@ -163,9 +163,9 @@ class GradientWeight:
 class UnitCount:
     """The units that this worker counted in its batch, and their total over all workers, summed in the background."""
 
-    def __init__(self, count: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, count: float, group: dist.ProcessGroup | None) -> None:
         self._count = count
-        self._total = torch.tensor([count], dtype=torch.int64)
+        self._total = torch.tensor([count], dtype=torch.float64)
         self._work = None if group is None else dist.all_reduce(self._total, group=group, async_op=True)
 
     def weight(self) -> float:
@@ -176,4 +176,4 @@ class UnitCount:
         """
         if self._work is not None:
             self._work.wait()
-        return self._count / max(int(self._total), 1)
+        return self._count / (float(self._total) or 1.0)

@@ -314,7 +314,7 @@ class ServedExchange:
             self._arrived = answer.version
             self.use_weights()
 
-    def push(self, now: Iteration, batch: Batch, *, samples: int, units: int, norm: float) -> None:
+    def push(self, now: Iteration, batch: Batch, *, samples: int, units: float, norm: float) -> None:
         """Push what was computed on batches up to this one, of a gradient of that norm; 0 samples push no gradient."""
         del self.held[: self.held.index(batch) + 1]
         try:
@@ -322,7 +322,7 @@ class ServedExchange:
         except ExpiredError:
             self._restart()
 
-    def _push(self, now: Iteration, batch: Batch, *, samples: int, units: int, norm: float) -> None:
+    def _push(self, now: Iteration, batch: Batch, *, samples: int, units: float, norm: float) -> None:
         self._pushed, self._row = now, self._balancer.meter.row(now)
         self._pushes += 1
         options = self._state.options()

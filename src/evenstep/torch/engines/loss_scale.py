@@ -1,0 +1,99 @@
+"""Notices a loss that is not the mean over the worker's own batch, for which its gradient would be weighed wrongly."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.loss_scale import is_mean
+from evenstep.core.shown import shown
+from evenstep.torch.processes.workers import Workers, gather
+from evenstep.worker.hand_outs import HandedOut
+
+_UNLIKE: Final = 1.2
+"""The largest batch over the smallest, from which on an iteration tells something."""
+_LOOKS: Final = (20, 40, 80, 160)
+"""After so many such iterations the workers compare what they saw, until it is sure."""
+_ADVICE: Final = "docs/losses.md has the settings"
+
+
+@final
+class LossScale:
+    """Looks at iterations with unlike sizes until it is sure how the loss is scaled. Nothing is sent before a look.
+
+    Two things are looked at: how the gradients at the model's outputs differ between large and small batches, and
+    whether the script communicates over the default group before its backward.
+
+    Attributes:
+        over: Whether nothing more is to be looked at.
+    """
+
+    def __init__(self, workers: Workers, models: Sequence[torch.nn.Module]) -> None:
+        self.over = False
+        self._workers = workers
+        self._sizes: list[list[int]] = []
+        self._squares: list[torch.Tensor] = []
+        self._batch: HandedOut | None = None
+        self._square: torch.Tensor | None = None
+        own = any(isinstance(each, torch.nn.SyncBatchNorm) for model in models for each in model.modules())
+        self._group: Any = None if own or workers.given_group is not None else dist.group.WORLD
+        self._calls = 0
+
+    def begins(self, batch: HandedOut) -> None:
+        """This batch is computed from now on."""
+        sizes = [size for size in batch.share.sizes.tolist() if size]
+        tells = max(sizes) >= _UNLIKE * min(sizes) and batch.units is None and batch.piece.cost is None
+        self._batch, self._square = batch if tells else None, None
+        if tells and self._group is not None:
+            self._calls = self._group._get_sequence_number_for_group()
+
+    def backward_begins(self, gradient: torch.Tensor) -> None:
+        """The backward has come to an output of a model."""
+        if self._batch is None or self._square is not None or not gradient.ndim:
+            return
+        if self._group is not None and self._group._get_sequence_number_for_group() != self._calls:
+            self._group = None
+            warnings.warn(
+                "the script communicates between a batch and its backward. If its loss is divided by what all workers"
+                ' have, or compares samples of all of them, give prepare(..., weights="script"):'
+                f" {_ADVICE}. A mean over the worker's own batch is right as it is",
+                stacklevel=2,
+            )
+        if gradient.shape[0] == len(self._batch.piece.positions) == self._batch.share.samples:
+            self._square = _square_of(gradient.detach())
+
+    def ends(self) -> None:
+        """The iteration is over on all workers, which look at the same iterations together.
+
+        Raises:
+            ConfigError: The loss is no mean over the worker's own batch.
+        """
+        if self._batch is None:
+            return
+        self._sizes.append(self._batch.share.sizes.tolist())
+        self._squares.append(torch.tensor(torch.nan, dtype=torch.float64) if self._square is None else self._square)
+        self._batch = None
+        if len(self._sizes) not in _LOOKS:
+            return
+        # Text takes no NaN.
+        mine = [str(float(each)) for each in self._squares]
+        squares = np.array([each["squares"] for each in gather(self._workers, {"squares": mine})], dtype=np.float64).T
+        mean = is_mean(np.array(self._sizes), squares)
+        self.over = mean is not None or len(self._sizes) == _LOOKS[-1]
+        if mean is False:
+            raise ConfigError(
+                f"the loss is not the mean over the worker's own batch: in {len(self._sizes)} iterations with batches"
+                f" such as {shown(self._sizes[-1])} its gradient does not fall as batches grow, and unlike batches"
+                " would be weighed wrongly. Divide by the samples at hand, such as len(x), not by a constant; or, if"
+                f' the script divides by the samples of all workers, give prepare(..., weights="script"): {_ADVICE}'
+            )
+
+
+def _square_of(gradient: torch.Tensor) -> torch.Tensor:
+    """The squared norm, which half precision could not hold."""
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    return norm.double().square()

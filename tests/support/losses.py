@@ -1,0 +1,166 @@
+"""Losses as scripts write them, each with the loss over the union batch that it stands for."""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional
+from torch.nn.functional import cross_entropy, normalize
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
+import evenstep.torch
+
+WORKERS, SIZES, EPOCHS = 3, [12, 9, 3], 5
+CLASS_WEIGHTS = torch.tensor([1.0, 0.2, 3.5], dtype=torch.float64)
+
+
+def data():
+    features = torch.randn(240, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return features, (features[:, 0] > 0).long() + (features[:, 1] > 0.5).long()
+
+
+def model_of():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+
+
+def over_all(value):
+    total = torch.tensor(float(value), dtype=torch.float64)
+    dist.all_reduce(total)
+    return total
+
+
+def mean(scores, labels, loader):
+    return cross_entropy(scores, labels)
+
+
+def mean_of_a_sum(scores, labels, loader):
+    return cross_entropy(scores, labels, reduction="sum") / len(labels)
+
+
+def sum_with_the_weight_of_a_sum(scores, labels, loader):
+    return cross_entropy(scores, labels, reduction="sum") / len(labels) * int(loader.current.sizes.sum()) / sum(SIZES)
+
+
+def weighted_by_class(scores, labels, loader):
+    loader.weigh_by(float(CLASS_WEIGHTS[labels].sum()))
+    return cross_entropy(scores, labels, CLASS_WEIGHTS)
+
+
+def divided_by_a_constant(scores, labels, loader):
+    return cross_entropy(scores, labels, reduction="sum") / 8
+
+
+def times_a_constant_of_equal_batches(scores, labels, loader):
+    return cross_entropy(scores, labels) * len(labels) / 8
+
+
+def divided_by_the_counts_of_all(scores, labels, loader):
+    return cross_entropy(scores, labels, reduction="sum") / over_all(len(labels)) * WORKERS
+
+
+def divided_by_the_class_weights_of_all(scores, labels, loader):
+    total = over_all(CLASS_WEIGHTS[labels].sum())
+    return cross_entropy(scores, labels, CLASS_WEIGHTS, reduction="sum") / total * WORKERS
+
+
+def own_rows_against_all(scores, labels, loader):
+    own = normalize(scores)
+    start = int(loader.current.sizes[: dist.get_rank()].sum())
+    return cross_entropy(5 * own @ evenstep.torch.all_gather(own).T, torch.arange(start, start + len(own)))
+
+
+def all_rows_against_all(scores, labels, loader):
+    return contrasted(evenstep.torch.all_gather(scores), labels)
+
+
+def gathered_as_if_alike(scores, labels, loader):
+    parts = [torch.zeros_like(scores) for _ in range(WORKERS)]
+    dist.all_gather(parts, scores.detach())
+    parts[dist.get_rank()] = scores
+    return contrasted(torch.cat(parts), labels)
+
+
+def gathered_as_if_alike_with_gradients(scores, labels, loader):
+    return contrasted(torch.cat(torch.distributed.nn.functional.all_gather(scores)), labels)
+
+
+def contrasted(scores, labels):
+    rows = normalize(scores)
+    return cross_entropy(5 * rows @ rows.T, torch.arange(len(rows)))
+
+
+def union(scores, labels):
+    return cross_entropy(scores, labels)
+
+
+def weighted_union(scores, labels):
+    return cross_entropy(scores, labels, CLASS_WEIGHTS)
+
+
+EXACT = {
+    "a mean": (mean, {}, union),
+    "a sum over len": (mean_of_a_sum, {}, union),
+    "a sum with its weight": (sum_with_the_weight_of_a_sum, {}, union),
+    "class weights, and weigh_by": (weighted_by_class, {}, weighted_union),
+    "counts of all, and weights": (divided_by_the_counts_of_all, {"weights": "script"}, union),
+    "own rows against all": (own_rows_against_all, {}, contrasted),
+    "all rows against all": (all_rows_against_all, {}, contrasted),
+    "class weights of all, and weights": (divided_by_the_class_weights_of_all, {"weights": "script"}, weighted_union),
+}
+"""By name: the loss of a worker's batch, options of `prepare`, and the loss of the union batch."""
+REFUSED = {
+    "a constant": divided_by_a_constant,
+    "a constant of equal batches": times_a_constant_of_equal_batches,
+    "counts of all": divided_by_the_counts_of_all,
+    "class weights of all": divided_by_the_class_weights_of_all,
+}
+
+GATHERED = {"a gather": gathered_as_if_alike, "a gather with gradients": gathered_as_if_alike_with_gradients}
+
+
+def together():
+    """What each loss trained, or the sentence that refused it; and the warnings."""
+    given = {name: (loss, options) for name, (loss, options, _) in EXACT.items()}
+    return {
+        name: trained(*each)
+        for name, each in {**given, **{name: (of, {}) for name, of in (REFUSED | GATHERED).items()}}.items()
+    }
+
+
+def trained(loss_of, options):
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(TensorDataset(*data()), batch_size=8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepared, optimizer, loader = evenstep.prepare(
+            model, optimizer, loader, batch_sizes=SIZES, timeout=60.0, **options
+        )
+        with loader:
+            try:
+                for _ in range(EPOCHS):
+                    for features, labels in loader:
+                        optimizer.zero_grad()
+                        loss_of(prepared(features), labels, loader).backward()
+                        optimizer.step()
+                came_to = weights(model)
+            except evenstep.ConfigError as error:
+                came_to = str(error)
+    return came_to, [str(each.message) for each in caught]
+
+
+def alone(union_loss):
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(EPOCHS):
+        for features, labels in zip(*(each.split(sum(SIZES)) for each in data()), strict=True):
+            optimizer.zero_grad()
+            union_loss(model(features), labels).backward()
+            optimizer.step()
+    return weights(model)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()

@@ -1,0 +1,45 @@
+"""A loss is trained as over the union batch, or refused: what stays silent would be wrong only with unlike sizes."""
+
+import numpy as np
+import pytest
+from support import losses
+from support.processes import results, run_workers
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("losses")]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return results(run_workers(losses.together, losses.WORKERS))
+
+
+@pytest.mark.parametrize("name", losses.EXACT)
+def test_a_loss_is_that_of_the_union_batch(found, name):
+    expected = losses.alone(losses.EXACT[name][2])
+    for each in found:
+        weights, said = each[name]
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-11)
+        assert said == []
+
+
+@pytest.mark.parametrize("name", losses.REFUSED)
+def test_a_loss_that_does_not_fall_as_batches_grow_is_refused_on_all_workers(found, name):
+    sentences = {each[name][0] for each in found}
+    assert len(sentences) == 1
+    assert (
+        "not the mean over the worker's own batch: in 20 iterations with batches such as [12, 9, 3]" in sentences.pop()
+    )
+
+
+@pytest.mark.parametrize("name", losses.GATHERED)
+def test_a_gather_that_would_abort_is_refused(found, name):
+    for each in found:
+        assert "shape [12, 3] and [9, 3] and [3, 3]" in each[name][0]
+        assert "use evenstep.torch.all_gather(tensor)" in each[name][0]
+
+
+@pytest.mark.parametrize("name", losses.REFUSED)
+def test_a_script_that_communicates_before_its_backward_is_told_of_weights_once(found, name):
+    for each in found:
+        told = [text for text in each[name][1] if 'give prepare(..., weights="script")' in text]
+        assert len(told) == name.endswith("of all")
