@@ -11,6 +11,7 @@ import torch.distributed as dist
 import evenstep
 from evenstep.schemes import Scheme, parse_scheme
 from evenstep.testing.scripted import Scripted
+from evenstep.torch.engines.known_parameters import leave_alone
 from harness import gpu_tasks, serving
 
 BATCH, EPOCHS = 5, 3
@@ -70,6 +71,7 @@ def _train(check, device):
     model, alone = (gpu_tasks.Net(dtype=dtype).to(device) for _ in range(2))
     model = _changed(check.habit, model, device)
     optimizer, plain = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=check.momentum) for each in (model, alone))
+    leave_alone(plain)
     scaler = torch.amp.GradScaler(device.type, enabled=check.habit == "scaler")
     model, optimizer, loader = evenstep.prepare(
         model,

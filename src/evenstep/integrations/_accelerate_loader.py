@@ -86,7 +86,9 @@ class Epochs:
         if type(sampler) is RandomSampler:
             sampler = _Drawn(sampler, before_epochs=source.generator is sampler.generator)
         if size is not None and sampler is not None:
-            changed = {"sampler": sampler, "batch_size": size // workers if whole else size}
+            size = size // workers if whole else size
+            lists = BatchSampler(sampler, size, source.drop_last)
+            changed = {"sampler": sampler, "batch_size": size, "batch_sampler": lists}
         elif self._lists is not None and type(self._lists) is not BatchSampler and not whole:
             changed = {"batch_sampler": _Joined(self._lists, workers)}
         vars(source).update(changed)

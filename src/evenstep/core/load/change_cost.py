@@ -105,7 +105,7 @@ class ChangeCost(Stateful):
         shorter = self._microseconds - now
         chosen = shorter[self._changed] if self._same == 2 else shorter
         middle = (len(chosen) - 1) // 2
-        unit = max(min(float(now.max()), self._usual or math.inf), 1.0)
+        unit = max(min(float(np.maximum.reduce(now)), self._usual or math.inf), 1.0)
         excess = int(np.partition(chosen, middle)[middle]) / unit
         first = self._times == 1
         if excess > self.noise and (self._same == 2 or first) and (self.compiles or not first):

@@ -42,17 +42,17 @@ class Bounds:
         if multiple > 1:
             units, least, most = total // multiple, -(-lower // multiple), upper // multiple
         least, most = np.maximum(least, 0), np.minimum(most, units)
-        if (needed := int(least.sum())) > units:
+        if (needed := int(np.add.reduce(least))) > units:
             raise ConfigError(
                 f"{len(least)} workers need at least {needed * multiple} samples together, more than the global batch "
                 f"of {total}: lower the minimum sizes or raise the global batch size"
             )
-        if (possible := int(most.sum())) < units:
+        if (possible := int(np.add.reduce(most))) < units:
             raise ConfigError(
                 f"{len(most)} workers can take at most {possible * multiple} samples together, fewer than the global "
                 f"batch of {total}: raise the maximum sizes or lower the global batch size"
             )
-        if (least > most).any():
+        if np.logical_or.reduce(least > most):
             worker = int(np.argmax(least > most))
             raise ConfigError(
                 f"worker {worker} has no size between {int(lower[worker])} and {int(upper[worker])} that is a multiple "

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.core.errors import ConfigError, EvenstepError
+from evenstep.core.load.equal import Equal
 from evenstep.core.samples import by_samples
 from evenstep.core.values import IntArray
 from evenstep.launch.c10d import GradBucket, completed, start_sum
@@ -74,8 +75,9 @@ class CollectiveEngine(Engine):
         self._steps = 0
         self._stepped_after_loop = False
         self._warned = False
-        looks = workers.count > 1 and self._sums_to_one and scheme.weighting == "samples" and not self._accumulates
-        self._scale = LossScale(workers, models) if looks else None
+        unlike = workers.count > 1 and not isinstance(scheme.load, Equal)
+        looks = unlike and self._sums_to_one and scheme.weighting == "samples" and not self._accumulates
+        self._scale = LossScale(workers) if looks else None
         if self._alone:
             for model in self._models:
                 model.weight.apply_by_itself()
@@ -153,7 +155,7 @@ class CollectiveEngine(Engine):
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor) -> None:
         super()._backward_begins(model, batch, gradient)
-        if self._scale is not None:
+        if self._scale is not None and self._scale.looks:
             self._scale.backward_begins(gradient)
         if self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].weight.keep_sum()
@@ -383,7 +385,7 @@ class CollectiveEngine(Engine):
         if now is not None and now.paused is not None:
             now.synchronised_seconds = time.perf_counter() - now.paused
         self._exchange.check(arrived)
-        if self._scale is not None:
+        if self._scale is not None and self._scale.looks:
             self._look()
 
     def _look(self) -> None:

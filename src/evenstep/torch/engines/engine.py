@@ -5,7 +5,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -17,6 +17,9 @@ from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut, HandOuts, Origin
 from evenstep.worker.iteration import units_of
 from evenstep.worker.tracker import Tracker
+
+if TYPE_CHECKING:
+    from evenstep.torch.engines.loss_scale import LossScale
 
 NO_BATCH: Final = (
     "the optimizer was stepped before the prepared loader had handed out a batch, and another loader gives every worker"
@@ -54,6 +57,8 @@ class Engine(ABC):
         """The optimizers that stepped since the script left a loop before its end; None inside a loop."""
         self._strayed = False
         """Whether a forward pass was of no batch that the loader handed out."""
+        self._scale: LossScale | None = None
+        """Looks at how the loss is scaled, where gradients are summed and it is not sure yet."""
         self._units_ahead: tuple[HandedOut | None, Any] | None = None
         """What `weigh_by` counted in the batch of the next forward pass, and which that is expected to be."""
 
@@ -218,6 +223,8 @@ class Engine(ABC):
         """The forward pass of this model is over. Its backward is noticed at its outputs."""
         if batch is None:
             return
+        if self._scale is not None and self._scale.looks:
+            self._scale.forward_ends()
         watched = [each for each in tensors_of(outputs) if each.requires_grad]
         batch.open = bool(watched)
         for each in watched:

@@ -1,13 +1,15 @@
 """Finds steps on gradients that nothing sums: of parameters that no prepared model has, or of other optimizers."""
 
 from collections.abc import Sequence
-from typing import Any, final
-from weakref import WeakKeyDictionary
+from typing import Any, Final, TypeVar, final
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from evenstep.core.errors import ConfigError
 from evenstep.torch.engines.engine import Engine
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 @final
@@ -32,8 +34,22 @@ class KnownParameters:
             raise ConfigError(
                 f"the optimizer steps on {len(stepped)} parameters that the model did not have when it was prepared,"
                 f" such as one of shape {list(stepped[0].shape)}: their gradients are not summed over the workers, so"
-                " make them part of the model before, also those of a loss, or prepare their model and optimizer too"
+                " make them part of the model before, also those of a loss, or prepare their model and"
+                " optimizer too; evenstep.torch.leave_alone(optimizer) lets each worker train them on its own"
             )
+
+
+_alone: Final[WeakSet[torch.optim.Optimizer]] = WeakSet()
+
+
+def leave_alone(optimizer: Optimizer) -> Optimizer:
+    """Let each worker train on its own with this optimizer, in a loop over a prepared loader; returns it.
+
+    Without it, an optimizer that was not given to `prepare` is refused there when it steps on other parameters than the
+    models': they would part from those of the other workers.
+    """
+    _alone.add(optimizer)
+    return optimizer
 
 
 @final
@@ -47,7 +63,7 @@ class OtherOptimizers:
     def __init__(self, engine: Engine, known: KnownParameters, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._engine = engine
         self._known = known
-        self._given = frozenset(map(id, optimizers))
+        self._given = frozenset(optimizers)
         self._seen: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = WeakKeyDictionary()
 
     def check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -57,7 +73,7 @@ class OtherOptimizers:
             ConfigError: It would step on a gradient that is this worker's own.
         """
         now = self._engine.balancer.iteration
-        if id(optimizer) in self._given or not self._engine.looping or now is None:
+        if optimizer in self._given or not self._engine.looping or now is None or optimizer in _alone:
             return
         self._engine.require_summed()
         place = now.number, len(self._engine.hand_outs.ahead)  # Without the prepared model no later iteration begins.

@@ -1,7 +1,6 @@
 """Notices a loss that is not the mean over the worker's own batch, for which its gradient would be weighed wrongly."""
 
 import warnings
-from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -26,40 +25,44 @@ class LossScale:
     """Looks at iterations with unlike sizes until it is sure how the loss is scaled. Nothing is sent before a look.
 
     Two things are looked at: how the gradients at the model's outputs differ between large and small batches, and
-    whether the script communicates over the default group before its backward.
+    whether the script communicates over the default group between the forward pass and its backward.
 
     Attributes:
+        looks: Whether the present iteration is looked at.
         over: Whether nothing more is to be looked at.
     """
 
-    def __init__(self, workers: Workers, models: Sequence[torch.nn.Module]) -> None:
-        self.over = False
+    def __init__(self, workers: Workers) -> None:
+        self.looks = self.over = False
         self._workers = workers
         self._sizes: list[list[int]] = []
         self._squares: list[torch.Tensor] = []
         self._batch: HandedOut | None = None
         self._square: torch.Tensor | None = None
-        own = any(isinstance(each, torch.nn.SyncBatchNorm) for model in models for each in model.modules())
-        self._group: Any = None if own or workers.given_group is not None else dist.group.WORLD
+        self._group: Any = None if workers.given_group is not None else dist.group.WORLD
         self._calls = 0
 
     def begins(self, batch: HandedOut) -> None:
         """This batch is computed from now on."""
-        sizes = [size for size in batch.share.sizes.tolist() if size]
-        tells = max(sizes) >= _UNLIKE * min(sizes) and batch.units is None and batch.piece.cost is None
-        self._batch, self._square = batch if tells else None, None
-        if tells and self._group is not None:
+        smallest, *_, largest = sorted(batch.share.sizes.tolist())
+        unlike = largest >= _UNLIKE * smallest
+        self.looks = unlike and batch.units is None and batch.piece.cost is None
+        self._batch, self._square = batch, None
+
+    def forward_ends(self) -> None:
+        """What the script does from now on until the backward is its loss."""
+        if self._group is not None:
             self._calls = self._group._get_sequence_number_for_group()
 
-    def backward_begins(self, gradient: torch.Tensor) -> None:
+    def backward_begins(self, gradient: torch.Tensor | None) -> None:
         """The backward has come to an output of a model."""
-        if self._batch is None or self._square is not None or not gradient.ndim:
+        if self._batch is None or self._square is not None or gradient is None or not gradient.ndim:
             return
         if self._group is not None and self._group._get_sequence_number_for_group() != self._calls:
             self._group = None
             warnings.warn(
-                "the script communicates between a batch and its backward. If its loss is divided by what all workers"
-                ' have, or compares samples of all of them, give prepare(..., weights="script"):'
+                "the script communicates between its forward pass and the backward. If its loss is divided by what all"
+                ' workers have, or compares samples of all of them, give prepare(..., weights="script"):'
                 f" {_ADVICE}. A mean over the worker's own batch is right as it is",
                 stacklevel=2,
             )
@@ -72,11 +75,10 @@ class LossScale:
         Raises:
             ConfigError: The loss is no mean over the worker's own batch.
         """
-        if self._batch is None:
-            return
+        assert self._batch is not None
         self._sizes.append(self._batch.share.sizes.tolist())
         self._squares.append(torch.tensor(torch.nan, dtype=torch.float64) if self._square is None else self._square)
-        self._batch = None
+        self.looks = False
         if len(self._sizes) not in _LOOKS:
             return
         # Text takes no NaN.
