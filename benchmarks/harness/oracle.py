@@ -1,10 +1,10 @@
 """Loads that know the disturbances of a run beforehand: what no scheme that has to observe can be expected to beat."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from evenstep.core.load import Load, LoadPolicy
 from evenstep.core.load.equal import equal_sizes
 from evenstep.core.values import Allocation
 from evenstep.schemes import Scheme
@@ -26,25 +26,17 @@ def oracle(cluster, global_batch_size, iterations, *, late=0):
     return Scheme(name=name, load=Foreseen(sizes=tuple(tuple(row) for row in sizes.tolist())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foreseen:
+@dataclass(frozen=True, kw_only=True)
+class Foreseen(Load):
     """Sizes given for each iteration of a run beforehand."""
 
-    follows_speed: ClassVar[bool] = True
     sizes: tuple[tuple[int, ...], ...]
-    minimum: int | None = None
-    maximum: int | None = None
-    multiple: int = 1
 
     def policy(self, workers):
         return ForeseenPolicy(self.sizes)
 
-    @property
-    def uses_forecasts(self):
-        return False
 
-
-class ForeseenPolicy:
+class ForeseenPolicy(LoadPolicy):
     """Counts the iterations that it observes, and gives the next one the sizes foreseen for it."""
 
     def __init__(self, sizes):
