@@ -113,7 +113,7 @@ def _require_snapshots(settings: LaunchSettings, *, shared: bool) -> None:
             f" {settings.scheme!r}: use evenstep.checkpoint in your script"
         )
     run_dir = Path(str(settings.run_dir))
-    if not shared and not _holds_snapshots(run_dir):
+    if not shared and not any((run_dir / "snapshots").glob("version-*/shard-*.pt")):
         raise ConfigError(f"there is no snapshot of a run in {run_dir}: give the --run-dir of the run to be continued")
 
 

@@ -43,10 +43,10 @@ class Saving:
 
     def restore(self, coordinator: Coordinator, workers: int) -> None:
         """Continue from the latest snapshot, if there is one."""
-        version = self._snapshots.latest()
-        if version is None:
-            return
         try:
+            version = self._snapshots.latest(self._say)
+            if version is None:
+                return
             state = self._shards.restore(version, workers)
         except ConfigError:
             self._shards.own.spec = None  # Every worker must get this error, not only the first.

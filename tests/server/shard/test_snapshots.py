@@ -7,6 +7,9 @@ import pytest
 import torch
 from support.lone_server import LoneServer, weight_in
 
+from evenstep.core.errors import ConfigError
+from evenstep.server.shard.snapshots import Snapshots
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -74,3 +77,48 @@ def test_the_last_snapshot_is_on_the_disk_when_the_server_ends(server):
     server.push()
     server.primary.finish()
     assert (server.snapshots.latest(), server.told()[-1]) == (1, ("snapshot", 1))
+
+
+@pytest.fixture
+def two(tmp_path):
+    """The snapshots of versions 1 and 2 of a run on one server."""
+    snapshots, failures = Snapshots(tmp_path, 1), []
+    for version in (1, 2):
+        snapshots.write(version, 0, {"weight": torch.full((1000,), float(version))}, failures.append)
+        snapshots.wait()
+    assert failures == [None, None]
+    return snapshots
+
+
+def flip(folder, version):
+    path = folder / f"version-{version:012}" / "shard-0.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_snapshot_gives_way_to_the_one_before(two, tmp_path):
+    said = []
+    assert two.latest(said.append) == 2
+    flip(tmp_path, 2)
+    assert (two.latest(said.append), len(said)) == (1, 1)
+    assert "version-000000000002/shard-0.pt is damaged and left out" in said[0]
+    flip(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"no snapshot in .* is whole: give another run directory to start over"):
+        two.latest(said.append)
+
+
+def test_snapshots_of_another_number_of_servers_are_named(two, tmp_path):
+    with pytest.raises(ConfigError, match=r"are of 1 servers, and 2 were started: resume with servers=1"):
+        Snapshots(tmp_path, 2).latest()
+
+
+def test_a_snapshot_without_a_digest_is_one_of_an_earlier_version(two, tmp_path):
+    (tmp_path / "version-000000000002" / "shard-0.json").unlink()
+    assert two.latest() == 2
+
+
+def test_what_was_never_complete_is_no_snapshot(tmp_path):
+    (tmp_path / "version-000000000001").mkdir()
+    (tmp_path / "version-000000000001" / ".shard-0.partial").write_bytes(b"half")
+    assert Snapshots(tmp_path, 1).latest() is None

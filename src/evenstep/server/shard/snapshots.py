@@ -1,5 +1,7 @@
 """Snapshots of a run on disk: one file per shard and version, each complete or absent."""
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -65,6 +67,9 @@ class Snapshots:
             with partial.open("wb") as file:
                 torch.save(dict(state), file)
             sync(partial)
+            sidecar = folder / f"shard-{shard}.json"
+            sidecar.write_text(json.dumps({"servers": self._count, "blake2b": _digest(partial)}))
+            sync(sidecar)
             partial.replace(folder / f"shard-{shard}.pt")
             sync(folder)
         except Exception as error:  # torch raises its own errors if the disk is full.
@@ -75,14 +80,45 @@ class Snapshots:
             self._prune()
             told(None)
 
-    def latest(self) -> int | None:
-        """The newest version with the files of all shards; None if there is none."""
+    def latest(self, damaged: Callable[[str], None] = print) -> int | None:
+        """The newest version with the whole files of all shards; None if no file was ever complete.
+
+        Args:
+            damaged: Told of each version that is left out since a file differs from what was written.
+
+        Raises:
+            ConfigError: No version is whole, or they are of another number of servers.
+        """
         complete = self._complete()
-        return complete[-1] if complete else None
+        for version in reversed(complete):
+            odd = [shard for shard in range(self._count) if not self._whole(version, shard)]
+            if not odd:
+                return version
+            damaged(f"the snapshot {self._file(version, odd[0])} is damaged and left out")
+        if complete:
+            raise ConfigError(f"no snapshot in {self._directory} is whole: give another run directory to start over")
+        for sidecar in self._directory.glob("version-*/shard-*.json"):
+            servers = json.loads(sidecar.read_bytes())["servers"]
+            if servers != self._count:
+                raise ConfigError(
+                    f"the snapshots in {self._directory} are of {servers} servers, and {self._count} were started:"
+                    f" resume with servers={servers}"
+                )
+        return None
+
+    def _whole(self, version: int, shard: int) -> bool:
+        file = self._file(version, shard)
+        try:
+            told = json.loads(file.with_suffix(".json").read_bytes())
+        except FileNotFoundError:  # It is of a version of evenstep that wrote none.
+            return True
+        except ValueError:
+            return False
+        return bool(told == {"servers": self._count, "blake2b": _digest(file)})
 
     def read(self, version: int, shard: int) -> dict[str, Any]:
         """One shard's state; ConfigError if the file is damaged."""
-        path = self._directory / f"version-{version:012}" / f"shard-{shard}.pt"
+        path = self._file(version, shard)
         try:
             # With weights_only, nothing in the file can run code.
             state: dict[str, Any] = torch.load(path, weights_only=True)
@@ -91,6 +127,9 @@ class Snapshots:
                 f"the snapshot {path} cannot be read ({error}): delete its folder to use the one before"
             ) from error
         return state
+
+    def _file(self, version: int, shard: int) -> Path:
+        return self._directory / f"version-{version:012}" / f"shard-{shard}.pt"
 
     def _complete(self) -> list[int]:
         found = []
@@ -104,6 +143,11 @@ class Snapshots:
         for version in self._complete()[:-KEPT]:
             with suppress(OSError):  # Another shard may do the same at this moment.
                 shutil.rmtree(self._directory / f"version-{version:012}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def sync(path: Path) -> None:
