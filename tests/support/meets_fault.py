@@ -3,6 +3,7 @@
 A fault that leaves the process alive says so on standard output, since nothing else shows that it took place.
 """
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ def meet():
         threading.Event().wait()
     elif FAULT == "error":
         raise ValueError("boom")
+    elif FAULT == "data worker":
+        multiprocessing.active_children()[0].kill()
     elif FAULT == "cut":
         return  # The test cuts the cable now.
     else:
@@ -37,7 +40,14 @@ if __name__ == "__main__":
     mine = str(RANK) == WORKER and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if mine and ITERATION == "start":
         meet()
-    run = Run(samples=400, epochs=1 if FAULT != "cut" else 10**6, scheme=SCHEME, options={"timeout": float(TIMEOUT)})
+    endless, data_workers = FAULT in ("cut", "data worker"), 2 * (FAULT == "data worker")
+    run = Run(
+        samples=400,
+        epochs=10**6 if endless else 1,
+        scheme=SCHEME,
+        num_workers=data_workers,
+        options={"timeout": float(TIMEOUT)},
+    )
     model, optimizer, loader = training.prepared(run)
     for _ in range(run.epochs):
         for inputs, targets in loader:

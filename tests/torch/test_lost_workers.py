@@ -124,6 +124,13 @@ def test_a_worker_that_keeps_the_store_says_what_it_failed_of_before_it_ends():
     assert "WorkerLostError: worker 0 ended with ValueError: boom: look at its output" in said[1]
 
 
+def test_a_data_worker_that_is_killed_is_named_and_no_other_worker():
+    codes, said = ended(list(started(faults.meeting_place(), "data worker", 60)))
+    assert codes == [1, 1]
+    for each in said:
+        assert "WorkerLostError: a data worker of worker 0 was killed, as a system does that is out of memory" in each
+
+
 def test_a_run_starts_again_where_its_first_worker_was_stopped():
     with Started(evenstep, "run", "--workers", 2, "--max-restarts", 1, SCRIPT, 0, 7, "SIGSTOP", "bsp", 10) as launcher:
         printed, said = launcher.communicate()

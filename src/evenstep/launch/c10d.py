@@ -44,6 +44,11 @@ def of_communication(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or _PLACE.match(str(error)) is not None
 
 
+def of_data_worker(error: BaseException) -> bool:
+    """Whether PyTorch raised it since a data worker has died; it does so wherever the main thread is at that moment."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+
+
 def reason(error: Exception) -> str:
     """The first sentence of an error of the communication library, without its source location."""
     line = str(error).strip().split("\n")[0]

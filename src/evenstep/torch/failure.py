@@ -16,7 +16,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from evenstep.core.errors import ConfigError, EvenstepError
-from evenstep.launch.c10d import of_communication
+from evenstep.launch.c10d import of_communication, of_data_worker
 from evenstep.telemetry import Recorder, read_events
 from evenstep.telemetry.events import Failed, RanOutOfMemory
 from evenstep.torch.processes.liveness import Liveness
@@ -121,8 +121,12 @@ class RunEnd:
         return error
 
     def _named(self, balancer: Tracker, error: BaseException) -> BaseException:
-        """An error of communication, or of memory while this worker computed, named; any other as it is."""
-        if self.liveness is not None and isinstance(error, RuntimeError) and of_communication(error):
+        """An error of communication, of a data worker, or of memory while this worker computed, named; others as is."""
+        if (
+            self.liveness is not None
+            and isinstance(error, RuntimeError)
+            and (of_communication(error) or of_data_worker(error))
+        ):
             return _caused(self.liveness.lost(error, time.sleep), error)
         now = balancer.iteration
         memory = isinstance(error, torch.OutOfMemoryError | EmulatedOutOfMemoryError)

@@ -16,7 +16,7 @@ from typing import Final, final
 from evenstep.core.activity import Pulse, behind, silent
 from evenstep.core.errors import EvenstepError, WorkerLostError
 from evenstep.core.workers import name_workers
-from evenstep.launch.c10d import Store, of_communication, reason
+from evenstep.launch.c10d import Store, of_communication, of_data_worker, reason
 from evenstep.launch.meeting_place import VERDICT, keeper_of
 from evenstep.launch.store_line import StoreGoneError, StoreLine, StoreSilentError
 from evenstep.torch.processes.workers import Workers
@@ -84,11 +84,18 @@ class Liveness:
             self._line.call(put, _ANSWER_SECONDS)
 
     def lost(self, cause: Exception, wait: Callable[[float], None]) -> WorkerLostError:
-        """The error to raise after a collective failed with `cause`; takes a few beats."""
+        """The error to raise after a collective failed with `cause`; takes a few beats, unless a data worker died."""
         with self._activity.waiting():
-            text = self._verdict or self._found(wait)
+            text = self._of_data_worker if of_data_worker(cause) else self._verdict or self._found(wait)
             self.tell(text)
         return WorkerLostError(f"{text} ({reason(cause)})")
+
+    @property
+    def _of_data_worker(self) -> str:
+        return (
+            f"a data worker of worker {self._workers.rank} was killed, as a system does that is out of memory: give it"
+            " fewer or smaller data workers (num_workers, prefetch_factor), then start again"
+        )
 
     def _found(self, wait: Callable[[float], None]) -> str:
         try:
