@@ -1,6 +1,6 @@
 """The loader that comes back from `prepare`: this worker's batch of each iteration."""
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch.utils.data import DataLoader
 
@@ -12,15 +12,6 @@ from evenstep.torch.data.loop import Maker
 
 if TYPE_CHECKING:
     from evenstep.torch.session import Session
-
-
-_OF_THE_SOURCE: Final = frozenset(
-    {
-        *("batch_sampler", "batch_size", "collate_fn", "dataset", "drop_last", "generator"),
-        *("multiprocessing_context", "num_workers", "persistent_workers", "pin_memory", "pin_memory_device"),
-        *("prefetch_factor", "timeout", "worker_init_fn"),
-    }
-)
 
 
 @final
@@ -44,21 +35,14 @@ class PreparedLoader(Batches):
         self._inner: DataLoader[Any] | None = None
         self._made: tuple[BatchMaker, int] | None = None
 
-    @property
-    def sampler(self) -> Any:
-        return self._epochs.order.sampling.sampler if self.bound else getattr(self._source, "sampler", None)
+    if TYPE_CHECKING:
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OF_THE_SOURCE:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        def __getattr__(self, name: str) -> Any: ...
+
+    def _attribute(self, name: str) -> Any:
+        if name == "sampler" and self.bound:
+            return self._epochs.order.sampling.sampler
         return getattr(self._source, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OF_THE_SOURCE or name == "sampler":
-            setattr(self._source, name, value)  # It refuses what PyTorch does.
-            self._made = self._inner = None
-        else:
-            super().__setattr__(name, value)
 
     def release(self) -> None:
         self._let_go()
@@ -83,3 +67,21 @@ class PreparedLoader(Batches):
         limit = self._started.scheme.micro_batch
         self._requests.begin(shares, epoch, drawn.indices, limit=limit, by_rows=maker.by_rows)
         return ProcessFetcher(self._inner, self._requests, maker, epoch, pin=pins(source))
+
+
+def _of_the_source(name: str) -> property:
+    """An attribute of the user's loader, which refuses to set what PyTorch refuses."""
+
+    def change(loader: PreparedLoader, value: object) -> None:
+        setattr(loader._source, name, value)
+        loader._made = loader._inner = None
+
+    return property(lambda loader: loader._attribute(name), change)
+
+
+for _name in (
+    *("batch_sampler", "batch_size", "collate_fn", "dataset", "drop_last", "generator", "multiprocessing_context"),
+    *("num_workers", "persistent_workers", "pin_memory", "pin_memory_device", "prefetch_factor", "sampler", "timeout"),
+    "worker_init_fn",
+):
+    setattr(PreparedLoader, _name, _of_the_source(_name))
