@@ -1,7 +1,8 @@
 """Rows go through worker 0: every worker gets all of them, and learns who is gone."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -71,6 +72,40 @@ def test_a_worker_that_dies_in_an_exchange_of_the_framework_is_named(together, l
     found = together(lambda exchange, rank: gone(exchange) if rank == lost else exchange.failed())
     assert found.pop(lost) is None
     assert [str(each) for each in found] == [f"worker {lost} is gone: its own output tells why"] * 2
+
+
+class EndsAtOnce:
+    """Worker 0's connection to a worker whose process ends as soon as it has its rows, before others have theirs."""
+
+    def __init__(self, peer, ended, news):
+        self._peer, self._ended, self._news = peer, ended, news
+
+    def send(self, *message, **options):
+        self._peer.send(*message, **options)
+        self._ended.wait()
+        for _ in range(10_000):
+            if not self._news.empty():
+                return
+            os.sched_yield()
+
+    def close(self):
+        self._peer.close()
+
+
+def test_a_worker_that_ends_with_its_rows_leaves_the_others_theirs(together):
+    ended = Event()
+
+    def function(exchange, rank):
+        if rank == 0:
+            exchange._peers[1] = EndsAtOnce(exchange._peers[1], ended, exchange._came)
+            exchange._peers = dict(sorted(exchange._peers.items()))
+        rows = exchange.all_gather(b"row")
+        if rank == 1:
+            gone(exchange)
+            ended.set()
+        return rows
+
+    assert together(function) == [[b"row"] * WORKERS] * WORKERS
 
 
 def test_a_worker_is_named_while_worker_0_waits_in_the_framework(together):

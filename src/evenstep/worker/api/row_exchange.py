@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Final, final
 
 import numpy as np
@@ -48,6 +48,8 @@ class RowExchange:
         self._came: SimpleQueue[tuple[int, bytes, bytes]] = SimpleQueue()
         """On worker 0: from whom a message came, its header and its row."""
         self._closed = False
+        self._sending = Lock()
+        """A worker may end as soon as it has its rows; the others get theirs before they hear of that."""
         if workers > 1:
             self._meet(host, add_up)
             # A framework may wait for all workers when a script ends, as jax.distributed does. An error in one script
@@ -65,8 +67,9 @@ class RowExchange:
             while len(rows) < self._workers:
                 rank, rows[rank] = self._next(rows)
             together = b"".join(rows[rank] for rank in range(self._workers))
-            for rank in self._peers:
-                self._send(rank, together)
+            with self._sending:
+                for rank in self._peers:
+                    self._send(rank, together)
         else:
             self._send(0, row)
             together = self._answer(TIMEOUT_SECONDS)
@@ -116,10 +119,11 @@ class RowExchange:
             if self._closed:
                 return  # By this worker, and not by that one.
             said = _gone(rank).encode()
-            for other in self._peers.values():
-                if other is not peer:
-                    with suppress(ConnectionLostError):
-                        other.send(said, wait=False)
+            with self._sending:
+                for other in self._peers.values():
+                    if other is not peer:
+                        with suppress(ConnectionLostError):
+                            other.send(said, wait=False)
             self._came.put((rank, said, b""))
 
     def _close(self) -> None:
