@@ -393,8 +393,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(reports, tmp_path):
 
 def test_resume_goes_on_in_the_runs_directory(reports, tmp_path):
     run_dir = tmp_path / "run"
-    (run_dir / "snapshots").mkdir(parents=True)
-    (run_dir / "snapshots" / "7").touch()
+    (run_dir / "snapshots" / "version-000000000007").mkdir(parents=True)
+    (run_dir / "snapshots" / "version-000000000007" / "shard-0.pt").touch()
     (run_dir / "worker-0.jsonl").write_text('{"worker":0,"event":"run"}\n')
     launch_served(reports, SCRIPTS / "tells.py", tmp_path, run_dir=run_dir, resume=True)
     told = reports.next().told
@@ -410,6 +410,7 @@ def test_resume_goes_on_in_the_runs_directory(reports, tmp_path):
         (["--resume", "run", "--scheme", "asp", "--run-dir", "x"], "leave out --run-dir"),
         (["--resume", "none", "--scheme", "asp"], "there is no snapshot of a run in "),
         (["--resume", "empty", "--scheme", "asp"], "there is no snapshot of a run in "),
+        (["--resume", "run", "--scheme", "asp"], "there is no snapshot of a run in "),  # A stray file is none.
         (["--run-dir", "run", "--scheme", "asp"], "holds the snapshots of a run already: continue that with --resume"),
     ],
 )

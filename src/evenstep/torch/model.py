@@ -172,6 +172,7 @@ class PreparedModel(DistributedDataParallel):
     def _after_forward(self, _: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
         if self._engine is not None:
             self._engine.forward_ends(self._index, self._batch, outputs)
+            self._engine.loss_begins()
 
     def _begins(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[HandedOut | None, bool]:
         """The batch of this forward pass, and whether its backward waits for further micro-batches."""

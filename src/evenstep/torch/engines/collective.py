@@ -151,6 +151,8 @@ class CollectiveEngine(Engine):
             own.weight.accumulating = True
         own.weight.expect(synchronises=synchronises)
         own.weight.begin(synchronises=synchronises and self._units is None)
+        if self._scale is not None and self._scale.looks:
+            self._scale.loss_begins()
         self.balancer.stopwatch.run()
 
     def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor) -> None:
@@ -385,17 +387,16 @@ class CollectiveEngine(Engine):
         if now is not None and now.paused is not None:
             now.synchronised_seconds = time.perf_counter() - now.paused
         self._exchange.check(arrived)
-        if self._scale is not None and self._scale.looks:
-            self._look()
+        if self._scale is not None and self._scale.looks and self._scale.ends():
+            self._compare(self._scale)
 
-    def _look(self) -> None:
-        assert self._scale is not None
+    def _compare(self, scale: LossScale) -> None:
         try:
             with self.balancer.activity.waiting():
-                self._scale.ends()
+                scale.compare()
         except RuntimeError as error:
             raise self.explained(error) from error
-        if self._scale.over:
+        if scale.over:
             self._scale = None
 
     def _awaited_rows(self) -> IntArray | None:

@@ -223,12 +223,15 @@ class Engine(ABC):
         """The forward pass of this model is over. Its backward is noticed at its outputs."""
         if batch is None:
             return
-        if self._scale is not None and self._scale.looks:
-            self._scale.forward_ends()
         watched = [each for each in tensors_of(outputs) if each.requires_grad]
         batch.open = bool(watched)
         for each in watched:
             each.register_hook(partial(self._backward_begins, model, batch))  # type: ignore[no-untyped-call]
+
+    def loss_begins(self) -> None:
+        """The forward pass of the script's own DistributedDataParallel, which may communicate, is over."""
+        if self._scale is not None and self._scale.looks:
+            self._scale.loss_begins()
 
     def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor) -> None:
         batch.open, batch.backward = False, True

@@ -49,8 +49,8 @@ class LossScale:
         self.looks = unlike and batch.units is None and batch.piece.cost is None
         self._batch, self._square = batch, None
 
-    def forward_ends(self) -> None:
-        """What the script does from now on until the backward is its loss."""
+    def loss_begins(self) -> None:
+        """What is communicated from now on until the backward is the script's."""
         if self._group is not None:
             self._calls = self._group._get_sequence_number_for_group()
 
@@ -69,18 +69,20 @@ class LossScale:
         if gradient.shape[0] == len(self._batch.piece.positions) == self._batch.share.samples:
             self._square = _square_of(gradient.detach())
 
-    def ends(self) -> None:
-        """The iteration is over on all workers, which look at the same iterations together.
-
-        Raises:
-            ConfigError: The loss is no mean over the worker's own batch.
-        """
+    def ends(self) -> bool:
+        """The iteration is over on all workers; returns whether they are to `compare` what they saw."""
         assert self._batch is not None
         self._sizes.append(self._batch.share.sizes.tolist())
         self._squares.append(torch.tensor(torch.nan, dtype=torch.float64) if self._square is None else self._square)
         self.looks = False
-        if len(self._sizes) not in _LOOKS:
-            return
+        return len(self._sizes) in _LOOKS
+
+    def compare(self) -> None:
+        """Decide whether the loss is a mean; all workers must call it together.
+
+        Raises:
+            ConfigError: The loss is no mean over the worker's own batch.
+        """
         # Text takes no NaN.
         mine = [str(float(each)) for each in self._squares]
         squares = np.array([each["squares"] for each in gather(self._workers, {"squares": mine})], dtype=np.float64).T
