@@ -161,8 +161,8 @@ def calls(rank, plan, tell):
     """Calls of Python and C functions per iteration in the main thread of worker 0, by variant.
 
     They do not depend on the machine's load. Plain DDP's batches are made before, so that what is counted beyond it
-    contains the loader. The lower quartile over iterations leaves out those that change sizes, many where noise is; and
-    none looks at how the loss is scaled, as the first ones with unlike sizes do.
+    contains the loader. The fewest over iterations are of one that changes no sizes, of which there are few where noise
+    is; and none looks at how the loss is scaled, as the first ones with unlike sizes do.
     """
     case, variants, iterations = plan
     counts = {}
@@ -172,7 +172,7 @@ def calls(rank, plan, tell):
             loader = next(run)
         if name != "ddp":
             loader.engine._scale = None
-        counts[name] = sorted(_calls(run) for _ in range(iterations))[iterations // 4]
+        counts[name] = min(_calls(run) for _ in range(iterations))
     return counts
 
 

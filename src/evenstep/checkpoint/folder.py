@@ -4,7 +4,6 @@ This module knows files and their digests, but not their meaning.
 """
 
 import fcntl
-import hashlib
 import json
 import shutil
 import time
@@ -16,11 +15,10 @@ from typing import IO, Any, Final, TypeAlias, TypeVar, final
 
 from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
 from evenstep.core.errors import CheckpointError
-from evenstep.server.shard.snapshots import sync
+from evenstep.server.shard.snapshots import digest, sync
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial-"
-_DIGEST: Final = "blake2b"
 _TRIES: Final = 5
 _Read = TypeVar("_Read")
 
@@ -158,8 +156,7 @@ def written_files(checkpoint: Path) -> list[str]:
 
 def fingerprint(path: Path) -> Fingerprint:
     """The size and digest of a file."""
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, _DIGEST: hashlib.file_digest(file, _DIGEST).hexdigest()}
+    return {"bytes": path.stat().st_size, "blake2b": digest(path)}
 
 
 def files_of(checkpoint: Path) -> dict[str, Fingerprint]:

@@ -86,23 +86,23 @@ class GatherGuard:
 
     def __init__(self, engine: Engine) -> None:
         global _running
-        self._engine = _running = weakref.ref(engine)
+        self._engine: Callable[[], Engine | None] = weakref.ref(engine)
+        _running = self._engine
         self._usual = {name: getattr(dist, name) for name in _GATHERS}
         for name, function in self._usual.items():
             setattr(dist, name, self._guarded(function))
 
     def remove(self) -> None:
-        """From now on gathers are PyTorch's own."""
+        """From now on gathers are PyTorch's own, also where another guard was put on top of this one."""
+        self._engine = _nothing
         for name, function in self._usual.items():
             if getattr(getattr(dist, name), "__wrapped__", None) is function:
                 setattr(dist, name, function)
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        engine_of = self._engine
-
         @wraps(function)
         def gathered(*args: Any, **kwargs: Any) -> Any:
-            engine, given = engine_of(), signature(function).bind_partial(*args, **kwargs).arguments
+            engine, given = self._engine(), signature(function).bind_partial(*args, **kwargs).arguments
             tensor = given.get("tensor", given.get("input_tensor"))
             of_all = given.get("group") in (None, dist.group.WORLD)
             if engine is not None and of_all and isinstance(tensor, torch.Tensor):

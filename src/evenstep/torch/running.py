@@ -133,8 +133,8 @@ class Running:
             if type(engine).after_step is not Engine.after_step:
                 self._hooks.append(each.register_step_post_hook(lambda stepped, *_: engine.after_step(stepped)))
         if engine.workers.count > 1:
-            others = OtherOptimizers(engine, known, [*self._request.optimizers, *prepared])
-            self._hooks.append(register_optimizer_step_pre_hook(others.check))
+            self._others = OtherOptimizers(engine, known, [*self._request.optimizers, *prepared])
+            self._hooks.append(register_optimizer_step_pre_hook(self._others.hook()))
         for wrapped in prepared:
             if isinstance(wrapped, ServedOptimizer):
                 from evenstep.torch.engines.served import ServedEngine

@@ -67,7 +67,7 @@ def test_when_a_worker_hears_that_a_pass_is_over_its_snapshot_is_on_the_disk(ser
     server.begin()
     while not server.push().body.over:
         assert server.shard_state.version < 10
-    assert server.snapshots.latest() == server.shard_state.version
+    assert server.snapshots.latest(print) == server.shard_state.version
     assert server.told()[-1] == ("snapshot", server.shard_state.version)
     assert server.saved(server.shard_state.version) == -float(server.shard_state.version)
 
@@ -76,7 +76,7 @@ def test_the_last_snapshot_is_on_the_disk_when_the_server_ends(server):
     server.begin()
     server.push()
     server.primary.finish()
-    assert (server.snapshots.latest(), server.told()[-1]) == (1, ("snapshot", 1))
+    assert (server.snapshots.latest(print), server.told()[-1]) == (1, ("snapshot", 1))
 
 
 @pytest.fixture
@@ -110,15 +110,15 @@ def test_a_damaged_snapshot_gives_way_to_the_one_before(two, tmp_path):
 
 def test_snapshots_of_another_number_of_servers_are_named(two, tmp_path):
     with pytest.raises(ConfigError, match=r"are of 1 servers, and 2 were started: resume with servers=1"):
-        Snapshots(tmp_path, 2).latest()
+        Snapshots(tmp_path, 2).latest(print)
 
 
 def test_a_snapshot_without_a_digest_is_one_of_an_earlier_version(two, tmp_path):
     (tmp_path / "version-000000000002" / "shard-0.json").unlink()
-    assert two.latest() == 2
+    assert two.latest(print) == 2
 
 
 def test_what_was_never_complete_is_no_snapshot(tmp_path):
     (tmp_path / "version-000000000001").mkdir()
     (tmp_path / "version-000000000001" / ".shard-0.partial").write_bytes(b"half")
-    assert Snapshots(tmp_path, 1).latest() is None
+    assert Snapshots(tmp_path, 1).latest(print) is None

@@ -68,7 +68,7 @@ class Snapshots:
                 torch.save(dict(state), file)
             sync(partial)
             sidecar = folder / f"shard-{shard}.json"
-            sidecar.write_text(json.dumps({"servers": self._count, "blake2b": _digest(partial)}))
+            sidecar.write_text(json.dumps({"servers": self._count, "blake2b": digest(partial)}))
             sync(sidecar)
             partial.replace(folder / f"shard-{shard}.pt")
             sync(folder)
@@ -80,7 +80,7 @@ class Snapshots:
             self._prune()
             told(None)
 
-    def latest(self, damaged: Callable[[str], None] = print) -> int | None:
+    def latest(self, damaged: Callable[[str], None]) -> int | None:
         """The newest version with the whole files of all shards; None if no file was ever complete.
 
         Args:
@@ -98,7 +98,7 @@ class Snapshots:
         if complete:
             raise ConfigError(f"no snapshot in {self._directory} is whole: give another run directory to start over")
         for sidecar in self._directory.glob("version-*/shard-*.json"):
-            servers = json.loads(sidecar.read_bytes())["servers"]
+            servers = _told(sidecar).get("servers", self._count)
             if servers != self._count:
                 raise ConfigError(
                     f"the snapshots in {self._directory} are of {servers} servers, and {self._count} were started:"
@@ -107,14 +107,9 @@ class Snapshots:
         return None
 
     def _whole(self, version: int, shard: int) -> bool:
-        file = self._file(version, shard)
-        try:
-            told = json.loads(file.with_suffix(".json").read_bytes())
-        except FileNotFoundError:  # It is of a version of evenstep that wrote none.
-            return True
-        except ValueError:
-            return False
-        return bool(told == {"servers": self._count, "blake2b": _digest(file)})
+        file, sidecar = self._file(version, shard), self._file(version, shard).with_suffix(".json")
+        # An earlier version of evenstep wrote none.
+        return not sidecar.exists() or _told(sidecar) == {"servers": self._count, "blake2b": digest(file)}
 
     def read(self, version: int, shard: int) -> dict[str, Any]:
         """One shard's state; ConfigError if the file is damaged."""
@@ -145,7 +140,16 @@ class Snapshots:
                 shutil.rmtree(self._directory / f"version-{version:012}")
 
 
-def _digest(path: Path) -> str:
+def _told(sidecar: Path) -> dict[str, Any]:
+    """What was noted of a file when it was written; nothing if that is damaged."""
+    try:
+        return dict(json.loads(sidecar.read_bytes()))
+    except (ValueError, TypeError):
+        return {}
+
+
+def digest(path: Path) -> str:
+    """The BLAKE2 digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 

@@ -62,7 +62,10 @@ class Epochs:
     @property
     def _length(self) -> int:
         """Samples in an epoch, over all workers."""
-        return self.order.length if self._lengths is None else sum(self._lengths)
+        return self._length_of(self.order)
+
+    def _length_of(self, order: "EpochOrder") -> int:
+        return order.length if self._lengths is None else sum(self._lengths)
 
     @property
     def iterations(self) -> int:
@@ -146,9 +149,8 @@ class Epochs:
 
     def _ledger(self, order: "EpochOrder", global_batch_size: int, iteration: int) -> Ledger:
         ends = None if self.drawn is None else self.drawn.ends
-        length = order.length if self._lengths is None else sum(self._lengths)
         return Ledger(
-            length=length if ends is None else int(ends[-1]),
+            length=self._length_of(order) if ends is None else int(ends[-1]),
             global_batch_size=global_batch_size,
             drop_last=order.sampling.drop_last,
             iteration=iteration,

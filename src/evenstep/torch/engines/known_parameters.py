@@ -1,8 +1,8 @@
 """Finds steps on gradients that nothing sums: of parameters that no prepared model has, or of other optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
@@ -57,7 +57,7 @@ class OtherOptimizers:
     """Checks the steps of optimizers that were not given to `prepare`, in loops over a prepared loader.
 
     Some are a batch's own, as for adversarial examples or inner loops. So one is refused when it comes again in a later
-    iteration.
+    iteration. PyTorch keeps its hook for the whole process, so that refers to this object weakly.
     """
 
     def __init__(self, engine: Engine, known: KnownParameters, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -66,14 +66,25 @@ class OtherOptimizers:
         self._given = frozenset(optimizers)
         self._seen: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = WeakKeyDictionary()
 
-    def check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called before any optimizer of the process steps.
+    def hook(self) -> Callable[..., None]:
+        """What PyTorch calls before any optimizer of the process steps."""
+        this = ref(self)
+
+        def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            others = this()
+            if others is not None and optimizer not in others._given:
+                others.check(optimizer)
+
+        return check
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check the step of another optimizer.
 
         Raises:
             ConfigError: It would step on a gradient that is this worker's own.
         """
         now = self._engine.balancer.iteration
-        if optimizer in self._given or not self._engine.looping or now is None or optimizer in _alone:
+        if not self._engine.looping or now is None or optimizer in _alone:
             return
         self._engine.require_summed()
         place = now.number, len(self._engine.hand_outs.ahead)  # Without the prepared model no later iteration begins.

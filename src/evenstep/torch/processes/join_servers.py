@@ -224,7 +224,9 @@ def _host(wanted: Wanted, host: str, secret: str | None, store: Store | None) ->
         ConfigError: They could not be started, or the run directory holds another run's snapshots.
     """
     run_dir, resume = wanted.run_dir, wanted.launched.resume
-    kept = run_dir is not None and Snapshots(run_dir / "snapshots", wanted.served.servers).latest() is not None
+    kept = False
+    if run_dir is not None:  # The servers say what they leave out.
+        kept = Snapshots(run_dir / "snapshots", wanted.served.servers).latest(lambda _: None) is not None
     if restarted(os.environ, kept=kept):
         resume = kept
     if kept and not resume:
