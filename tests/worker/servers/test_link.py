@@ -9,9 +9,25 @@ from support.in_memory import connected_pair
 
 from evenstep.core.errors import ProtocolError, WorkerLostError
 from evenstep.protocol.encoding import decode, encode
-from evenstep.protocol.messages import ASKED, Again, Answer, Pending, Ping, Placed, Pong, Refusal, Rest, Start, Work
+from evenstep.protocol.messages import (
+    ASKED,
+    Again,
+    Answer,
+    Pending,
+    Ping,
+    Placed,
+    Pong,
+    Refusal,
+    Resend,
+    Rest,
+    Stage,
+    Staged,
+    Start,
+    Work,
+)
 from evenstep.transport.base import ConnectionLostError, SilentError
 from evenstep.worker.servers.link import MAX_TRIES, Link
+from evenstep.worker.servers.replies import ASK_AGAIN
 
 HEARTBEAT_SECONDS, TIMEOUT_SECONDS = 2.0, 60.0
 PLACE = Placed(incarnation=1, heartbeat=HEARTBEAT_SECONDS, nbytes=0, version=0)
@@ -45,19 +61,19 @@ class Server:
 
 
 @contextmanager
-def linked(server):
+def linked(server, shards=1):
     for thread in server.threads:
         thread.start()
     link = Link(
         0,
         lambda shard: server.free.pop(),
-        1,
+        shards,
         timeout_seconds=TIMEOUT_SECONDS,
         clock=server.clock.now,
         wait=lambda seconds: None,
     )
     try:
-        link.start(b"", [0])
+        link.start(b"", [0] * shards)
         yield link
     finally:
         link.close()
@@ -135,6 +151,23 @@ def test_a_server_that_never_answers_for_a_state_is_given_up_after_some_tries():
     with linked(server) as link:
         with pytest.raises(WorkerLostError, match="did not answer for 60 s"):
             link.fetch_states()
+        assert server.free == []
+
+
+def test_what_a_server_sent_while_gradients_were_sent_again_counts_as_heard():
+    longer = 2 * round(1 / ASK_AGAIN)  # than a heartbeat, in periods
+    said = iter([Resend(sequence=1), *[Pong()] * longer, Staged(sequence=1)])
+
+    def answer(message):
+        if isinstance(message, Again):
+            return next(said, Staged(sequence=1))
+        return None if isinstance(message, Stage | Ping) else OVER
+
+    server = Server(answer, lines=2)
+    with linked(server, shards=2) as link:
+        assert link.ask(Rest(), gradients=True).body.over
+        assert server.clock.now() > longer * ASK_AGAIN * HEARTBEAT_SECONDS
+        assert link.incarnation == PLACE.incarnation
         assert server.free == []
 
 

@@ -113,3 +113,4 @@ class Replies:
                 raise self.lost
             if isinstance(said, messages.Resend) and asked is not None:
                 self._resend()
+                wait.heard = wait.asked = self._clock()  # Meanwhile an inner wait received what this server sent.
