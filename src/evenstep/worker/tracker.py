@@ -55,7 +55,7 @@ class Tracker:
         summary: Sums up the run on worker 0; None on other workers.
         iteration: The current iteration, or the last one; None before the first.
         closed: Whether the run is over.
-        skipped: The number of pushes left out because they held a NaN or an infinity (on servers only).
+        skipped: How often this worker was left out because its gradient or model held a NaN or an infinity.
     """
 
     workers: Worker
