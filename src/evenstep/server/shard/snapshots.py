@@ -106,6 +106,20 @@ class Snapshots:
                 )
         return None
 
+    @property
+    def newest(self) -> int:
+        """The newest version whose files all have their names, damaged or not; -1 if there is none."""
+        return max(self._complete(), default=-1)
+
+    def make_room(self, version: int) -> None:
+        """Remove files of this version, which an earlier run left when it ended before all were written.
+
+        Together with a file of this run they would look like a snapshot.
+        """
+        for file in (self._directory / f"version-{version:012}").glob("shard-*"):
+            with suppress(OSError):  # Where it cannot be removed, none can be written.
+                file.unlink()
+
     def _whole(self, version: int, shard: int) -> bool:
         file, sidecar = self._file(version, shard), self._file(version, shard).with_suffix(".json")
         # An earlier version of evenstep wrote none.
