@@ -90,9 +90,31 @@ class CheckpointFolder:
             sync(folder)
         partial.rename(whole)
         sync(self.path)
-        for old in superseded(self._names(), keep):
-            shutil.rmtree(self.path / old, ignore_errors=True)
+        with suppress(OSError):  # Then there are more than need be, until the next one is written.
+            spared = self.last_finite()
+            for old in superseded(self._names(), keep):
+                if old != spared:
+                    shutil.rmtree(self.path / old, ignore_errors=True)
         return whole
+
+    def last_finite(self) -> str | None:
+        """The newest checkpoint whose manifest does not say that its weights are not finite.
+
+        Raises:
+            OSError: A manifest cannot be read now.
+        """
+        for name in self.newest_first():
+            with suppress(DamagedError):
+                if manifest_of(self.path / name).get("finite", True):
+                    return name
+        return None
+
+    def way_back(self) -> str:
+        """How to go on from the last checkpoint with finite weights; OSError as above."""
+        last = self.last_finite()
+        if last is None:
+            return "no checkpoint has finite ones"
+        return f"{last}, the last with finite ones, is kept; to go on from it, move those after it to another folder"
 
     def end(self, name: str) -> None:
         """Release the lock, and remove the checkpoint if it was not finished. May be called twice."""
@@ -159,8 +181,8 @@ def fingerprint(path: Path) -> Fingerprint:
     return {"bytes": path.stat().st_size, "blake2b": digest(path)}
 
 
-def files_of(checkpoint: Path) -> dict[str, Fingerprint]:
-    """The fingerprints in a checkpoint's manifest.
+def manifest_of(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's manifest, with the fingerprints of its files.
 
     Raises:
         DamagedError: It is no manifest.
@@ -168,7 +190,8 @@ def files_of(checkpoint: Path) -> dict[str, Fingerprint]:
     """
     content = patiently(lambda: (checkpoint / MANIFEST).read_bytes(), MANIFEST)
     try:
-        return dict(json.loads(content)["files"])
+        manifest = json.loads(content)
+        return {**manifest, "files": dict(manifest["files"])}
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"its {MANIFEST} is none ({error})") from error
 

@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from evenstep.checkpoint.contents import Contents, Stateful, restore_random_state
-from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, files_of, require_whole
+from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, manifest_of, require_whole
 from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_own_weights
 from evenstep.checkpoint.together import collectives, together
 from evenstep.checkpoint.tree import unpacked
@@ -36,7 +37,7 @@ def restore(
     Call it after `prepare` and before the first loop, which then continues in mid-epoch: `for epoch in
     range(loader.epoch, epochs)`. The checkpoint's global batch size and seed win over those of this start, with a
     warning. Every file is compared with what was written. A damaged checkpoint is left out, and the one before it is
-    used, with a warning.
+    used, with a warning. So does a warning say if the weights are not finite, and which checkpoint has finite ones.
 
     Args:
         folder: As for `save`.
@@ -70,6 +71,12 @@ def restore(
     if name is None:
         return None
     engine.balancer.record_checkpoint(name, restored=True)
+    with suppress(OSError, DamagedError):
+        if first and not manifest_of(checkpoints.path / name).get("finite", True):
+            warnings.warn(
+                f"the weights of {name} hold a NaN or an infinity: {checkpoints.way_back()}",
+                stacklevel=2,
+            )
     return checkpoints.path / name
 
 
@@ -99,7 +106,7 @@ def _damage(checkpoint: Path, engine: Engine) -> str | None:
 
     def check() -> str | None:
         try:
-            files = files_of(checkpoint)
+            files = manifest_of(checkpoint)["files"]
             mine = sorted(files)[engine.workers.rank :: engine.workers.count]
             require_whole(checkpoint, {name: files[name] for name in mine})
         except DamagedError as error:

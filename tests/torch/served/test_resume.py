@@ -118,7 +118,7 @@ def prepare_on_a_host_of_its_own(folder):
     launched = LaunchSettings(run_dir=str(folder / rank), resume=True)
     os.environ.update(launched.to_environment())
     try:
-        model, optimizer, loader = training.prepared(ALL_WAIT)
+        *_, loader = training.prepared(ALL_WAIT)
     except ConfigError as error:
         return str(error)
     loader.close()
