@@ -14,7 +14,7 @@ from support.processes import results, run_workers
 from support.training import Run
 
 import evenstep
-from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, manifest_of, patiently
+from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, manifest_of, read_of
 
 # 15 a slice: 5 whole ones and one of 7 in each epoch.
 LENGTH = {"samples": 82, "epochs": 3}
@@ -338,12 +338,12 @@ def test_an_error_that_passes_is_no_damage(tmp_path):
             raise PermissionError(13, "Permission denied")
         return "read"
 
-    assert patiently(lambda: read(2), "file", pause=0.0) == "read"
+    assert read_of(lambda: read(2), "file", pause=0.0) == "read"
     assert tries == [2] * 3
     with pytest.raises(PermissionError):
-        patiently(lambda: read(99), "file", pause=0.0)
+        read_of(lambda: read(99), "file", pause=0.0)
     with pytest.raises(DamagedError, match="its file cannot be read"):
-        patiently((tmp_path / "file").read_bytes, "file", pause=0.0)
+        read_of((tmp_path / "file").read_bytes, "file", pause=0.0)
 
 
 def test_the_manifest_says_what_it_is(tmp_path):

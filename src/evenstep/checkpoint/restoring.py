@@ -19,6 +19,7 @@ from evenstep.checkpoint.together import collectives, together
 from evenstep.checkpoint.tree import unpacked
 from evenstep.core.checkpoints import heir, number_of
 from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.server.shard.snapshots import patiently
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
@@ -125,12 +126,14 @@ def _damage(checkpoint: Path, engine: Engine) -> str | None:
 def _read(checkpoint: Path, contents: Contents, loader: Batches, others: Sequence[Batches]) -> None:
     """Restore in joint steps, so that no worker waits in a collective for a worker that has failed."""
     engine, workers = loader.engine, loader.engine.workers
-    run = json.loads((checkpoint / RUN).read_bytes())
-    plain = unpacked((checkpoint / VALUES).read_bytes())
     reader = FileSystemReader(checkpoint / TENSORS)
+    run: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     targets: dict[str, Any] = {}
 
     def make_room() -> None:
+        run.update(json.loads(patiently((checkpoint / RUN).read_bytes)))
+        plain.update(unpacked(patiently((checkpoint / VALUES).read_bytes)))
         if run["format"] != FORMAT:
             raise CheckpointError(
                 f"the checkpoint {checkpoint} has format {run['format']}, not {FORMAT}: restore it with the evenstep"
@@ -141,14 +144,14 @@ def _read(checkpoint: Path, contents: Contents, loader: Batches, others: Sequenc
                 f"the checkpoint is of {1 + len(run.get('others', []))} loaders and {1 + len(others)} are to be"
                 " restored: give the same"
             )
-        targets.update(contents.targets(plain, reader.read_metadata()))
+        targets.update(contents.targets(plain, patiently(reader.read_metadata)))
 
     def go_on() -> None:
         contents.load(plain, targets)
         for each, state in zip((*others, loader), (*run.get("others", []), run["loader"]), strict=True):
             _continue_loader(each, state, run, device_identity(contents.device, workers))
         if len(run["devices"]) == workers.count:
-            generators = unpacked((checkpoint / generators_of(workers.rank)).read_bytes())
+            generators = unpacked(patiently((checkpoint / generators_of(workers.rank)).read_bytes))
             restore_random_state(generators, contents.device)
 
     def read_tensors() -> None:

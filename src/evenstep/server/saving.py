@@ -87,4 +87,6 @@ class Saving:
             elif not self._failing:
                 self._say(f"no snapshot can be written ({failure}): if a server dies now, later commits are lost")
                 self._record(SnapshotFailed(at=self._clock(), version=version, text=failure))
+            if failure is not None:
+                self._saved = (self._saved[0], -1)  # To be tried again at the end.
             self._failing = failure is not None

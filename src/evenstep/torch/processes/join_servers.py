@@ -184,8 +184,9 @@ def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, 
             f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits on"
             " every host"
         )
-    # Before the servers start. Run directories of several hosts may be one, or as many.
-    kept = -1 if wanted.run_dir is None else Snapshots(wanted.run_dir / "snapshots", wanted.served.servers).newest
+    kept = -1
+    if wanted.launched.resume and wanted.run_dir is not None:  # Of several hosts, it may be one or as many.
+        kept = Snapshots(wanted.run_dir / "snapshots", wanted.served.servers).newest
     if rank == 0:
         host = _LOOPBACK if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
         hosting = _host(wanted, host, given, store)
@@ -196,7 +197,7 @@ def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, 
         return addresses, secret, hosting
     told = _await(store, key, wanted.timeout_seconds)
     theirs = int(store.get(f"{key}/kept"))
-    if wanted.launched.resume and kept > theirs:
+    if kept > theirs:
         raise ConfigError(
             f"the newest snapshot in {wanted.run_dir} is version {kept} on the host of worker {rank} and version"
             f" {theirs} on that of worker 0, whose servers would go on from it: copy the newer ones there"
