@@ -130,7 +130,9 @@ def storage_cells():
             # torch tries once.
             outcome = "refused" if moment in ("the metadata, by torch", "the tensors") else "restored"
             cells.append(StorageCell(what, "restoring", moment, REFUSED, place, outcome, True))
-    return cells
+    # To restore, nothing is written.
+    first = CHECKPOINT_RESTORING["the list"]
+    return [*cells, StorageCell("checkpoint", "restoring", "the list", READ_ONLY, first, "restored", True)]
 
 
 def storage_part(cells):
