@@ -1,7 +1,7 @@
 """Which workers this one waits for in vain, found before a collective's own time limit has passed.
 
-A process that is stopped is known for certain, but only on the same machine. A worker on another machine that is silent
-may also hold Python's global lock or be cut off for a while, so a machine counts only if none of its workers is heard.
+A process that is stopped is known for certain, but only on the same machine. A worker that is merely silent may hold
+Python's global lock, so it is not lost while another worker on its machine is heard. It is taken to do what it did.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
