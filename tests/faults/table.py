@@ -32,10 +32,10 @@ Outcomes are those of the workers that nothing befell:
   `evenstep run --max-restarts` do so.
 - **stopped**: the launcher ends the run, and names the victim.
 
-The seconds are from the fault to the end of the run, with `--heartbeat 4`, and with `timeout=8` (under a launcher 30)
-where a worker has to be waited for. Elsewhere it is 60: without a launcher, a worker that ends before `prepare` is
-missed only after that. In the first tables each entry is of two cells, one for worker 0 and one for worker
-{COUNT - 1}, and has the longer time. The machine ran several cells at a time.
+The seconds are from the fault to the end of the run, with `--heartbeat 4` (20 behind a barrier where a worker is
+paused), and with `timeout=8` (under a launcher 30) where a worker has to be waited for. Elsewhere it is 60: without a
+launcher, a worker that ends before `prepare` is missed only after that. In the first tables each entry is of two cells,
+one for worker 0 and one for worker {COUNT - 1}, and has the longer time. The machine ran several cells at a time.
 """
 
 _STORAGE_INTRO = """\

@@ -102,7 +102,8 @@ class Running:
             workers = join_workers(request.device, request.timeout, asked, request.process_group)
         self._workers = workers
         # The pulse starts before the workers first wait for each other.
-        self._liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
+        alone = joined is not None or workers.count == 1
+        self._liveness = None if alone else Liveness(workers, activity, request.launched.heartbeat_seconds)
         with explaining(self._liveness):
             self._agreement = agree(request, workers, activity)
             for loader in loaders:
