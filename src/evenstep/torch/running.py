@@ -214,13 +214,7 @@ class Running:
         models = [unwrapped(each) for each in request.models]
         common = self._workers, balancer, self._liveness
         if scheme.period is not None:
-            return LocalEngine(
-                *common,
-                period=scheme.period,
-                nonfinite=scheme.nonfinite,
-                models=models,
-                optimizers=request.optimizers,
-            )
+            return LocalEngine(*common, scheme=scheme, models=models, optimizers=request.optimizers)
         engine = CollectiveEngine(
             *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
         )

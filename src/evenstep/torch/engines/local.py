@@ -11,6 +11,7 @@ import torch.distributed as dist
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError
 from evenstep.core.samples import ends_period
 from evenstep.core.workers import minority, name_workers
+from evenstep.schemes import Scheme
 from evenstep.torch.engines.average import (
     agree_on_step_counts,
     all_finite,
@@ -43,14 +44,14 @@ class LocalEngine(Engine):
         balancer: Tracker,
         liveness: Liveness | None,
         *,
-        period: int,
-        nonfinite: str,
+        scheme: Scheme,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         super().__init__(workers, balancer, liveness)
-        self._period = period
-        self._nonfinite = None if nonfinite == "spread" else NonfiniteGuard(nonfinite, balancer)
+        assert scheme.period is not None
+        self._period = scheme.period
+        self._nonfinite = None if scheme.nonfinite == "spread" else NonfiniteGuard(scheme.nonfinite, balancer)
         self._models = models
         self._optimizers = optimizers
         self._exchange = ReportExchange(workers, balancer)
