@@ -3,6 +3,7 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -173,6 +174,13 @@ def test_a_mistake_of_a_client_is_one_sentence():
         next(shares)
         with refused("a share was not pushed: call client.push"):
             next(shares)
+        shares = made.epoch(0)
+        next(shares)
+        made.close()
+        for use in (made.epoch().__next__, shares.__next__, partial(made.push, weights)):
+            with refused("this run was closed: start another one"):
+                use()
+        made = client()
         made.close()
         with refused("this run was closed: start another one"):
             next(made.epoch())

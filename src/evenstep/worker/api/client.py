@@ -234,6 +234,7 @@ class Client(Loop):
     # The epoch.
 
     def _require_batch(self) -> Batch:
+        self._require_unclosed()
         if self._batch is None:
             raise ConfigError("no share is in hand: push once for each share of client.epoch()")
         return self._batch
