@@ -3,6 +3,7 @@
 Everything that reads a run directory reads it through here.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -85,6 +86,8 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 def event_files(run_dir: Path, role: Role) -> list[Path]:
     """The existing event files of a role, by the writers' numbers."""
+    if not os.path.isdir(run_dir):  # `glob` raises an error for a name that is too long.
+        return []
     if role == "launcher":
         return list(run_dir.glob("launcher.jsonl"))
     numbered = ((path.stem.partition("-")[2], path) for path in run_dir.glob(f"{role}-*.jsonl"))
