@@ -21,12 +21,11 @@ from evenstep.core.checkpoints import number_of
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import CheckpointError, ConfigError
 from evenstep.core.shown import shown
-from evenstep.core.values import UNLIMITED
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.served import ServedEngine
-from evenstep.worker.api.setup import require_whole
 
 FORMAT: Final = 1
 TENSORS: Final = "tensors"

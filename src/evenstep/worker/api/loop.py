@@ -14,9 +14,9 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger, Shares, whole_batch
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
-from evenstep.core.values import UNLIMITED
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.worker.activity import Activity
-from evenstep.worker.api.setup import Agreed, Asked, require_whole
+from evenstep.worker.api.setup import Agreed, Asked
 from evenstep.worker.api.share import Share
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds, read_state
 from evenstep.worker.stopwatch import HostStopwatch
