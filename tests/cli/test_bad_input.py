@@ -94,7 +94,10 @@ def files(tmp_path):
         ("run --run-dir HERE/file/below SCRIPT", "cannot be written"),
         ("demo --run-dir HERE/demo", "holds a demo already"),
         ("demo --run-dir HERE/file", "cannot be written"),
-        ("demo --report HERE/nowhere/page.html", "has no folder"),
+        ("demo --report HERE/nowhere/page.html", "cannot be written (No such file or directory): give another"),
+        (f"demo --report {'x' * 300}", "cannot be written (File name too long): give another path"),
+        ("profile --cluster HERE SCRIPT", "cannot be written (Is a directory): give another path"),
+        ("profile --cluster HERE/nowhere/a.toml SCRIPT", "cannot be written (No such file or directory)"),
         ("demo fast", "evenstep demo has no argument 'fast'"),
     ],
 )

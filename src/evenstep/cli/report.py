@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenstep import __version__
-from evenstep.cli.arguments import Parser, as_path, require_folder_of, require_package, write_text
+from evenstep.cli.arguments import Parser, as_path, require_package, require_writable, write_text
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import printable
 from evenstep.report.overview import RunOverview, compared, overview_of, values_of
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         output = Path("report.html")
     if output is not None:
         require_package("report", "plotly", "report")
-        require_folder_of(output)
+        require_writable(output)
     overviews = _overviews([found for each in options.run_dirs for found in _runs_in(each)], console)
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
