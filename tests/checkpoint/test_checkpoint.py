@@ -14,7 +14,7 @@ from support.processes import results, run_workers
 from support.training import Run
 
 import evenstep
-from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, files_of, patiently
+from evenstep.checkpoint.folder import CheckpointFolder, DamagedError, manifest_of, read_of
 
 # 15 a slice: 5 whole ones and one of 7 in each epoch.
 LENGTH = {"samples": 82, "epochs": 3}
@@ -184,6 +184,27 @@ def test_the_newest_are_kept(tmp_path):
     assert restored_from(tmp_path) == ("checkpoint-000004", 4)
 
 
+def test_the_last_one_with_finite_weights_is_kept_whatever_keep_says(tmp_path, recwarn):
+    model, optimizer, loader = prepared()
+    with loader, torch.no_grad():
+        for _ in range(2):
+            evenstep.checkpoint.save(tmp_path, model, optimizer, loader, keep=1)
+        next(model.parameters())[0, 0] = float("nan")
+        for _ in range(3):
+            evenstep.checkpoint.save(tmp_path, model, optimizer, loader, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000002", "checkpoint-000005"]
+    assert [str(each.message) for each in recwarn] == [
+        "the weights of checkpoint-000003 hold a NaN or an infinity: checkpoint-000002, the last with finite ones, is"
+        " kept; to go on from it, move those after it to another folder"
+    ]
+    with pytest.warns(UserWarning, match="the weights of checkpoint-000005 hold a NaN or an infinity: checkpoint-00"):
+        assert restored_from(tmp_path) == ("checkpoint-000005", 0)
+    (tmp_path / "checkpoint-000005").rename(tmp_path / "aside")
+    assert restored_from(tmp_path) == ("checkpoint-000002", 0)
+    saved_at(tmp_path, 1, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aside", "checkpoint-000003"]
+
+
 def test_a_half_written_one_is_not_seen_and_makes_room(tmp_path):
     saved_at(tmp_path, 2)
     half = tmp_path / ".partial-checkpoint-000002"
@@ -279,7 +300,7 @@ def test_a_damaged_one_gives_way_to_the_one_before(tmp_path, file, damage):
 def test_a_manifest_of_any_form_is_damaged(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(DamagedError, match=r"its manifest.json is none"):
-        files_of(tmp_path)
+        manifest_of(tmp_path)
 
 
 def test_a_run_that_left_out_a_damaged_one_saves_after_it(tmp_path):
@@ -317,12 +338,12 @@ def test_an_error_that_passes_is_no_damage(tmp_path):
             raise PermissionError(13, "Permission denied")
         return "read"
 
-    assert patiently(lambda: read(2), "file", pause=0.0) == "read"
+    assert read_of(lambda: read(2), "file", pause=0.0) == "read"
     assert tries == [2] * 3
     with pytest.raises(PermissionError):
-        patiently(lambda: read(99), "file", pause=0.0)
+        read_of(lambda: read(99), "file", pause=0.0)
     with pytest.raises(DamagedError, match="its file cannot be read"):
-        patiently((tmp_path / "file").read_bytes, "file", pause=0.0)
+        read_of((tmp_path / "file").read_bytes, "file", pause=0.0)
 
 
 def test_the_manifest_says_what_it_is(tmp_path):

@@ -110,7 +110,9 @@ class Cell:
 
     @property
     def heartbeat(self):
-        """Seconds that a worker may be silent to the servers."""
+        """Seconds that a worker may be silent: to the servers, which it finds again, or to the others for good."""
+        if self.fault == "paused" and not self.served:
+            return 20.0
         return 1.5 if self.fault == "paused" and self.moment != "start" else 4.0
 
     @property

@@ -241,9 +241,9 @@ def _go_on(cell, folder):
 
 @contextmanager
 def _servers(cell, folder, watch):
-    """What workers are told of a forked server, whose events go to the watch; nothing where there is none."""
+    """What workers are told of a forked server, whose events go to the watch; the heartbeat alone if there is none."""
     if not cell.served:
-        yield {}
+        yield LaunchSettings(heartbeat_seconds=cell.heartbeat).to_environment()
         return
     secret = secrets.token_hex(32)
     ours, theirs = CONTEXT.Pipe()

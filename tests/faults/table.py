@@ -6,6 +6,7 @@ from collections import defaultdict
 import torch
 
 from faults.cells import COUNT, FAULTS, MOMENTS, SCHEMES
+from faults.storage_cells import STORAGE
 
 _INTRO = f"""\
 # What happens when a worker is lost
@@ -31,17 +32,25 @@ Outcomes are those of the workers that nothing befell:
   `evenstep run --max-restarts` do so.
 - **stopped**: the launcher ends the run, and names the victim.
 
-The seconds are from the fault to the end of the run, with `--heartbeat 4`, and with `timeout=8` (under a launcher 30)
-where a worker has to be waited for. Elsewhere it is 60: without a launcher, a worker that ends before `prepare` is
-missed only after that. In the first tables each entry is of two cells, one for worker 0 and one for worker
-{COUNT - 1}, and has the longer time. The machine ran several cells at a time.
+The seconds are from the fault to the end of the run, with `--heartbeat 4` (20 behind a barrier where a worker is
+paused), and with `timeout=8` (under a launcher 30) where a worker has to be waited for. Elsewhere it is 60: without a
+launcher, a worker that ends before `prepare` is missed only after that. In the first tables each entry is of two cells,
+one for worker 0 and one for worker {COUNT - 1}, and has the longer time. The machine ran several cells at a time.
+"""
+
+_STORAGE_INTRO = """\
+`lb-bsp` on two workers saves and restores checkpoints, and two servers their snapshots. The fault befalls one operation
+on a file: ENOSPC, EROFS until the save is over, EACCES for a second, or a file that is cut short or has another bit.
+What is refused, is refused with a sentence; a script that catches it trains on, and so do runs on servers. Then the run
+is started again from what there was, and its last weights are compared with those of an undisturbed one. No file of the
+user's is touched.
 """
 
 
 def write(path, rows):
     """A page of rows as `Cell.row` gives them."""
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, {len(rows)} cells.\n"
-    path.write_text("\n".join([_INTRO, versions, *_single(rows), *_others(rows)]), encoding="utf-8")
+    path.write_text("\n".join([_INTRO, versions, *_single(rows), *_others(rows), *_storage(rows)]), encoding="utf-8")
 
 
 def _single(rows):
@@ -70,8 +79,20 @@ def _others(rows):
     yield _line(["started by", "scheme", "moment", "faults", "the others", "seconds"])
     yield _line(["---"] * 6)
     for launcher, scheme, moment, what, outcome, seconds in rows:
-        if launcher != "forked" or "," in what:
+        if launcher not in ("forked", STORAGE) or (launcher == "forked" and "," in what):
             yield _line([launcher, f"`{SCHEMES[scheme]}`", moment, what, outcome, f"{seconds:.1f}"])
+    yield ""
+
+
+def _storage(rows):
+    """While checkpoints and snapshots are saved and restored."""
+    yield "## Storage\n"
+    yield _STORAGE_INTRO
+    yield _line(["moment", "fault", "outcome"])
+    yield _line(["---"] * 3)
+    for launcher, _, moment, what, outcome, _ in rows:
+        if launcher == STORAGE:
+            yield _line([moment, what, outcome])
     yield ""
 
 

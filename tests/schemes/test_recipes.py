@@ -46,10 +46,13 @@ PARAMETERS = {
         *SIZES,
         *({"predictor": predictor} for predictor in sorted(PREDICTORS)),
         *({"tuner": tuner, **sizes} for tuner in ("solver", "pairwise") for sizes in SIZES),
-        *({"exchange": "blocking", "predictor": "ema"}, {"change_cost": 0.25}),
+        *({"exchange": "blocking", "predictor": "ema"}, {"change_cost": 0.25}, {"nonfinite": "spread"}),
     ],
     "dbs": [{**weighting, **sizes} for weighting, sizes in product(({}, {"weighting": "mean"}), SIZES)],
-    "local-sgd": [{**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)],
+    "local-sgd": [
+        {"nonfinite": "refuse"},
+        *({**period, "load": load} for period, load in product(({}, {"period": 3}), LOADS)),
+    ],
     "asp": [{}, *SERVED],
     "ssp": [{}, {"bound": 0}, *({"bound": 5, **served} for served in SERVED)],
     "grouped": [

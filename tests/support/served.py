@@ -53,12 +53,12 @@ def serving(settings, servers):
 
 
 @contextmanager
-def forked(settings, secret):
-    """The addresses of one forked server."""
+def forked(settings, secret, serve=None):
+    """The addresses of one forked server, which may be another function's."""
     end, remote = CONTEXT.Pipe()
     # Its own terminal would be the fork server's, which no test captures.
     with tempfile.NamedTemporaryFile() as terminal:
-        process = CONTEXT.Process(target=_serve, args=(settings, secret, remote, terminal.name))
+        process = CONTEXT.Process(target=serve or serve_on, args=(settings, secret, remote, terminal.name))
         process.start()
         remote.close()
         try:
@@ -73,7 +73,7 @@ def forked(settings, secret):
             os.write(2, terminal.read())
 
 
-def _serve(settings, secret, end, terminal):
+def serve_on(settings, secret, end, terminal):
     from evenstep.server import program
 
     os.environ[SECRET_VARIABLE] = secret

@@ -43,3 +43,13 @@ def test_a_script_that_communicates_before_its_backward_is_told_of_weights_once(
     for each in found:
         told = [text for text in each[name][1] if 'give prepare(..., weights="script")' in text]
         assert len(told) == name.endswith("of all")
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [("zip", "rows that the prepared loader did not hand out"), ("none", "gave None"), ("views", None)],
+)
+def test_rows_of_another_loader_and_batches_of_none_get_one_warning(how, sentence):
+    for said in results(run_workers(losses.rows_beside, losses.WORKERS, how)):
+        assert {sentence in text for text in said} == ({True} if sentence else set())
+        assert len(said) == 1 or how != "zip"

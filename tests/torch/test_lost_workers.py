@@ -13,6 +13,8 @@ from support.processes import run_workers
 from support.started import Started, ended, evenstep, script
 from support.training import Run
 
+from evenstep.launch.launch_settings import LaunchSettings
+
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("lost_workers")]
 
 SCRIPT = Path(faults.__file__).with_name("meets_fault.py")
@@ -140,6 +142,28 @@ def test_a_run_starts_again_where_its_first_worker_was_stopped():
     assert f"WorkerLostError: {lost}" in said
     assert f"evenstep: worker 1 ended with exit code 1: {lost}" in said
     assert "; all workers start again (1 of 1)\n" in said
+
+
+@pytest.mark.parametrize("scheme", ["bsp", "lb-bsp", "local-sgd:period=4"])
+def test_a_stopped_worker_is_named_long_before_the_timeout_and_the_run_starts_again(scheme):
+    words = ("run", "--workers", 3, "--heartbeat", 2, "--max-restarts", 1, SCRIPT, 1, 7, "SIGSTOP", scheme, 6000)
+    with Started(evenstep, *words) as launcher:
+        printed, said = launcher.communicate()
+    assert launcher.returncode == 0, said
+    assert set(printed.splitlines()) == {"worker 1 meets SIGSTOP", *(f"worker {rank} finished" for rank in range(3))}
+    assert "WorkerLostError: worker 1 stood still for 2 s, stopped by a signal such as SIGSTOP" in said
+    assert re.search(
+        r"evenstep: worker [02] ended with exit code 1: worker 1 stood still .* start again \(1 of 1\)\n", said
+    )
+
+
+def test_a_stopped_worker_that_keeps_the_store_is_named_by_workers_on_its_machine():
+    place = {**faults.meeting_place(), **LaunchSettings(heartbeat_seconds=2.0).to_environment()}
+    first, second = started(place, "SIGSTOP", 6000)
+    with first, second:
+        _, said = second.communicate()
+    assert second.returncode == 1
+    assert "WorkerLostError: worker 0 stood still for 2 s, stopped by a signal such as SIGSTOP" in said
 
 
 @pytest.mark.netns

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from evenstep.checkpoint.tree import put_together, take_apart
 from evenstep.core.errors import ConfigError
@@ -54,6 +55,16 @@ class Contents:
     def device(self) -> torch.device:
         """The device of the first model's parameters."""
         return device_of(self.models[0])
+
+    @property
+    def finite(self) -> bool:
+        """Whether this worker's weights, or its shards of them, hold no NaN and no infinity."""
+        return all(
+            bool((each.to_local() if isinstance(each, DTensor) else each).isfinite().all())
+            for model in self.models
+            for each in model.parameters()
+            if each.element_size() > 1  # torch does not tell of a float8.
+        )
 
     def state(self) -> dict[str, Any]:
         """The state of everything, tensors included; all workers must call it together."""

@@ -6,7 +6,6 @@ This module knows files and their digests, but not their meaning.
 import fcntl
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -15,11 +14,10 @@ from typing import IO, Any, Final, TypeAlias, TypeVar, final
 
 from evenstep.core.checkpoints import checkpoints, newer, next_checkpoint, superseded
 from evenstep.core.errors import CheckpointError
-from evenstep.server.shard.snapshots import digest, sync
+from evenstep.server.shard.snapshots import digest, patiently, sync
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial-"
-_TRIES: Final = 5
 _Read = TypeVar("_Read")
 
 Fingerprint: TypeAlias = dict[str, int | str]
@@ -40,7 +38,7 @@ class CheckpointFolder:
 
     def newest_first(self) -> list[str]:
         """The names of the checkpoints."""
-        return checkpoints(patiently(self._names, "folder"))[::-1]
+        return checkpoints(read_of(self._names, "folder"))[::-1]
 
     def begin(self, known: int | None) -> str:
         """Create a new checkpoint and return its name; remove what an earlier writer did not finish.
@@ -90,9 +88,31 @@ class CheckpointFolder:
             sync(folder)
         partial.rename(whole)
         sync(self.path)
-        for old in superseded(self._names(), keep):
-            shutil.rmtree(self.path / old, ignore_errors=True)
+        with suppress(OSError):  # Then there are more than need be, until the next one is written.
+            spared = self.last_finite()
+            for old in superseded(self._names(), keep):
+                if old != spared:
+                    shutil.rmtree(self.path / old, ignore_errors=True)
         return whole
+
+    def last_finite(self) -> str | None:
+        """The newest checkpoint whose manifest does not say that its weights are not finite.
+
+        Raises:
+            OSError: A manifest cannot be read now.
+        """
+        for name in self.newest_first():
+            with suppress(DamagedError):
+                if manifest_of(self.path / name).get("finite", True):
+                    return name
+        return None
+
+    def way_back(self) -> str:
+        """How to go on from the last checkpoint with finite weights; OSError as above."""
+        last = self.last_finite()
+        if last is None:
+            return "no checkpoint has finite ones"
+        return f"{last}, the last with finite ones, is kept; to go on from it, move those after it to another folder"
 
     def end(self, name: str) -> None:
         """Release the lock, and remove the checkpoint if it was not finished. May be called twice."""
@@ -120,24 +140,15 @@ def _is_being_written(partial: Path) -> bool:
     return False
 
 
-def patiently(read: Callable[[], _Read], name: str, *, pause: float = 1.0) -> _Read:
-    """What `read` returns, which is tried again after errors that may pass, with `pause` seconds in between.
+def read_of(read: Callable[[], _Read], name: str, *, pause: float = 1.0) -> _Read:
+    """What `read` returns, patiently.
 
     Raises:
         DamagedError: The file of this name is not there.
         OSError: It could not be read at any time.
     """
-    for _ in range(_TRIES - 1):
-        try:
-            return _read(read, name)
-        except OSError:
-            time.sleep(pause)
-    return _read(read, name)
-
-
-def _read(read: Callable[[], _Read], name: str) -> _Read:
     try:
-        return read()
+        return patiently(read, pause=pause)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise DamagedError(f"its {name} cannot be read ({error.strerror})") from error
 
@@ -159,16 +170,17 @@ def fingerprint(path: Path) -> Fingerprint:
     return {"bytes": path.stat().st_size, "blake2b": digest(path)}
 
 
-def files_of(checkpoint: Path) -> dict[str, Fingerprint]:
-    """The fingerprints in a checkpoint's manifest.
+def manifest_of(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's manifest, with the fingerprints of its files.
 
     Raises:
         DamagedError: It is no manifest.
         OSError: It cannot be read now.
     """
-    content = patiently(lambda: (checkpoint / MANIFEST).read_bytes(), MANIFEST)
+    content = read_of(lambda: (checkpoint / MANIFEST).read_bytes(), MANIFEST)
     try:
-        return dict(json.loads(content)["files"])
+        manifest = json.loads(content)
+        return {**manifest, "files": dict(manifest["files"])}
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"its {MANIFEST} is none ({error})") from error
 
@@ -181,6 +193,6 @@ def require_whole(checkpoint: Path, files: Mapping[str, Fingerprint]) -> None:
         OSError: One cannot be read now.
     """
     for name, expected in files.items():
-        found = patiently(partial(fingerprint, checkpoint / name), name)
+        found = read_of(partial(fingerprint, checkpoint / name), name)
         if found != expected:
             raise DamagedError(f"its {name} has other content than was written, or another length")

@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from evenstep.checkpoint.contents import Contents, Stateful, restore_random_state
-from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, files_of, require_whole
+from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, manifest_of, require_whole
 from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_arguments
 from evenstep.checkpoint.together import collectives, together
 from evenstep.checkpoint.tree import unpacked
 from evenstep.core.checkpoints import heir, number_of
 from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.server.shard.snapshots import patiently
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
@@ -36,7 +38,7 @@ def restore(
     Call it after `prepare` and before the first loop, which then continues in mid-epoch: `for epoch in
     range(loader.epoch, epochs)`. The checkpoint's global batch size and seed win over those of this start, with a
     warning. Every file is compared with what was written. A damaged checkpoint is left out, and the one before it is
-    used, with a warning.
+    used, with a warning. So does a warning say if the weights are not finite, and which checkpoint has finite ones.
 
     Args:
         folder: As for `save`.
@@ -69,6 +71,12 @@ def restore(
     if name is None:
         return None
     engine.balancer.record_checkpoint(name, restored=True)
+    with suppress(OSError, DamagedError):
+        if first and not manifest_of(checkpoints.path / name).get("finite", True):
+            warnings.warn(
+                f"the weights of {name} hold a NaN or an infinity: {checkpoints.way_back()}",
+                stacklevel=2,
+            )
     return checkpoints.path / name
 
 
@@ -98,7 +106,7 @@ def _damage(checkpoint: Path, engine: Engine) -> str | None:
 
     def check() -> str | None:
         try:
-            files = files_of(checkpoint)
+            files = manifest_of(checkpoint)["files"]
             mine = sorted(files)[engine.workers.rank :: engine.workers.count]
             require_whole(checkpoint, {name: files[name] for name in mine})
         except DamagedError as error:
@@ -117,12 +125,14 @@ def _damage(checkpoint: Path, engine: Engine) -> str | None:
 def _read(checkpoint: Path, contents: Contents, loader: Batches, others: Sequence[Batches]) -> None:
     """Restore in joint steps, so that no worker waits in a collective for a worker that has failed."""
     engine, workers = loader.engine, loader.engine.workers
-    run = json.loads((checkpoint / RUN).read_bytes())
-    plain = unpacked((checkpoint / VALUES).read_bytes())
     reader = FileSystemReader(checkpoint / TENSORS)
+    run: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     targets: dict[str, Any] = {}
 
     def make_room() -> None:
+        run.update(json.loads(patiently((checkpoint / RUN).read_bytes)))
+        plain.update(unpacked(patiently((checkpoint / VALUES).read_bytes)))
         if run["format"] != FORMAT:
             raise CheckpointError(
                 f"the checkpoint {checkpoint} has format {run['format']}, not {FORMAT}: restore it with the evenstep"
@@ -133,14 +143,14 @@ def _read(checkpoint: Path, contents: Contents, loader: Batches, others: Sequenc
                 f"the checkpoint is of {1 + len(run.get('others', []))} loaders and {1 + len(others)} are to be"
                 " restored: give the same"
             )
-        targets.update(contents.targets(plain, reader.read_metadata()))
+        targets.update(contents.targets(plain, patiently(reader.read_metadata)))
 
     def go_on() -> None:
         contents.load(plain, targets)
         for each, state in zip((*others, loader), (*run.get("others", []), run["loader"]), strict=True):
             _continue_loader(each, state, run, device_identity(contents.device, workers))
         if len(run["devices"]) == workers.count:
-            generators = unpacked((checkpoint / generators_of(workers.rank)).read_bytes())
+            generators = unpacked(patiently((checkpoint / generators_of(workers.rank)).read_bytes))
             restore_random_state(generators, contents.device)
 
     def read_tensors() -> None:

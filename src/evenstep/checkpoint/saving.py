@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -55,7 +56,8 @@ def save(
         model: What `prepare` returned, or a tuple of them.
         optimizer: What `prepare` returned, or a tuple of them.
         loader: What `prepare` returned, or a tuple of a session's loaders and shares.
-        keep: The number of newest checkpoints to keep. Older ones are removed once this one is whole.
+        keep: The number of newest checkpoints to keep. Older ones are removed once this one is whole, except the last
+            whose weights are finite.
         extras: Other objects with a `state_dict`, by name: schedulers, a GradScaler, an average of the weights. Worker
             0's state is used on all workers, except for sharded tensors.
 
@@ -88,6 +90,7 @@ def save(
             "name": checkpoints.begin(known) if first else None,
             "extras": sorted(contents.extras),
             "device": device_identity(contents.device, engine.workers),
+            "finite": contents.finite,
             "forecaster": engine.balancer.meter.state_dict(),
         }
 
@@ -95,6 +98,8 @@ def save(
     require_agreement(told, {"extras": Field(phrase="the extras {}", then="save the same on every worker")})
     contents = Contents.of(model, optimizer, extras)
     name: str = told[0]["name"]
+    finite = all(each["finite"] for each in told)
+    diverged = first and not finite and _newest_is_finite(checkpoints)
     state = _trained_on(loader)
     further = [_trained_on(each) for each in others]
     try:
@@ -114,14 +119,30 @@ def save(
             "workers": engine.workers.count,
             "epoch": state["epoch"],
             "iteration": state["iteration"],
+            "finite": finite,
             "files": files,
         }
         together(engine, lambda: str(checkpoints.finish(name, manifest, keep=keep)) if first else None)
     finally:
         checkpoints.end(name)
-    loader.checkpoints[checkpoints.path.absolute()] = number_of(name)
+        # Also if an error came after it had its name: the next save must not take it for another run's.
+        if os.path.exists(checkpoints.path / name):
+            loader.checkpoints[checkpoints.path.absolute()] = number_of(name)
     engine.balancer.record_checkpoint(name, restored=False)
+    if diverged:
+        with suppress(OSError):
+            warnings.warn(
+                f"the weights of {name} hold a NaN or an infinity: {checkpoints.way_back()}",
+                stacklevel=2,
+            )
     return checkpoints.path / name
+
+
+def _newest_is_finite(checkpoints: CheckpointFolder) -> bool:
+    """Whether the newest checkpoint has finite weights, if there is one: else its writer has told."""
+    with suppress(OSError):
+        return checkpoints.newest_first()[:1] in ([], [checkpoints.last_finite()])
+    return False
 
 
 def require_arguments(folder: object, model: object, optimizer: object, loader: object) -> tuple[Batches, ...]:

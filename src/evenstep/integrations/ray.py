@@ -10,6 +10,7 @@ Schemes without servers need no config: Ray Train has started the workers and th
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +22,7 @@ from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE
 from evenstep.launch.servers import start_servers
 from evenstep.schemes import parse_scheme
+from evenstep.server.shard.snapshots import Snapshots
 
 _START_SECONDS = 180.0
 
@@ -100,6 +102,9 @@ class _Servers:
     """Runs the servers, as an actor."""
 
     def __init__(self, scheme: str, *, resume: bool, **settings: Any) -> None:
+        served = parse_scheme(scheme).served
+        if resume and served is not None:  # The run may have failed before the first snapshot.
+            resume = Snapshots(Path(settings["run_dir"], "snapshots"), served.servers).newest >= 0
         self._servers = start_servers(scheme, resume=resume, **settings)
         self._resume = resume
 

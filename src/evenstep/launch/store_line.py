@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar, final
 
 from evenstep.launch.c10d import PrefixStore, Store, TCPStore
+from evenstep.launch.connections import connections, cut
 
 _CONNECT_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 1.0
@@ -88,8 +88,7 @@ class StoreLine:
         if self._thread.is_alive():
             self._cut = True
             with _no_stderr():  # c10d would print a stack.
-                for number in self._connection:
-                    _shut(number)
+                cut(self._connection)
                 self._thread.join(_CUT_SECONDS if self._connection else _CLOSE_SECONDS)
 
     def _serve(self, store: Store) -> None:
@@ -98,9 +97,9 @@ class StoreLine:
         with suppress(OSError, RuntimeError):
             address = address_of(store)
             probe = None if address is None else socket.create_connection(address, timeout=_CONNECT_SECONDS)
-            others = _connections(address)
+            before = set() if address is None else connections(address[1]).keys()
             own = store.clone()  # type: ignore[attr-defined]
-            self._connection = {number for inode, number in _connections(address).items() if inode not in others}
+            self._connection = set() if address is None else connections(address[1]).keys() - before
         while (asked := self._calls.get()) is not None:
             _make(asked[0], lambda: self._answer(own, probe, asked[1]))
         if probe is not None:
@@ -126,34 +125,6 @@ def _closed(probe: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _connections(address: tuple[str, int] | None) -> dict[int, int]:
-    """The inodes and descriptors of this process's connections to a store, where the system lists them."""
-    found = dict[int, int]()
-    if address is None:
-        return found
-    with suppress(OSError):
-        for each in Path("/proc/self/fd").iterdir():
-            with suppress(OSError), _socket(int(each.name)) as sock:
-                if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername()[1] == address[1]:
-                    found[os.fstat(sock.fileno()).st_ino] = int(each.name)
-    return found
-
-
-def _shut(number: int) -> None:
-    with suppress(OSError), _socket(number) as sock:
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def _socket(number: int) -> Iterator[socket.socket]:
-    """The socket of a descriptor, which stays open; OSError if it is none."""
-    sock = socket.socket(fileno=number)
-    try:
-        yield sock
-    finally:
-        sock.detach()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from evenstep.core.load.static import Static
 from evenstep.core.load.time_models import TimeModels
 from evenstep.schemes.given_sizes import ByKey, Sizes
 from evenstep.schemes.recipe import recipe, sizes_of
-from evenstep.schemes.scheme import Clip, OptimizerName, Scheme, Served, ServerCount, one_of
+from evenstep.schemes.scheme import Clip, NonfiniteSum, OptimizerName, Scheme, Served, ServerCount, one_of
 
 MicroBatch: TypeAlias = Annotated[
     int | None,
@@ -82,6 +82,7 @@ def lb_bsp(
         " slowest worker to the fastest.",
     ] = "experts",
     exchange: Annotated[Literal["overlapped", "blocking"], "See `Scheme`."] = "overlapped",
+    nonfinite: NonfiniteSum = "skip",
     micro_batch: MicroBatch = None,
     minimum: Minimum = None,
     maximum: Maximum = None,
@@ -108,7 +109,7 @@ def lb_bsp(
     else:
         kind = Pairwise if tuner == "pairwise" else TimeModels
         load = kind(minimum=minimum, maximum=maximum, multiple=step)
-    return Scheme(load=load, exchange=exchange, micro_batch=micro_batch)
+    return Scheme(load=load, exchange=exchange, micro_batch=micro_batch, nonfinite=nonfinite)
 
 
 @recipe
@@ -143,6 +144,7 @@ def local_sgd(
     *,
     period: Annotated[int, "Iterations between two averages; 1 or more."] = 8,
     load: Annotated[Scheme | str, "The scheme whose sizes are used, as in `asp`."] = "bsp",
+    nonfinite: NonfiniteSum = "skip",
 ) -> Scheme:
     """Local SGD (model averaging): each worker trains alone for `period` iterations, then all average their models.
 
@@ -159,7 +161,7 @@ def local_sgd(
     exchanges and no waiting, unless `load` gives it less to do; and a longer period changes the mathematics.
     """
     sizes = sizes_of("local_sgd", load)
-    return Scheme(load=sizes.load, period=period)
+    return Scheme(load=sizes.load, period=period, nonfinite=nonfinite)
 
 
 @recipe

@@ -153,10 +153,11 @@ def sizes_of(recipe: str, load: Scheme | str) -> Scheme:
         ConfigError: It says more than how much each worker computes, or no string makes it.
     """
     sizes = scheme_within(load)
-    if sizes != Scheme(name=sizes.name, load=sizes.load):
+    bare = Scheme(name=sizes.name, load=sizes.load, nonfinite=sizes.nonfinite)
+    if sizes != bare or "nonfinite" in sizes.name:
         raise ConfigError(
             f"{recipe} takes only the sizes of {sizes.name!r}: leave out what it says beside them (weighting,"
-            " exchange, micro_batch, period, servers)"
+            " exchange, micro_batch, period, nonfinite, servers)"
         )
     try:
         named = parse_scheme(sizes.name)

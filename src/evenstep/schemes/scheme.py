@@ -32,6 +32,12 @@ Nonfinite: TypeAlias = Annotated[
     Literal["skip", "refuse"],
     "`skip` leaves out a push with a NaN or an infinity and counts it; `refuse` ends its worker with an error.",
 ]
+NonfiniteSum: TypeAlias = Annotated[
+    Literal["skip", "refuse", "spread"],
+    "What becomes of a worker whose gradient (with `local-sgd`, model) holds a NaN or an infinity, on PyTorch. `skip`"
+    " leaves it out and counts it; `refuse` ends the worker with an error; `spread` gives it to all workers, as"
+    " DistributedDataParallel does.",
+]
 PushExchange: TypeAlias = Annotated[
     Literal["blocking", "overlapped"],
     "`blocking` waits for the new weights in `optimizer.step()`; `overlapped` computes the next iteration meanwhile, on"
@@ -114,6 +120,8 @@ class Scheme:
             `blocking`, after it.
         micro_batch: The number of samples that a worker computes on at once; its size is a multiple of this. None: its
             whole batch at once.
+        nonfinite: What becomes of a worker whose part of a sum or an average is not finite, as in `lb_bsp`. Servers
+            have an option of their own.
 
     Raises:
         ConfigError: The parts do not go together.
@@ -127,6 +135,7 @@ class Scheme:
     weighting: Literal["samples", "mean"] = "samples"
     exchange: Literal["overlapped", "blocking"] = "overlapped"
     micro_batch: int | None = None
+    nonfinite: NonfiniteSum = "spread"
 
     def __post_init__(self) -> None:
         if not isinstance(self.load, Load):
@@ -137,6 +146,7 @@ class Scheme:
             )
         one_of("weighting", self.weighting, WEIGHTINGS)
         one_of("exchange", self.exchange, ("overlapped", "blocking"))
+        one_of("nonfinite", self.nonfinite, ("skip", "refuse", "spread"))
         if self.period is not None:
             self._require_local()
         if self.served is not None:

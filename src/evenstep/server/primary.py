@@ -117,6 +117,7 @@ class Primary:
         self._presence.joined(worker, limit_seconds, now)
         self._journal.joined(worker, now, self._incarnation)
         self._attendance.joined(worker, limit_seconds)
+        self._ask_to_initialise()
         return self._incarnation
 
     def _define(self, encoded: bytes) -> None:
@@ -167,8 +168,8 @@ class Primary:
         self._journal.left(worker, now, why, early=early)
         if self._initialiser == worker:
             self._initialiser = None
-            self._ask_to_initialise()
         self._carry_out(self.coordinator.leave(worker, now))
+        self._ask_to_initialise()
         self._tell_drained()
 
     def _report_left(self, worker: int, why: Why, seconds: float) -> bool:
@@ -208,13 +209,14 @@ class Primary:
             self._journal.left(worker, now, Why.NEVER_CAME, early=False)
             self._report_left(worker, Why.NEVER_CAME, self._heartbeat_seconds)
             self._carry_out(self.coordinator.leave(worker, now))
+            self._ask_to_initialise()
 
     def _waited_for(self) -> list[int]:
         if self._coordinator is None:
             return []
         waited = self._coordinator.waited_for()
-        if self._begins and self._initialiser is not None and self._initialiser not in self._begins:
-            waited.append(self._initialiser)
+        if self._begins:
+            waited += self.shard_state.slots.keys() - self._begins.keys()
         return waited
 
     def _report_missing(self) -> None:
@@ -224,7 +226,7 @@ class Primary:
     # A pass.
 
     def begin(self, worker: int, number: int, epoch: int, ahead: int, costs: PassCosts | None = None) -> None:
-        """A worker begins a pass. In a new run, one worker is asked for its weights first."""
+        """A worker begins a pass. In a new run, all workers do so before any is answered, so that all take part."""
         if self.shard_state.version < 0:
             self._begins[worker] = (number, epoch, ahead, costs)
             self._ask_to_initialise()
@@ -235,12 +237,16 @@ class Primary:
         self._carry_out(commands)
 
     def _ask_to_initialise(self) -> None:
-        """Ask the worker with the lowest rank for its weights, once it has asked to begin."""
-        if self._initialiser is None and self._begins:
-            self._initialiser = min(self.shard_state.slots)
-        if self._initialiser in self._begins:
+        """Ask the worker with the lowest rank for its weights, once all workers have come and asked to begin."""
+        missing = self._begins.keys() != self.shard_state.slots.keys()
+        if self._initialiser is None and self._begins and not missing and not self._awaits_any:
+            self._initialiser = min(self._begins)
             del self._begins[self._initialiser]
             self._shards.reply(self._initialiser, SendWeights())
+
+    @property
+    def _awaits_any(self) -> bool:
+        return any(map(self.coordinator.awaits, range(self._workers)))
 
     def initialised(self, worker: int) -> None:
         """The worker has staged its weights on every shard; the run begins with them."""

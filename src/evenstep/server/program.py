@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from evenstep.core.errors import EvenstepError
+from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.launch.server_settings import SECRET_VARIABLE, ServerArguments
 from evenstep.protocol.encoding import encode
 from evenstep.protocol.messages import Drained, Follow
@@ -85,6 +85,12 @@ def serve(settings: ServerArguments, secret: bytes, ended: threading.Event) -> N
         return
     snapshots = Snapshots(settings.snapshots, settings.count)
     recorder = JsonlRecorder(settings.snapshots.parent, settings.index, role="server")
+    # Started again, on its port, it may have died before the first snapshot.
+    if settings.resume and settings.index == settings.port == 0 and snapshots.latest(lambda _: None) is None:
+        raise ConfigError(
+            f"no snapshot in {settings.snapshots} is complete on this host: resume where the servers were, with the"
+            " --run-dir of that run"
+        )
     shard_state = ShardState(index=settings.index, count=settings.count, snapshots=snapshots, allow=settings.allow)
     parent = Announcements(sys.stdout.fileno())
     host = Host(settings.host, settings.workers) if settings.host and settings.index == 0 else None

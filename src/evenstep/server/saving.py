@@ -52,6 +52,7 @@ class Saving:
             self._shards.own.spec = None  # Every worker must get this error, not only the first.
             raise
         coordinator.load_state_dict(cast("State", state["coordinator"]))
+        self._saved = (self._clock(), version)
         self._record(Restored(at=self._clock(), version=version))
 
     def write(self, coordinator: Coordinator | None, *, meanwhile: bool = False) -> None:
@@ -62,6 +63,7 @@ class Saving:
         version, written = self._shards.own.version, self._written
         if coordinator is not None and version not in (-1, self._saved[1]):
             self._saved = (self._clock(), version)
+            self._snapshots.make_room(version)
             self._shards.snapshot(
                 lambda why: written.append((version, why)), meanwhile=meanwhile, coordinator=coordinator.state_dict()
             )
@@ -85,4 +87,6 @@ class Saving:
             elif not self._failing:
                 self._say(f"no snapshot can be written ({failure}): if a server dies now, later commits are lost")
                 self._record(SnapshotFailed(at=self._clock(), version=version, text=failure))
+            if failure is not None:
+                self._saved = (self._saved[0], -1)  # To be tried again at the end.
             self._failing = failure is not None

@@ -102,7 +102,8 @@ class Running:
             workers = join_workers(request.device, request.timeout, asked, request.process_group)
         self._workers = workers
         # The pulse starts before the workers first wait for each other.
-        self._liveness = Liveness(workers, activity) if joined is None and workers.count > 1 else None
+        alone = joined is not None or workers.count == 1
+        self._liveness = None if alone else Liveness(workers, activity, request.launched.heartbeat_seconds)
         with explaining(self._liveness):
             self._agreement = agree(request, workers, activity)
             for loader in loaders:
@@ -213,7 +214,13 @@ class Running:
         models = [unwrapped(each) for each in request.models]
         common = self._workers, balancer, self._liveness
         if scheme.period is not None:
-            return LocalEngine(*common, period=scheme.period, models=models, optimizers=request.optimizers)
+            return LocalEngine(
+                *common,
+                period=scheme.period,
+                nonfinite=scheme.nonfinite,
+                models=models,
+                optimizers=request.optimizers,
+            )
         engine = CollectiveEngine(
             *common, scheme=scheme, weights=request.weights, models=models, optimizers=request.optimizers
         )

@@ -56,7 +56,7 @@ class Tracker:
         iteration: The current iteration, or the last one; None before the first.
         latest: What all workers reported of the last iteration; None before the first.
         closed: Whether the run is over.
-        skipped: The number of pushes left out because they held a NaN or an infinity (on servers only).
+        skipped: How often this worker was left out because its gradient or model held a NaN or an infinity.
     """
 
     workers: Worker

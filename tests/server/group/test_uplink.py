@@ -96,13 +96,13 @@ class Parent:
             self.ask_for(rank + 1, start, memoryview(self.described))
             assert self.hear()[1].incarnation == rank + 1
         begin = Begin(number=0, epoch=0, ahead=0)
-        self.ask_for(1, Request(sequence=1, has=-1, body=begin))
+        for rank in range(WORKERS):
+            self.ask_for(rank + 1, Request(sequence=1, has=-1, body=begin))
         line, answer, _ = self.hear()
         assert (line, answer.sequence, answer.weights, answer.body) == (1, 1, False, SendWeights())
         self.together(0, {1: Request(sequence=2, has=-1, body=Initialise())}, self.gradient(0.0))
         assert self.hear()[1].sequence == 2
-        for rank in range(WORKERS):
-            self.ask_for(rank + 1, Request(sequence=3, has=-1, body=begin))
+        self.ask_for(1, Request(sequence=3, has=-1, body=begin))
         return [self.hear() for _ in range(WORKERS)]
 
     def pushes(self, answers):

@@ -122,3 +122,15 @@ def test_what_was_never_complete_is_no_snapshot(tmp_path):
     (tmp_path / "version-000000000001").mkdir()
     (tmp_path / "version-000000000001" / ".shard-0.partial").write_bytes(b"half")
     assert Snapshots(tmp_path, 1).latest(print) is None
+
+
+def test_parts_of_an_earlier_run_and_of_this_one_are_no_snapshot(tmp_path):
+    snapshots = Snapshots(tmp_path, 2)
+    for version, shard in ((1, 0), (1, 1), (2, 0)):  # It ended before the last file.
+        snapshots.write(version, shard, {}, print)
+    snapshots.wait()
+    assert (snapshots.latest(print), snapshots.newest) == (1, 1)
+    snapshots.make_room(2)
+    snapshots.write(2, 1, {}, print)
+    snapshots.wait()
+    assert (snapshots.latest(print), snapshots.newest) == (1, 1)

@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 import torch
 
@@ -18,6 +19,8 @@ from evenstep.core.errors import ConfigError
 KEPT: Final = 2
 """The number of complete snapshots that stay on disk."""
 
+_TRIES: Final = 5
+_Read = TypeVar("_Read")
 _FOLDER: Final = re.compile(r"version-(\d{12})")
 
 
@@ -77,7 +80,8 @@ class Snapshots:
                 partial.unlink(missing_ok=True)
             told(str(error).partition("\n")[0])
         else:
-            self._prune()
+            with suppress(OSError):  # Then there are more than need be.
+                self._prune()
             told(None)
 
     def latest(self, damaged: Callable[[str], None]) -> int | None:
@@ -87,8 +91,14 @@ class Snapshots:
             damaged: Told of each version that is left out since a file differs from what was written.
 
         Raises:
-            ConfigError: No version is whole, or they are of another number of servers.
+            ConfigError: No version is whole, they are of another number of servers, or they cannot be read.
         """
+        try:
+            return self._latest(damaged)
+        except OSError as error:
+            raise ConfigError(f"the snapshots in {self._directory} cannot be read: {error}") from error
+
+    def _latest(self, damaged: Callable[[str], None]) -> int | None:
         complete = self._complete()
         for version in reversed(complete):
             odd = [shard for shard in range(self._count) if not self._whole(version, shard)]
@@ -106,17 +116,34 @@ class Snapshots:
                 )
         return None
 
+    @property
+    def newest(self) -> int:
+        """The newest version whose files all have their names, damaged or not; -1 if there is none."""
+        return max(self._complete(), default=-1)
+
+    def make_room(self, version: int) -> None:
+        """Remove files of this version, which an earlier run left when it ended before all were written.
+
+        Together with a file of this run they would look like a snapshot.
+        """
+        for file in (self._directory / f"version-{version:012}").glob("shard-*"):
+            with suppress(OSError):  # Where it cannot be removed, none can be written.
+                file.unlink()
+
     def _whole(self, version: int, shard: int) -> bool:
         file, sidecar = self._file(version, shard), self._file(version, shard).with_suffix(".json")
         # An earlier version of evenstep wrote none.
-        return not sidecar.exists() or _told(sidecar) == {"servers": self._count, "blake2b": digest(file)}
+        return not sidecar.exists() or _told(sidecar) == {
+            "servers": self._count,
+            "blake2b": patiently(lambda: digest(file)),
+        }
 
     def read(self, version: int, shard: int) -> dict[str, Any]:
         """One shard's state; ConfigError if the file is damaged."""
         path = self._file(version, shard)
         try:
             # With weights_only, nothing in the file can run code.
-            state: dict[str, Any] = torch.load(path, weights_only=True)
+            state: dict[str, Any] = patiently(lambda: torch.load(path, weights_only=True))
         except Exception as error:  # torch raises whatever the damage leads to.
             raise ConfigError(
                 f"the snapshot {path} cannot be read ({error}): delete its folder to use the one before"
@@ -127,12 +154,14 @@ class Snapshots:
         return self._directory / f"version-{version:012}" / f"shard-{shard}.pt"
 
     def _complete(self) -> list[int]:
-        found = []
-        for folder in self._directory.glob("version-*"):
-            match = _FOLDER.fullmatch(folder.name)
-            if match and all((folder / f"shard-{shard}.pt").exists() for shard in range(self._count)):
-                found.append(int(match[1]))
-        return sorted(found)
+        def complete() -> list[int]:
+            # Not glob, which finds nothing where it may not look.
+            versions = [int(match[1]) for name in os.listdir(self._directory) if (match := _FOLDER.fullmatch(name))]
+            return sorted(each for each in versions if all(self._file(each, n).exists() for n in range(self._count)))
+
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return patiently(complete)
+        return []
 
     def _prune(self) -> None:
         for version in self._complete()[:-KEPT]:
@@ -143,9 +172,25 @@ class Snapshots:
 def _told(sidecar: Path) -> dict[str, Any]:
     """What was noted of a file when it was written; nothing if that is damaged."""
     try:
-        return dict(json.loads(sidecar.read_bytes()))
+        return dict(json.loads(patiently(sidecar.read_bytes)))
     except (ValueError, TypeError):
         return {}
+
+
+def patiently(read: Callable[[], _Read], *, pause: float = 1.0) -> _Read:
+    """What `read` returns, which is tried again after errors that may pass, with `pause` seconds in between.
+
+    Raises:
+        OSError: It could not be read at any time, or what it reads is not there.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return read()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise
+        except OSError:
+            time.sleep(pause)
+    return read()
 
 
 def digest(path: Path) -> str:

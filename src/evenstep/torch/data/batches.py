@@ -20,7 +20,7 @@ class LoaderStatistics:
         iterations: Iterations handed out.
         misses: Samples that data workers had to fetch out of turn because batch sizes changed.
         overruns: Iterations whose real compute took longer than the time to be emulated.
-        skipped: Pushes to parameter servers that were left out because they held a NaN or an infinity.
+        skipped: Gradients, pushes or models of this worker that were left out because they held a NaN or an infinity.
         waiting: The part of all workers' time in which they waited for the slowest, 0 to 1, of all loaders. Worker 0
             alone knows it; on others, and on servers, it is 0.
     """

@@ -302,6 +302,13 @@ class Loop(ABC):
     def _handed_out_now(self, share: Share, piece: MicroBatch, batch: Any) -> HandedOut:
         self._handed_out += piece.last
         self._newest = share
+        if batch is None and self._started.engine.workers.count > 1:
+            warnings.warn(
+                "the collate function gave None. A worker that passes over such a batch leaves the others waiting for a"
+                " gradient, and the run ends: leave broken samples out of the dataset, or let it return another sample"
+                " in their place",
+                stacklevel=3,
+            )
         self._origin.computed = bool(self._origin.computed)
         self._traces = Traces(batch, len(piece.positions), self._traces)
         return HandedOut(

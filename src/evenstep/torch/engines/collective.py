@@ -20,6 +20,7 @@ from evenstep.core.samples import by_samples
 from evenstep.core.values import IntArray
 from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
+from evenstep.torch.engines.average import all_finite
 from evenstep.torch.engines.direct_sum import DirectSum, suits
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.loss_scale import LossScale
@@ -30,6 +31,7 @@ from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
+from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
 
 Reduced: TypeAlias = torch.futures.Future[torch.Tensor]
@@ -78,6 +80,11 @@ class CollectiveEngine(Engine):
         unlike = workers.count > 1 and not isinstance(scheme.load, Equal)
         looks = unlike and self._sums_to_one and scheme.weighting == "samples" and not self._accumulates
         self._scale = LossScale(workers) if looks else None
+        guards = workers.count > 1 and self._sums_to_one and scheme.nonfinite != "spread"
+        self._nonfinite = NonfiniteGuard(scheme.nonfinite, balancer) if guards else None
+        self._finite: torch.Tensor | None = None
+        """Whether this worker's gradient counts; None if it does, which is known early on hosts alone."""
+        self._finite_before: torch.Tensor | None = None
         if self._alone:
             for model in self._models:
                 model.weight.apply_by_itself()
@@ -141,6 +148,8 @@ class CollectiveEngine(Engine):
             own.watch.forward(synchronises=synchronises)
         if self._averages_statistics:
             self._finish_statistics()  # The average must not overwrite the statistics of this pass.
+        if not own.weight.accumulating:
+            own.weight.finite = None
         if self.balancer.iteration is None:
             return
         if self._after_the_loop:
@@ -161,6 +170,30 @@ class CollectiveEngine(Engine):
             self._scale.backward_begins(gradient)
         if self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].weight.keep_sum()
+        if self._nonfinite is not None and gradient.dtype is not torch.float16:
+            self._look_for_nonfinite(self._models[model].weight, gradient)
+
+    def _look_for_nonfinite(self, weight: GradientWeight, gradient: torch.Tensor) -> None:
+        """Leave out this worker's gradient if that at the model's output is not finite.
+
+        In float16 an infinity tells a GradScaler on every worker to lower its scale, so there it has to spread.
+        """
+        finite = gradient.sum().isfinite()
+        if finite.is_cpu and finite:
+            return
+        weight.finite = finite if weight.finite is None else weight.finite & finite
+        self._finite = weight.finite if self._finite is None else self._finite & finite
+
+    def _count_left_out(self, now: Iteration, guard: NonfiniteGuard) -> None:
+        finite, self._finite = self._finite, None
+        if finite is not None and not finite.is_cpu:
+            finite, self._finite_before = self._finite_before, finite  # The host does not wait for its device.
+        if finite is None or finite:
+            guard.passed()
+        else:
+            weights = (each.detach() for model in self._models for each in model.weight.parameters)
+            # Of a sharded weight each worker has a part.
+            guard.skip(now, finite=all_finite(getattr(each, "_local_tensor", each) for each in weights))
 
     def weigh_on_the_way(self, model: int, replica: DistributedDataParallel) -> None:
         """The gradients of this model are views of the replica's buckets."""
@@ -265,6 +298,8 @@ class CollectiveEngine(Engine):
             if trouble is not None:
                 raise ConfigError(trouble)
         self.require_summed()
+        if self._nonfinite is not None and now is not None:
+            self._count_left_out(now, self._nonfinite)
         self.balancer.steps()
         self._steps += 1
         if self._stepped_after_loop and not self._warned:
@@ -360,7 +395,8 @@ class CollectiveEngine(Engine):
         statistics, now = self._models[model].statistics, self.balancer.iteration
         if statistics is not None:
             outside = now is None or self._after_the_loop
-            statistics.start(1 / self.workers.count if outside or now is None else by_samples(now.share))
+            weight = 1 / self.workers.count if outside or now is None else by_samples(now.share)
+            statistics.start(weight, self._models[model].weight.finite)
 
     def _finish_statistics(self) -> None:
         for model in self._models:

@@ -193,6 +193,8 @@ class Engine(ABC):
             self._take_units(batch)
             batch.passed[model] = batch.passed.get(model, 0) + 1
             batch.origin.computed = True
+            if self._scale is not None and self._scale.looks:
+                self._scale.forward_begins(given)
         self._strayed |= batch is None
         return batch
 

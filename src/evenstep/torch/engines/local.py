@@ -11,13 +11,21 @@ import torch.distributed as dist
 from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError
 from evenstep.core.samples import ends_period
 from evenstep.core.workers import minority, name_workers
-from evenstep.torch.engines.average import agree_on_step_counts, average, averaged_tensors, digest, step_counts
+from evenstep.torch.engines.average import (
+    agree_on_step_counts,
+    all_finite,
+    average,
+    averaged_tensors,
+    digest,
+    step_counts,
+)
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
+from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
 
 
@@ -36,11 +44,13 @@ class LocalEngine(Engine):
         liveness: Liveness | None,
         *,
         period: int,
+        nonfinite: str,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         super().__init__(workers, balancer, liveness)
         self._period = period
+        self._nonfinite = None if nonfinite == "spread" else NonfiniteGuard(nonfinite, balancer)
         self._models = models
         self._optimizers = optimizers
         self._exchange = ReportExchange(workers, balancer)
@@ -148,8 +158,10 @@ class LocalEngine(Engine):
         named = averaged_tensors(self._models, self._optimizers)
         counts = step_counts(self._optimizers)
         kinds = [(name, tuple(each.shape), each.dtype) for name, each in {**named, "counts": counts}.items()]
+        finite = self._nonfinite is None or all_finite(named.values())
+        counted = self._units if finite else 0.0
         # A row has integers: the bits of a float.
-        extra = (int(np.float64(self._units).view(np.int64)), digest(kinds), digest(counts.tolist()))
+        extra = (int(np.float64(counted).view(np.int64)), digest(kinds), digest(counts.tolist()))
         self._exchange.start(self._exchange.row(now, weighed=self._weighed, extra=extra))
         table = self._exchange.wait()
         assert table is not None
@@ -161,11 +173,13 @@ class LocalEngine(Engine):
                 " must step the same parameters before the first average"
             )
         total, group = float(np.ascontiguousarray(units).view(np.float64).sum()), self.workers.device_group
+        if self._nonfinite is not None and not finite:
+            self._nonfinite.skip(now, finite=bool(total))
         if total and group is not None:
-            average(list(named.values()), self._units / total, group)
+            average(list(named.values()), counted / total, group)
             if len(set(steps.tolist())) > 1:
                 assert self.workers.host_group is not None
-                agree_on_step_counts(self._optimizers, counts, counted=self._units > 0, group=self.workers.host_group)
+                agree_on_step_counts(self._optimizers, counts, counted=counted > 0, group=self.workers.host_group)
         self.balancer.stopwatch.synchronised()
         now.synchronised_seconds = time.perf_counter() - now.paused
         self._units, self._weighed = 0.0, False

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from evenstep.core.errors import ConfigError
 from evenstep.core.loss_scale import is_mean
 from evenstep.core.shown import shown
+from evenstep.torch.engines.traces import Inputs
 from evenstep.torch.processes.workers import Workers, gather
 from evenstep.worker.hand_outs import HandedOut
 
@@ -24,8 +25,9 @@ _ADVICE: Final = "docs/losses.md has the settings"
 class LossScale:
     """Looks at iterations with unlike sizes until it is sure how the loss is scaled. Nothing is sent before a look.
 
-    Two things are looked at: how the gradients at the model's outputs differ between large and small batches, and
-    whether the script communicates over the default group between the forward pass and its backward.
+    Three things are looked at: how the gradients at the model's outputs differ between large and small batches, whether
+    the script communicates over the default group between the forward pass and its backward, and whether the model is
+    given rows of another loader.
 
     Attributes:
         looks: Whether the present iteration is looked at.
@@ -40,7 +42,7 @@ class LossScale:
         self._batch: HandedOut | None = None
         self._square: torch.Tensor | None = None
         self._group: Any = None if workers.given_group is not None else dist.group.WORLD
-        self._calls = 0
+        self._calls = self._foreign = 0
 
     def begins(self, batch: HandedOut) -> None:
         """This batch is computed from now on."""
@@ -48,6 +50,10 @@ class LossScale:
         unlike = largest >= _UNLIKE * smallest
         self.looks = unlike and batch.units is None and batch.piece.cost is None
         self._batch, self._square = batch, None
+
+    def forward_begins(self, given: Inputs) -> None:
+        """A model is given this."""
+        self._foreign += self._batch is not None and given.foreign(self._batch)
 
     def loss_begins(self) -> None:
         """What is communicated from now on until the backward is the script's."""
@@ -75,6 +81,13 @@ class LossScale:
         self._sizes.append(self._batch.share.sizes.tolist())
         self._squares.append(torch.tensor(torch.nan, dtype=torch.float64) if self._square is None else self._square)
         self.looks = False
+        if len(self._sizes) == _LOOKS[0] <= self._foreign:
+            warnings.warn(
+                "in each iteration the model was given rows that the prepared loader did not hand out, as of another"
+                " loader beside it in a zip. They count by this worker's samples of the prepared loader: prepare that"
+                " loader too, and run a backward for each batch (docs/sessions.md)",
+                stacklevel=2,
+            )
         return len(self._sizes) in _LOOKS
 
     def compare(self) -> None:

@@ -38,14 +38,16 @@ class RunningStatistics:
         """Whether the averages are still to be taken."""
         return self._pending is not None
 
-    def start(self, weight: float) -> None:
-        """Send this worker's statistics. The weights of all sum to 1; at 0 not even a NaN counts."""
+    def start(self, weight: float, finite: torch.Tensor | None = None) -> None:
+        """Send this worker's statistics. At weight 0, or if they are not `finite`, not even a NaN counts."""
         self.finish()
         buffers = self._buffers()
         if not buffers:
             return
-        flat = torch.cat(buffers).double()
+        flat = torch.cat([*buffers, torch.ones_like(buffers[0][:1])]).double()
         flat = flat.mul_(weight) if weight else flat.zero_()
+        if finite is not None:
+            flat.masked_fill_(~finite, 0.0)
         work = dist.all_reduce(flat, group=self._workers.device_group, async_op=True)
         self._pending = (work, flat)
 
@@ -60,7 +62,8 @@ class RunningStatistics:
         (work, flat), self._pending = self._pending, None
         work.wait()
         buffers = self._buffers()
-        torch._foreach_copy_(buffers, torch.split(flat, [len(buffer) for buffer in buffers]))
+        *averages, total = torch.split(flat, [*(len(buffer) for buffer in buffers), 1])
+        torch._foreach_copy_(buffers, torch._foreach_div(averages, total[0]))
 
     def _buffers(self) -> list[torch.Tensor]:
         # Looked up each time: scripts reset and replace them.

@@ -19,9 +19,9 @@ from evenstep.torch.engines.served_parameters import ServedParameters
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.hand_outs import HandedOut
 from evenstep.worker.iteration import Iteration
+from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.exchange import Batch, ServedExchange
 from evenstep.worker.servers.link import Link
-from evenstep.worker.servers.nonfinite import NonfiniteGuard
 from evenstep.worker.tracker import Tracker
 
 _FETCHED_IN_STEP: Final = (
@@ -70,7 +70,7 @@ class ServedEngine(Engine):
         self._overlaps = served.exchange == "overlapped"
         self._optimizer = optimizer
         self._parameters = ServedParameters(parameters, layouts, link, waits=not self._overlaps)
-        self._nonfinite = NonfiniteGuard(served, balancer, self._parameters.finite)
+        self._nonfinite = NonfiniteGuard(served.nonfinite, balancer)
         self._changes = ChangeGuard(list(parameters.values()), clips=served.clip is not None)
         self._state = OptimizerState(link, optimizer, spec, parameters, layouts)
         self._in_step = in_step
@@ -285,7 +285,7 @@ class ServedEngine(Engine):
             if math.isfinite(norm):
                 self._nonfinite.passed()
             else:
-                self._nonfinite.skip(now)
+                self._nonfinite.skip(now, finite=self._parameters.finite())
                 norm, samples = 0.0, 0
         self._pass.push(now, batch, samples=samples, units=units, norm=norm)
         if not self._overlaps:

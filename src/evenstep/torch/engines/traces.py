@@ -102,6 +102,12 @@ class Inputs:
         """Whether some of it lies in this batch's memory."""
         return bool(batch.traces.same(self._addresses))
 
+    def foreign(self, batch: HandedOut) -> bool:
+        """Whether it is of other rows than the batch: neither its memory, nor its length or a multiple."""
+        length, shapes = batch.traces.length, _shapes(self._tensors)
+        rows = [shape[0] % length for shape in shapes if shape] if length else []
+        return bool(rows) and all(rows) and not self.same(batch)
+
     def alike(self, batches: Sequence[HandedOut]) -> list[HandedOut]:
         """The batches of which it has a tensor's shape, or if there is none, the length as its first axis.
 

@@ -50,16 +50,20 @@ class GradientWeight:
     Without a window, a gradient may be added to one that is a sum over the workers already, the same on all of them.
     Multiplied by weights whose sum is not 1, that sum would change; `keep_sum` keeps it.
 
-    `accumulating`: an accumulation window is open.
+    Attributes:
+        parameters: Those that are trained.
+        accumulating: An accumulation window is open.
+        finite: Whether this worker's gradient counts, a boolean on its device; None if it does.
 
     Source: LB-BSP (arXiv 1806.02508), gradient aggregation: sum of (x_i / X) g_i. DDP itself divides by N.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._weight = 1.0
         self._idle = False
         self.accumulating = False
+        self.finite: torch.Tensor | None = None
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
         self._expected = False
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
@@ -67,7 +71,7 @@ class GradientWeight:
 
     def weigh_on_the_way(self, replica: DistributedDataParallel) -> None:
         """From now on weigh large gradients on their way into the buckets of this replica, of which they are views."""
-        self._large = LargeGradients(self._parameters, replica)
+        self._large = LargeGradients(self.parameters, replica)
 
     def begin(self, *, synchronises: bool) -> None:
         """A forward pass begins, and the weight of its backward is known."""
@@ -81,7 +85,7 @@ class GradientWeight:
     def keep_sum(self) -> None:
         """A backward begins whose weights may not sum to 1: what earlier ones summed stays as it is."""
         if self._expected and not self.accumulating:
-            gradients = ((parameter, parameter.grad) for parameter in self._parameters)
+            gradients = ((parameter, parameter.grad) for parameter in self.parameters)
             self._sums = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
         self._expected = False
 
@@ -98,13 +102,13 @@ class GradientWeight:
     def set(self, weight: float) -> None:
         """The weight of the next backward."""
         if self._idle and self.accumulating:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.grad = self._kept.get(parameter)
         if self.accumulating and weight == 0:
-            gradients = ((parameter, parameter.grad) for parameter in self._parameters)
+            gradients = ((parameter, parameter.grad) for parameter in self.parameters)
             self._kept = {parameter: grad.clone() for parameter, grad in gradients if grad is not None}
         elif self.accumulating and self._weight not in (0, weight):
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._weight / weight)
         else:
@@ -117,7 +121,7 @@ class GradientWeight:
 
     def apply_by_itself(self) -> None:
         """From now on weigh every gradient before it is accumulated: for a single worker, without windows."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.register_hook(lambda gradient: gradient * self._weight)  # type: ignore[no-untyped-call]
 
     def apply_whole(self, gradients: torch.Tensor) -> None:
@@ -126,10 +130,17 @@ class GradientWeight:
             gradients.zero_()
         else:
             gradients.mul_(self._weight)
+        self._leave_out(gradients)
+
+    def _leave_out(self, gradients: torch.Tensor) -> None:
+        if self.finite is not None:
+            values = gradients._values() if gradients.is_sparse else gradients
+            values.masked_fill_(~self.finite, 0.0)
 
     def apply(self, bucket: GradBucket, scale: float = 1.0, workers: int = 1) -> None:
         """Weigh the gradients of a bucket in place, times `scale`."""
         self._weigh(bucket, scale)
+        self._leave_out(bucket.buffer())
         if not self._sums or bucket.buffer().is_sparse:
             return
         weight = 0.0 if self._idle else self._weight

@@ -184,14 +184,24 @@ def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, 
             f"servers beyond one host need a secret: set {SECRET_VARIABLE} to the same 32 or more hexadecimal digits on"
             " every host"
         )
+    kept = -1
+    if wanted.launched.resume and wanted.run_dir is not None:  # Of several hosts, it may be one or as many.
+        kept = Snapshots(wanted.run_dir / "snapshots", wanted.served.servers).newest
     if rank == 0:
         host = _LOOPBACK if one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
         hosting = _host(wanted, host, given, store)
         addresses, secret = hosting.servers.addresses, hosting.servers.secret
         handover = Handover(addresses=addresses, secret="" if given else secret, run=run_of(os.environ))
+        store.set(f"{key}/kept", str(kept))
         store.set(key, str(handover.write(hosting.folder)) if one_host else "\n".join(map(" ".join, addresses)))
         return addresses, secret, hosting
     told = _await(store, key, wanted.timeout_seconds)
+    theirs = int(store.get(f"{key}/kept"))
+    if kept > theirs:
+        raise ConfigError(
+            f"the newest snapshot in {wanted.run_dir} is version {kept} on the host of worker {rank} and version"
+            f" {theirs} on that of worker 0, whose servers would go on from it: copy the newer ones there"
+        )
     if not one_host:
         assert given is not None
         return tuple(tuple(line.split()) for line in told.split("\n")), given, None
@@ -227,8 +237,8 @@ def _host(wanted: Wanted, host: str, secret: str | None, store: Store | None) ->
     kept = False
     if run_dir is not None:  # The servers say what they leave out.
         kept = Snapshots(run_dir / "snapshots", wanted.served.servers).latest(lambda _: None) is not None
-    if restarted(os.environ, kept=kept):
-        resume = kept
+    if restarted(os.environ, kept=kept or resume):
+        resume = resume or kept
     if kept and not resume:
         raise ConfigError(
             f"the run directory {run_dir} holds the snapshots of a run already: give another, or go on from them with"

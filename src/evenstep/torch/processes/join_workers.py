@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from evenstep.core.backends import GLOO, common_backend
 from evenstep.core.disagreement import NOTHING_ASKED
 from evenstep.core.errors import WorkerLostError
 from evenstep.launch.c10d import Store, reason
+from evenstep.launch.connections import connections
 from evenstep.launch.meeting_place import GRACE_SECONDS, keeper_of, meet
 from evenstep.launch.store_line import within
 from evenstep.torch.processes import forks  # noqa: F401 (what it keeps from forks is made here)
@@ -49,7 +51,7 @@ def join_workers(
     rank, count = place_of("MASTER_ADDR", "MASTER_PORT", group=process_group)
     if count == 1 and dist.is_initialized():
         return alone
-    own = {**asked, "device": device.type, "backend": _backend_of(device)}
+    own = {**asked, "device": device.type, "backend": _backend_of(device), "machine": _machine(), "pid": os.getpid()}
     name = "" if process_group is None or process_group is dist.group.WORLD else process_group.group_name
     store, told = meet(rank, count, timeout_seconds, asked=own, group=name)
     devices, backends = [str(each["device"]) for each in told], [str(each["backend"]) for each in told]
@@ -58,6 +60,7 @@ def join_workers(
     limit = timedelta(seconds=max(timeout_seconds - NAMING_SECONDS, timeout_seconds / 2))
     given = None if len(set(backends)) > 1 else process_group
     make = partial(_groups, backend, store, rank, count, limit, given=given, among=process_group)
+    before = connections().keys()
     host_group, device_group = _connect(make, device, store, count, limit)
     if count == 1:
         return alone
@@ -71,7 +74,18 @@ def join_workers(
         given_group=process_group,
         on_host=backend == GLOO and set(devices) == {"cpu"},
         store=store,
+        machines=tuple(each["machine"] for each in told),
+        pids=tuple(each["pid"] for each in told),
+        connections=frozenset(connections().keys() - before),
     )
+
+
+def _machine() -> str:
+    """Where the number of a process means the same: a start of a machine, and there the same container."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return socket.gethostname()
 
 
 def _backend_of(device: torch.device) -> str:

@@ -1,9 +1,10 @@
-"""Finds out which worker is missing after a collective has failed.
+"""Finds out which worker is missing: after a collective has failed, and while one takes long.
 
 A failed collective shows that a worker is gone, but seldom which one. So each worker has a counter in the rendezvous
 store, which a thread increments, with what the main thread last did. After a failure the survivors look for a counter
 that stands still, or else for a worker that is behind the others. The first one that knows writes the sentence to the
-store, and the others repeat it.
+store, and the others repeat it. While a collective takes long, the same thread looks at the others. If one of them is
+lost, it ends the connections of this process's groups, so that the collective fails.
 """
 
 import os
@@ -13,10 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, final
 
+import psutil
+
 from evenstep.core.activity import Pulse, behind, silent
 from evenstep.core.errors import EvenstepError, WorkerLostError
+from evenstep.core.lookout import Lookout, kept_waiting, needs_all
 from evenstep.core.workers import name_workers
 from evenstep.launch.c10d import Store, of_communication, of_data_worker, reason
+from evenstep.launch.connections import cut
 from evenstep.launch.meeting_place import VERDICT, keeper_of
 from evenstep.launch.store_line import StoreGoneError, StoreLine, StoreSilentError
 from evenstep.torch.processes.workers import Workers
@@ -32,12 +37,18 @@ _ANSWER_SECONDS: Final = 4.0
 class Liveness:
     """This worker's pulse, and a look at the others' after a failure. Its thread ends with the main thread."""
 
-    def __init__(self, workers: Workers, activity: Activity) -> None:
+    def __init__(self, workers: Workers, activity: Activity, silent_seconds: float) -> None:
         assert workers.store is not None
         self._workers = workers
         self._activity = activity
         self._keeper = keeper_of(workers.store, os.environ)
         self._line = StoreLine(workers.store)
+        self._lookout = Lookout(
+            workers.rank,
+            workers.machines,
+            silent_seconds=silent_seconds,
+            timeout_seconds=workers.timeout_seconds,
+        )
         self._verdict: str | None = None
         self._failed = False
         self._closed = threading.Event()
@@ -51,6 +62,8 @@ class Liveness:
         beat = self._line.ask(self._beat)
         while main.is_alive() and not self._closed.is_set():
             main.join(BEAT_SECONDS)  # A sleep that ends early when the script does.
+            done = beat.done() and beat.exception() is None
+            self._look(beat.result() if done else None)
             if beat.done():
                 beat = self._line.ask(self._beat)
         if self._failed and self._keeper.worker == self._workers.rank:
@@ -58,11 +71,29 @@ class Liveness:
             self._closed.wait(_POLL_SECONDS)
         self._line.close()
 
-    def _beat(self, store: Store) -> None:
-        """Increment the counter, and read whether another worker has failed, which the store may not outlive."""
+    def _beat(self, store: Store) -> dict[int, Pulse] | None:
+        """Increment the counter, and read whether another worker has failed, which the store may not outlive.
+
+        Returns the others' pulses, if the main thread waits for the others or may do so.
+        """
         self._beats += 1
-        store.set(str(self._workers.rank), Pulse(beats=self._beats, seen=self._activity.read()).to_text())
+        seen = self._activity.read()
+        store.set(str(self._workers.rank), Pulse(beats=self._beats, seen=seen).to_text())
         self._read_verdict(store)
+        return self._pulses(store) if needs_all(seen) else None
+
+    def _look(self, pulses: dict[int, Pulse] | None) -> None:
+        """While the main thread waits, look whether that is in vain; if so, end its wait."""
+        own, workers = self._activity.read(), self._workers
+        waits = needs_all(own)
+        here = [rank for rank, machine in enumerate(workers.machines) if machine == workers.machines[workers.rank]]
+        stopped = [rank for rank in here if waits and _is_stopped(workers.pids[rank])]
+        lost = self._lookout.look(own, time.monotonic(), stopped=stopped, pulses=pulses)
+        if lost is not None and self._verdict is None:
+            self._verdict = lost
+            self._line.ask(lambda store: self._put(store, lost))
+        if waits and self._verdict is not None:
+            cut(workers.connections)
 
     def _read_verdict(self, store: Store) -> None:
         if self._verdict is None and store.check([VERDICT]):
@@ -75,13 +106,12 @@ class Liveness:
     def tell(self, text: str) -> None:
         """This worker fails for this reason: tell the others, unless a worker has failed before."""
         self._failed = True
-
-        def put(store: Store) -> None:
-            if not store.check([VERDICT]):
-                store.set(VERDICT, text)
-
         with suppress(StoreSilentError, StoreGoneError):
-            self._line.call(put, _ANSWER_SECONDS)
+            self._line.call(lambda store: self._put(store, text), _ANSWER_SECONDS)
+
+    def _put(self, store: Store, text: str) -> None:
+        if not store.check([VERDICT]):
+            store.set(VERDICT, text)
 
     def lost(self, cause: Exception, wait: Callable[[float], None]) -> WorkerLostError:
         """The error to raise after a collective failed with `cause`; takes a few beats, unless a data worker died."""
@@ -129,13 +159,19 @@ class Liveness:
         seen[self._workers.rank] = self._activity.read()
         waited = [rank for rank in behind(seen, least_seconds=timeout / 4) if rank != self._workers.rank]
         if waited:
-            each = " and ".join(f"worker {rank} {seen[rank]}" for rank in waited)
-            return f"{each}, while the others waited for it: see what its script does there, then start again"
+            return kept_waiting({rank: seen[rank] for rank in waited})
         return (
             "a collective failed although every worker is alive: some worker left the training loop earlier than the"
             " others, or called alone what all must call (mean_over_workers, checkpoint.save), or its network failed;"
             " give all the same iterations and calls"
         )
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process. A debugger does the same, but the system tells them apart."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 @contextmanager

@@ -24,6 +24,8 @@ class Workers(Worker):
         given_group: The script's own, which stays when the worker leaves.
         on_host: Whether all workers train on the CPU, over Gloo.
         store: Where the workers met and show that they live, if they have groups.
+        machines: Where each worker runs, if they have groups; on the same machine, `pids` names each other's processes.
+        connections: The inodes of those of the groups that were made here.
         meet: Exchanges this worker's record for those of all workers, if there are no groups.
     """
 
@@ -32,6 +34,9 @@ class Workers(Worker):
     given_group: dist.ProcessGroup | None = None
     on_host: bool = False
     store: Store | None = None
+    machines: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+    connections: frozenset[int] = frozenset()
     meet: Callable[[bytes], list[bytes]] | None = None
 
     def leave(self) -> None:

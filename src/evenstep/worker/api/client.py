@@ -26,10 +26,10 @@ from evenstep.worker.api.client_optimizer import ClientOptimizer
 from evenstep.worker.api.loop import Loop, seconds_of
 from evenstep.worker.api.setup import Agreed, Asked
 from evenstep.worker.loader_state import read_state
+from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.servers.arrays import Array, ArrayParameters, layout_of
 from evenstep.worker.servers.exchange import Batch, ServedExchange
 from evenstep.worker.servers.link import Link
-from evenstep.worker.servers.nonfinite import NonfiniteGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +160,7 @@ class Client(Loop):
         self._overlaps = served.exchange == "overlapped"
         self._parameters = ArrayParameters(weights, layouts, self._link)
         self._optimizer = ClientOptimizer(self._link, spec)
-        self._nonfinite = NonfiniteGuard(served, self._tracker, self._parameters.finite)
+        self._nonfinite = NonfiniteGuard(served.nonfinite, self._tracker)
         self._batch: Batch | None = None
         self._pass = ServedExchange(
             self._link, self._tracker, self._parameters, self._optimizer, ahead=1 if self._overlaps else 0
@@ -217,7 +217,7 @@ class Client(Loop):
             if math.isfinite(norm):
                 self._nonfinite.passed()
             else:
-                self._nonfinite.skip(now)
+                self._nonfinite.skip(now, finite=self._parameters.finite())
                 samples, norm = 0, 0.0
             self._pass.push(now, batch, samples=samples, units=samples, norm=norm)
             if not self._overlaps:

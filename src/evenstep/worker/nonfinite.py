@@ -1,11 +1,9 @@
-"""What must not reach the parameter servers."""
+"""What must not reach the weights of all workers."""
 
 import warnings
-from collections.abc import Callable
 from typing import Final, final
 
 from evenstep.core.errors import EvenstepError
-from evenstep.schemes import Served
 from evenstep.worker.iteration import Iteration
 from evenstep.worker.tracker import Tracker
 
@@ -25,23 +23,19 @@ class DivergedError(EvenstepError, FloatingPointError):
 
 @final
 class NonfiniteGuard:
-    """Skips pushes whose gradient holds a NaN or an infinity, or refuses them if the scheme says so.
+    """Counts what is left out because it holds a NaN or an infinity, or refuses it if the scheme says so."""
 
-    `finite`: returns whether no weight holds a NaN or an infinity.
-    """
-
-    def __init__(self, served: Served, balancer: Tracker, finite: Callable[[], bool]) -> None:
-        self._refuses = served.nonfinite == "refuse"
+    def __init__(self, nonfinite: str, balancer: Tracker) -> None:
+        self._refuses = nonfinite == "refuse"
         self._balancer = balancer
-        self._finite = finite
         self._in_a_row = 0
 
     def passed(self) -> None:
-        """A finite gradient is pushed."""
+        """A finite gradient counts."""
         self._in_a_row = 0
 
-    def skip(self, now: Iteration) -> None:
-        """The gradient of this iteration is not finite and is not pushed.
+    def skip(self, now: Iteration, *, finite: bool) -> None:
+        """This worker's gradient of this iteration is left out; `finite`: its weights hold no NaN and no infinity.
 
         Raises:
             NonfiniteGradientError: The scheme refuses such gradients.
@@ -51,19 +45,19 @@ class NonfiniteGuard:
         if self._refuses:
             raise NonfiniteGradientError(
                 f"the gradient of iteration {now.number} on worker {worker} holds a NaN or an infinity:"
-                " lower the learning rate or the loss's scale, or have such pushes skipped with nonfinite=skip"
+                " lower the learning rate or the loss's scale, or have such gradients left out with nonfinite=skip"
             )
         self._balancer.skipped += 1
         self._in_a_row += 1
-        if self._in_a_row == _MAX_SKIPPED or not self._finite():
+        if self._in_a_row == _MAX_SKIPPED or not finite:
             raise DivergedError(
                 f"training has diverged by iteration {now.number} of worker {worker}: the weights hold a NaN"
                 f" or an infinity, or {_MAX_SKIPPED} gradients in a row did; lower the learning rate, and go on from"
-                " the last snapshot with evenstep run --resume"
+                " the last checkpoint (on servers, from the last snapshot with evenstep run --resume)"
             )
         if self._balancer.skipped == 1:
             warnings.warn(
-                f"worker {worker} left out a push whose gradient holds a NaN or an infinity; further ones"
-                " are counted in loader.statistics()",
+                f"worker {worker} left out its gradient of iteration {now.number}, which holds a NaN or an infinity;"
+                " further ones are counted in loader.statistics()",
                 stacklevel=2,
             )

@@ -1,0 +1,36 @@
+"""This process's TCP connections, where the system lists them, and how to end some of them."""
+
+import os
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+def connections(port: int | None = None) -> dict[int, int]:
+    """The inodes and descriptors of all connections, or those to this port."""
+    found = dict[int, int]()
+    with suppress(OSError):
+        for each in Path("/proc/self/fd").iterdir():
+            with suppress(OSError), _socket(int(each.name)) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6) and port in (None, sock.getpeername()[1]):
+                    found[os.fstat(sock.fileno()).st_ino] = int(each.name)
+    return found
+
+
+def cut(inodes: Collection[int]) -> None:
+    """Shut down those connections, so that calls which wait for them fail. The descriptors stay open."""
+    for inode, number in connections().items():
+        if inode in inodes:
+            with suppress(OSError), _socket(number) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _socket(number: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor, which stays open; OSError if it is none."""
+    sock = socket.socket(fileno=number)
+    try:
+        yield sock
+    finally:
+        sock.detach()
