@@ -418,7 +418,8 @@ class Odd:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 0}, "at least one checkpoint must be kept, not 0"),
+        ({"keep": 0}, "keep must be a whole number from 1 to 2147483647, not 0"),
+        ({"extras": [1]}, r"extras must be a dict of names and objects, not \[1\]"),
         ({"extras": {"odd": Odd()}}, "the state of the extra 'odd' holds more than tensors and plain values"),
         ({"extras": {"number": 3}}, "the extra 'number' has no state_dict"),
     ],
@@ -428,6 +429,25 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path, options, m
     with pytest.raises(evenstep.ConfigError, match=message):
         saved_at(tmp_path, 2, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+@pytest.mark.parametrize("do", [evenstep.checkpoint.save, evenstep.checkpoint.restore])
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("0mol", "folder must be the path of a folder, not None: give folder, model, optimizer, loader, in this order"),
+        ("molf", "folder must be the path of a folder, not PreparedModel"),
+        ("foml", "model must be what prepare returned, or a tuple of them, not SGD: give folder, model"),
+        ("fmlo", "optimizer must be what prepare returned, or a tuple of them, not PreparedLoader"),
+        ("fmof", "loader must be what prepare returned, or a tuple of them, not '"),
+        ("fmo-", "loader must be what prepare returned, or a tuple of them, not an empty tuple"),
+    ],
+)
+def test_other_arguments_than_a_folder_and_what_prepare_returned_are_refused(tmp_path, do, order, message):
+    model, optimizer, loader = prepared()
+    parts = {"f": str(tmp_path), "m": model, "o": optimizer, "l": loader, "0": None, "-": ()}
+    with loader, pytest.raises(evenstep.ConfigError, match=f"^{message}"):
+        do(*(parts[each] for each in order))
 
 
 def test_between_micro_batches_nothing_is_saved(tmp_path):

@@ -68,6 +68,12 @@ def files(tmp_path):
         ("demo --run-dir=", "argument --run-dir: needs a path"),
         ("export --trace= HERE/used", "argument --trace: needs a path"),
         ("run --nnodes 2:1 SCRIPT", "min_nodes"),
+        (
+            "run --rdzv-backend nope SCRIPT",
+            "backend 'nope' is not registered. Did you forget to call `register`?): check",
+        ),
+        ("run --rdzv-backend etcd SCRIPT", "did not find each other (The 'etcd' module is required"),
+        ("run --rdzv-backend c10d --rdzv-endpoint here:99999 SCRIPT", "'here:99999' must be an integer between 0 and"),
         ("run --scheme lbbsp SCRIPT", "there is no scheme 'lbbsp': did you mean 'lb-bsp'?"),
         (
             "run --workers 3 --scheme grouped:groups=0/1 SCRIPT",
@@ -88,7 +94,10 @@ def files(tmp_path):
         ("run --run-dir HERE/file/below SCRIPT", "cannot be written"),
         ("demo --run-dir HERE/demo", "holds a demo already"),
         ("demo --run-dir HERE/file", "cannot be written"),
-        ("demo --report HERE/nowhere/page.html", "has no folder"),
+        ("demo --report HERE/nowhere/page.html", "cannot be written (No such file or directory): give another"),
+        (f"demo --report {'x' * 300}", "cannot be written (File name too long): give another path"),
+        ("profile --cluster HERE SCRIPT", "cannot be written (Is a directory): give another path"),
+        ("profile --cluster HERE/nowhere/a.toml SCRIPT", "cannot be written (No such file or directory)"),
         ("demo fast", "evenstep demo has no argument 'fast'"),
     ],
 )

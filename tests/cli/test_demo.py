@@ -48,7 +48,7 @@ def test_a_short_demo_compares_with_one_start_of_the_workers_and_reports(tmp_pat
     [
         ("--schemes bps", "there is no scheme 'bps'"),
         ("--schemes bsp bsp", "stands twice"),
-        ("--report nowhere/page.html", "has no folder to lie in"),
+        ("--report nowhere/page.html", "cannot be written (No such file or directory): give another"),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_starts(arguments, fragment, capsys):

@@ -77,6 +77,15 @@ def test_output_that_cannot_be_written_is_one_sentence():
     assert done.returncode == 2
 
 
+def test_the_name_of_a_run_commands_no_terminal(tmp_path, capsys):
+    run = write_log(tmp_path / "a\x1b]0;b\x07", [(0.001, 0.02, 0.001)])
+    write_log(tmp_path / "b", [(0.001, 0.02, 0.001)])
+    for arguments in (["top", str(run)], ["top", f"{run} nowhere"], ["report", "--json", str(tmp_path)]):
+        main(arguments)
+        said = capsys.readouterr()
+        assert not {"\x1b", "\x07"} & {*said.out, *said.err}
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"evenstep {__version__}\n"

@@ -1,6 +1,8 @@
 """Scripts for Lightning: each habit is the mathematics of one process of plain Lightning."""
 
+import statistics
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from support import lightning_habits as habits
 from support import lightning_scripts as scripts
 
 from evenstep.integrations.lightning import EvenstepFabricStrategy, EvenstepStrategy
+from evenstep.telemetry import read_events
+from evenstep.telemetry.events import IterationDone
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("lightning")]
 
@@ -33,7 +37,7 @@ def folder(tmp_path_factory):
 def found(folder):
     """What everything came to on each worker, from one start of the workers."""
     saving = [checkpoints.save, checkpoints.save_with_fabric]
-    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving]
+    every = [*COMPARED, *checkpoints.MISTAKES, *scripts.MISTAKES, *saving, scripts.log_beside_a_busy_worker]
     return results(run_workers(habits.come_to, habits.WORKERS, habits.Together, every, folder))
 
 
@@ -77,6 +81,14 @@ def test_each_sample_is_trained_on_once_an_epoch_in_batches_of_changing_sizes(fo
     assert [sorted(chain(*parts)) for parts in zip(*seen, strict=True)] == [sorted(each) for each in slices]
     assert sorted(chain(*slices[:BATCHES])) == list(range(habits.RUN.samples))
     assert len({tuple(map(len, parts)) for parts in zip(*seen, strict=True)}) > 3
+
+
+def test_waiting_for_what_others_log_is_no_compute(folder, found):
+    assert [value["log_beside_a_busy_worker"] for value in found] == [{}] * habits.WORKERS
+    seconds = {worker: [] for worker in range(habits.WORKERS)}
+    for event in read_events(Path(folder, "busy"), kind=IterationDone):
+        seconds[event.worker].append(event.compute_seconds)
+    assert statistics.median(seconds[0]) < statistics.median(seconds[1]) / 2
 
 
 @pytest.mark.parametrize(

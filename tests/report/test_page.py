@@ -193,7 +193,7 @@ def test_json_has_the_numbers_for_machines(page, capsys):
     [
         ("", "the following arguments are required: RUN_DIR"),
         ("nowhere", "nowhere holds no worker-*.jsonl"),
-        ("HERE/equal -o HERE/none/report.html", "has no folder to lie in"),
+        ("HERE/equal -o HERE/none/report.html", "cannot be written (No such file or directory): give another"),
         ("HERE/equal HERE/equal", "was named twice"),
     ],
 )

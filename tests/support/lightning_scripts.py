@@ -1,9 +1,11 @@
 """More habits of Lightning scripts, in the form of lightning_habits: callbacks, tuners and odd Trainers."""
 
 import os
+import time
 
 import lightning
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
@@ -233,6 +235,20 @@ def schedule_by_what_is_logged(world):
     module = Plateau()
     trainer = fitted(world, module, max_epochs=4)
     return {"weights": module.weights, "rate": trainer.optimizers[0].param_groups[0]["lr"]}
+
+
+class Busy(Logging):
+    """Logs a mean over the workers in each step, before which one of them computes much."""
+
+    def training_step(self, batch, batch_idx):
+        if dist.get_rank() == 1:
+            time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+
+def log_beside_a_busy_worker(world):
+    fitted(world, Busy(), asked={"run_dir": f"{world.folder}/busy"}, max_epochs=1)
+    return {}
 
 
 class Data(lightning.LightningDataModule):

@@ -147,6 +147,22 @@ def train_beside_a_busy_worker(run, worker, run_dir):
             training.step(model, optimizer, inputs, targets)
 
 
+def average_beside_a_busy_worker(run, worker, run_dir):
+    """Workers that do not shard, and average their losses before each backward."""
+    model = training.model_of(run)
+    model.insert(1, Busy(worker))
+    model, optimizer, loader = evenstep.prepare(
+        *with_optimizer(run, model), training_loader(run), scheme="bsp", run_dir=run_dir
+    )
+    with loader:
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loader.mean_over_workers(loss, len(inputs))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
 def with_optimizer(run, model):
     return model, training.optimizer_of(run, model)
 

@@ -425,6 +425,8 @@ def start_differently(run, worker, changes):
         mine = dict(change) if dist.get_rank() == worker else {}
         evenstep.__version__ = mine.pop("version", version)
         model = torch.nn.Linear(FEATURES, mine.pop("outputs", 1)).to(run.dtype)
+        if mine.pop("turned", False):
+            model.weight = torch.nn.Parameter(model.weight.detach().T)
         try:
             prepared(replace(run, **mine), model=model)
         except evenstep.EvenstepError as error:

@@ -91,6 +91,16 @@ def test_what_version_1_wrote_is_understood():
     assert read({"event": "of another day", "samples": "many"}) is None
 
 
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_texts_command_no_terminal(ascii_only):
+    text = "\x1b]0;a\x07\\u001b\x9b2J\x7f\b\r\u00e9\t\n"
+    line = {"event": "error", "worker": 0, "iteration": 0, "at": 1, "type": "A", "text": text}
+    read = event_of(json.dumps(line, ensure_ascii=ascii_only).encode()).text
+    assert all(each.isprintable() or each in "\t\n" for each in read)
+    assert read.startswith(r"\u001b]0;a\u0007\u001b")
+    assert read.endswith("\u00e9\t\n")
+
+
 @pytest.mark.parametrize(
     ("line", "fragment"),
     [

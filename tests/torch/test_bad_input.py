@@ -86,6 +86,7 @@ def refusal(model=None, optimizer=None, loader=None, **options):
         ({"timeout": 1e300}, "positive number of seconds, at most 1e+09, not 1e+300"),
         ({"run_dir": 7}, "run_dir must be the path of a folder, not 7"),
         ({"run_dir": ""}, "run_dir must be the path of a folder, not ''"),
+        ({"run_dir": "x" * 300}, "cannot be written (File name too long): give another"),
         ({"seed": "abc"}, "seed must be a whole number of at most 64 bits, not 'abc'"),
         ({"seed": 2**70}, "seed must be a whole number of at most 64 bits, not 1180591620717411303424"),
         ({"comm_hook": "x"}, "comm_hook must be a tuple of a state and a function, not 'x'"),

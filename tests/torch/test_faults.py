@@ -77,6 +77,7 @@ CHANGES = [
     ({"samples": 91}, "a dataset of 91 samples where the others have 90"),
     ({"seed": 4}, "a seed of 4 for the order of samples where the others have 3"),
     ({"outputs": 2}, "a model of 14 parameters where the others have 7"),
+    ({"turned": True}, "parameters whose shapes have the checksum "),
 ]
 
 

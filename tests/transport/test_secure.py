@@ -222,6 +222,12 @@ def test_a_host_that_nobody_can_connect_to_is_refused(host, secret):
         listen(host, secret=secret)
 
 
+@pytest.mark.parametrize("host", ["no name", "192.0.2.1"])
+def test_a_host_that_is_not_this_one_is_refused(host, secret):
+    with pytest.raises(ConfigError, match=f"this host cannot listen on '{host}'.*: give its own host name or address"):
+        listen(host, secret=secret)
+
+
 def test_a_unix_socket_that_is_not_of_this_host_is_passed_over(secret):
     with listen(secret=secret) as listener:
         unix, tcp = listener.addresses
@@ -251,6 +257,6 @@ def test_what_is_no_address_is_refused(address, secret):
 
 
 def test_a_listener_at_an_ipv6_address_is_reached(secret):
-    with contextlib.suppress(OSError), listen("::1", secret=secret, local=False) as listener:
+    with contextlib.suppress(ConfigError), listen("::1", secret=secret, local=False) as listener:
         assert listener.addresses[0].startswith("tcp://[::1]:")
         assert_serves(listener, "tcp", secret)

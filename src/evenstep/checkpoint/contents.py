@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from evenstep.checkpoint.tree import put_together, take_apart
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.torch.model import device_of, unwrapped
 
 
@@ -39,6 +40,8 @@ class Contents:
     def of(cls, model: Any, optimizer: Any, extras: Mapping[str, Stateful] | None) -> Self:
         """From the arguments of `save` and `restore`; ConfigError if an extra has no state."""
         models = model if isinstance(model, tuple) else (model,)
+        if not isinstance(extras, Mapping | None):
+            raise ConfigError(f"extras must be a dict of names and objects, not {shown(extras)}")
         for name, each in (extras or {}).items():
             if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
                 raise ConfigError(f"the extra {name!r} has no state_dict and load_state_dict: leave it out")

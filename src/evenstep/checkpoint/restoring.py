@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from evenstep.checkpoint.contents import Contents, Stateful, restore_random_state
 from evenstep.checkpoint.folder import MANIFEST, CheckpointFolder, DamagedError, manifest_of, require_whole
-from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_own_weights
+from evenstep.checkpoint.saving import FORMAT, RUN, TENSORS, VALUES, generators_of, require_arguments
 from evenstep.checkpoint.together import collectives, together
 from evenstep.checkpoint.tree import unpacked
 from evenstep.core.checkpoints import heir, number_of
@@ -56,9 +56,8 @@ def restore(
         CheckpointError: No checkpoint is whole, or they could not be read.
         WorkerLostError: A worker died meanwhile.
     """
-    loader, *others = loader if isinstance(loader, tuple) else (loader,)
+    loader, *others = require_arguments(folder, model, optimizer, loader)
     engine = loader.engine
-    require_own_weights(engine, loader.scheme)
     if loader.profiled:
         return None
     checkpoints = CheckpointFolder(Path(folder))

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -21,6 +21,8 @@ from evenstep.checkpoint.tree import packed, take_apart
 from evenstep.core.checkpoints import number_of
 from evenstep.core.disagreement import Field, require_agreement
 from evenstep.core.errors import CheckpointError, ConfigError
+from evenstep.core.shown import shown
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.torch.agree import device_identity
 from evenstep.torch.data.batches import Batches
 from evenstep.torch.engines.engine import Engine
@@ -30,6 +32,7 @@ FORMAT: Final = 1
 TENSORS: Final = "tensors"
 VALUES: Final = "values.pt"
 RUN: Final = "run.json"
+_ORDER: Final = "give folder, model, optimizer, loader, in this order"
 
 
 def save(
@@ -67,11 +70,9 @@ def save(
         CheckpointError: It could not be written, on this worker or another. Older checkpoints are untouched.
         WorkerLostError: A worker died meanwhile.
     """
-    if keep < 1:
-        raise ConfigError(f"at least one checkpoint must be kept, not {keep}")
-    loader, *others = loader if isinstance(loader, tuple) else (loader,)
+    keep = require_whole("keep", keep, 1, UNLIMITED)
+    loader, *others = require_arguments(folder, model, optimizer, loader)
     engine = loader.engine
-    require_own_weights(engine, loader.scheme)
     if loader.profiled:
         return Path(folder)
     if not engine.synchronises:
@@ -144,13 +145,29 @@ def _newest_is_finite(checkpoints: CheckpointFolder) -> bool:
     return False
 
 
-def require_own_weights(engine: Engine, scheme: str) -> None:
-    """Refuse schemes whose weights are on servers."""
-    if isinstance(engine, ServedEngine):
+def require_arguments(folder: object, model: object, optimizer: object, loader: object) -> tuple[Batches, ...]:
+    """Refuse arguments of `save` or `restore` that are something else, such as each other, and schemes on servers.
+
+    Returns the loaders.
+    """
+    if not folder or not isinstance(folder, str | os.PathLike):
+        raise ConfigError(f"folder must be the path of a folder, not {shown(folder)}: {_ORDER}")
+    for name, kind, given in (
+        ("model", torch.nn.Module, model),
+        ("optimizer", torch.optim.Optimizer, optimizer),
+        ("loader", Batches, loader),
+    ):
+        each = given if isinstance(given, tuple) else (given,)
+        if not each or not all(isinstance(one, kind) for one in each):
+            what = ", ".join(shown(one) for one in each) or "an empty tuple"
+            raise ConfigError(f"{name} must be what prepare returned, or a tuple of them, not {what}: {_ORDER}")
+    loaders: tuple[Batches, ...] = loader if isinstance(loader, tuple) else (cast("Batches", loader),)
+    if isinstance(loaders[0].engine, ServedEngine):
         raise ConfigError(
-            f"under the scheme {scheme!r} weights and optimizer state are on servers, which write their own"
+            f"under the scheme {loaders[0].scheme!r} weights and optimizer state are on servers, which write their own"
             " snapshots: give evenstep run --run-dir, continue with --resume, and leave out evenstep.checkpoint"
         )
+    return loaders
 
 
 def _trained_on(loader: Batches) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.nearest import nearest
@@ -129,15 +130,18 @@ def require_run_dir(path: Path) -> None:
         raise ConfigError(f"there is no folder {path}: give the --run-dir of a run")
 
 
-def require_folder_of(path: Path) -> None:
-    """Refuse a file whose folder does not exist."""
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} has no folder to lie in: make {path.parent} first")
+def require_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work for it; an existing one keeps its content."""
+    there = os.path.lexists(path)
+    write_text(path, "", mode="a")
+    if not there:
+        path.unlink()
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: Literal["w", "a"] = "w") -> None:
     """Write a file; ConfigError if that is not possible."""
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): give another path") from error

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from evenstep import __version__
-from evenstep.cli.arguments import Parser, as_path, require_folder_of, require_package
+from evenstep.cli.arguments import Parser, as_path, require_package, require_writable, write_text
 from evenstep.cli.demonstration.runs import train, worker_output
 from evenstep.cli.demonstration.setting import EPOCHS, folder_of, ideal_speed_up
 from evenstep.cli.progress import progress_of
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     """Run the subcommand."""
     options = make_parser().parse(arguments)
     require_package("demo", "torch", "torch")
-    require_folder_of(options.report)
+    require_writable(options.report)
     from evenstep.launch.run_failed import RunFailedError
 
     schemes = _schemes(options.schemes)
@@ -131,7 +131,7 @@ def _write_report(runs: list[RunOverview], path: Path, console: Console) -> None
     except ConfigError as error:
         console.print(f"There is no page: {error}.", markup=False, soft_wrap=True)
         return
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
     console.print(f"The report is in {path}: open it in a browser.", markup=False, soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from evenstep import __version__
 from evenstep.core.errors import ConfigError, EvenstepError
 from evenstep.core.nearest import nearest
+from evenstep.core.shown import printable
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()  # While an error of it can still be reported.
         return code
     except EvenstepError as error:
-        print(f"evenstep: {error}", file=sys.stderr)
+        print(f"evenstep: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # As in `evenstep top --json | head`, which has read enough.
         _discard_output()
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        what = "the output" if error.filename is None else str(error.filename)[:_MAX_NAME]
+        what = "the output" if error.filename is None else printable(str(error.filename)[:_MAX_NAME])
         print(f"evenstep: {what} cannot be used ({error.strerror}): give another", file=sys.stderr)
         _discard_output()
         return USAGE_ERROR

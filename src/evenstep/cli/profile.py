@@ -15,7 +15,7 @@ from typing import Final, final
 
 from rich.console import Console
 
-from evenstep.cli.arguments import Parser, as_path, require_package, warn_of_misplaced, write_text
+from evenstep.cli.arguments import Parser, as_path, require_package, require_writable, warn_of_misplaced, write_text
 from evenstep.cluster import parse_cluster
 from evenstep.cluster.profile import ProfilePoint, doubt, knee, memory_of, profiled_cluster
 from evenstep.cluster.slowness import DeviceMemory
@@ -115,6 +115,8 @@ def _require(options: argparse.Namespace) -> None:
         raise ConfigError(f"there is no script {script!r}: check the path (options stand before the script)")
     if options.largest < _MIN_POINTS:
         raise ConfigError(f"--largest must be at least {_MIN_POINTS}, not {options.largest}")
+    if options.cluster is not None:
+        require_writable(options.cluster)
     if options.count < 1:
         raise ConfigError(f"--count must be at least 1, not {options.count}")
     if re.fullmatch(r"[A-Za-z0-9_-]+", options.name) is None:

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evenstep import __version__
-from evenstep.cli.arguments import Parser, as_path, require_folder_of, require_package, write_text
+from evenstep.cli.arguments import Parser, as_path, require_package, require_writable, write_text
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import printable
 from evenstep.report.overview import RunOverview, compared, overview_of, values_of
 from evenstep.report.recorded import read_run
 from evenstep.telemetry import ROLES, event_files
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
         output = Path("report.html")
     if output is not None:
         require_package("report", "plotly", "report")
-        require_folder_of(output)
+        require_writable(output)
     overviews = _overviews([found for each in options.run_dirs for found in _runs_in(each)], console)
     if len(overviews) > 1:
         console.print(compared(overviews), markup=False, soft_wrap=True)
@@ -78,13 +79,13 @@ def _overviews(folders: Sequence[Path], console: Console) -> list[RunOverview]:
     overviews = []
     columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        bars = [shown.add_task(escape(folder.name), total=_bytes_in(folder)) for folder in folders]
+        bars = [shown.add_task(escape(printable(folder.name)), total=_bytes_in(folder)) for folder in folders]
         for folder, name, bar in zip(folders, _names(folders), bars, strict=True):
             try:
                 run = read_run(folder, progress=partial(shown.advance, bar))
             except ConfigError as error:
                 raise ConfigError(f"{folder}: {error}") from error
-            overviews.append(overview_of(name or run.scheme, run))
+            overviews.append(overview_of(printable(name) or run.scheme, run))
     if len({each.name for each in overviews}) < len(overviews):
         raise ConfigError("a run directory was named twice: name each once")
     return overviews

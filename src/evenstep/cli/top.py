@@ -17,6 +17,7 @@ from rich.text import Text
 
 from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import printable
 from evenstep.report.live import LiveRun, live_table
 from evenstep.telemetry import ROLES, Event, RunTail, Tail, event_files
 from evenstep.telemetry.events import IterationDone, Run
@@ -76,7 +77,9 @@ def _print_once(run_dir: Path, console: Console, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(view)))
     else:
-        console.print(live_table(view, title=str(run_dir), width=console.width, height=len(view.workers) + 20))
+        console.print(
+            live_table(view, title=printable(str(run_dir)), width=console.width, height=len(view.workers) + 20)
+        )
 
 
 @final
@@ -91,18 +94,18 @@ class _Moment:
 
 def _watch(moments: Iterator[_Moment], run_dir: Path, console: Console) -> None:
     """Show each moment until there are no more, or Ctrl-C is pressed; the last stays on the terminal."""
-    shown = None
+    shown, title = None, printable(str(run_dir))
     try:
         with Live(console=console, screen=True, auto_refresh=False) as display:
             for moment in moments:
                 if moment.read is not None:
-                    display.update(Text(f"{run_dir}: reading, {moment.read:,} events so far"), refresh=True)
+                    display.update(Text(f"{title}: reading, {moment.read:,} events so far"), refresh=True)
                     continue
                 view = moment.live.view(moment.now)
                 if view is None:
-                    display.update(Text(f"{run_dir}: waiting for the first iteration"), refresh=True)
+                    display.update(Text(f"{title}: waiting for the first iteration"), refresh=True)
                     continue
-                shown = live_table(view, title=str(run_dir), width=console.size.width, height=console.size.height)
+                shown = live_table(view, title=title, width=console.size.width, height=console.size.height)
                 display.update(shown, refresh=True)
     except KeyboardInterrupt:
         pass

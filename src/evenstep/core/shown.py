@@ -1,4 +1,4 @@
-"""A value as an error message shows it: short, whatever the value is."""
+"""Values as messages show them: short, and without what a terminal would take for a command."""
 
 from typing import Final
 
@@ -24,3 +24,12 @@ def shown(value: object) -> str:
         return "a number of more than 70 digits"
     text = repr(value[: 2 * _LONGEST] if isinstance(value, str) else value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def printable(text: str) -> str:
+    r"""The text with the codes of its control characters, except new lines, in their place.
+
+    >>> printable("a\x1b[2J\nb")
+    'a\\x1b[2J\nb'
+    """
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)

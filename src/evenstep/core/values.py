@@ -5,10 +5,14 @@ no two processors round them differently.
 """
 
 from dataclasses import dataclass
+from operator import index
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -100,3 +104,23 @@ class Allocation:
     sizes: IntArray
     basis: Basis = "speed"
     weights: IntArray | None = None
+
+
+def plain(value: object) -> object:
+    """A whole number or a truth value of any kind, such as NumPy's, as Python's; other values as they are."""
+    try:
+        return bool(value) if isinstance(value, bool | np.bool_) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return value
+
+
+def require_whole(name: str, value: object, least: int, most: int) -> int:
+    """The argument of this name as an int.
+
+    Raises:
+        ConfigError: It is not a whole number in this range.
+    """
+    number = plain(value)
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {shown(value)}")
+    return number

@@ -131,6 +131,12 @@ class EvenstepStrategy(DDPStrategy):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As Lightning's; the mean of what workers log of a training batch is weighted by their samples."""
+        if self._prepared is None or self._weight_of_batch() is None:
+            return self._reduced(tensor, group, reduce_op)
+        with self._prepared.engine.balancer.interrupted():
+            return self._reduced(tensor, group, reduce_op)
+
+    def _reduced(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
         if not isinstance(tensor, torch.Tensor) or str(reduce_op).lower() not in ("mean", "avg"):
             return super().reduce(tensor, group, reduce_op)
         if not tensor.is_floating_point():

@@ -12,7 +12,7 @@ import numpy as np
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.experts import Experts
 from evenstep.core.shown import shown
-from evenstep.core.values import IntArray
+from evenstep.core.values import IntArray, require_whole
 from evenstep.jax.compiling import Compiling
 from evenstep.jax.processes import Processes
 from evenstep.launch.launch_settings import LaunchSettings
@@ -20,7 +20,6 @@ from evenstep.schemes import DEFAULT, Scheme, parse_scheme
 from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
 from evenstep.worker.api.gather import Gather
-from evenstep.worker.api.setup import require_whole
 from evenstep.worker.api.share import Share
 from evenstep.worker.common_data import require_common
 
@@ -257,7 +256,7 @@ def _in_steps(scheme: Scheme | str | None, pad: int | None, global_batch_size: o
     """
     if scheme is None:
         scheme = LaunchSettings.from_environment(os.environ).asked_scheme()
-    made = scheme if isinstance(scheme, Scheme) else parse_scheme(scheme or DEFAULT)
+    made = parse_scheme(scheme or DEFAULT)
     load = made.load
     if isinstance(load, Experts):
         load = replace(load, warmup=0, compiles=True)

@@ -159,9 +159,10 @@ def _run_workers(command: _Command, settings: LaunchSettings, status_dir: Path) 
     except ChildFailedError as failed:
         exit_codes = {worker: each.exitcode for worker, each in failed.failures.items()}
         raise failure_of(read_endings(status_dir), _killed_keepers(status_dir, exit_codes)) from None
-    except (RendezvousError, DistError) as error:
+    except (RendezvousError, DistError, ValueError, ImportError) as error:  # The latter two of the rendezvous' options.
         raise ConfigError(
-            f"the nodes did not find each other ({_line(error)}): check --rdzv-endpoint, --nnodes and the network"
+            f"the nodes did not find each other ({_line(error)}): check --rdzv-backend, --rdzv-endpoint, --nnodes and"
+            " the network"
         ) from error
     finally:
         _stop_leftovers()

@@ -6,10 +6,23 @@ from typing import Final, Self, final
 
 import msgspec
 
+from evenstep.core.errors import ConfigError
+from evenstep.transport.secure import require_secret
+
 SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
 """The secret that servers and workers share, in hexadecimal; passed in the environment only, never as an argument."""
 
 SERVER_COMMAND: Final = (sys.executable, "-m", "evenstep.server.program")
+
+
+def read_secret(text: str) -> bytes:
+    """The secret of the servers; ConfigError unless it is of enough hexadecimal digits."""
+    try:
+        secret = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        raise ConfigError("the secret of the servers must be hexadecimal digits") from None
+    require_secret(secret)
+    return secret
 
 
 class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,15 @@ from typing import Final, Self, TypeAlias, final
 
 from evenstep.core.coordinate import Heartbeats
 from evenstep.core.errors import ConfigError
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.launch.server_process import ServerProcess
-from evenstep.launch.server_settings import SECRET_VARIABLE, CommonSettings, ServerArguments, ServerSettings
+from evenstep.launch.server_settings import (
+    SECRET_VARIABLE,
+    CommonSettings,
+    ServerArguments,
+    ServerSettings,
+    read_secret,
+)
 from evenstep.schemes import Scheme, parse_scheme, recipe_modules
 from evenstep.telemetry.events import ServerFailed, ServersLost, ServersRestarted
 from evenstep.telemetry.say import say
@@ -283,15 +290,21 @@ def start_servers(
         resume: Whether to continue from the last snapshot in `run_dir`.
 
     Raises:
-        ConfigError: The scheme needs no servers, or a server could not be started.
+        ConfigError: An argument cannot be used, the scheme needs no servers, or a server could not be started.
     """
-    parsed = parse_scheme(scheme) if isinstance(scheme, str) else scheme
+    parsed = parse_scheme(scheme)
     if parsed.served is None:
         raise ConfigError(f"the scheme {parsed.name!r} needs no servers: use evenstep.Balancer, or one such as ssp")
+    workers = require_whole("workers", workers, 1, UNLIMITED)
+    if secret is not None:
+        read_secret(secret)
     scratch = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="evenstep-")
     folder = Path(scratch.name if scratch is not None else run_dir or "")
     snapshots = folder / "snapshots"
-    snapshots.mkdir(parents=True, exist_ok=True)
+    try:
+        snapshots.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the run directory {run_dir} cannot be written ({error.strerror}): give another") from error
     settings = ServerSettings(
         count=parsed.served.servers,
         allow=parsed.served.allowed,

@@ -77,11 +77,11 @@ def recipe(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
     return checked
 
 
-def parse_scheme(text: str, *, imports: bool = True) -> Scheme:
+def parse_scheme(text: Scheme | str, *, imports: bool = True) -> Scheme:
     """The scheme that a string such as `lb-bsp:predictor=ema,multiple=8` or `my_module:my-recipe:window=3` stands for.
 
     Args:
-        text: The scheme string.
+        text: The scheme string; a scheme stands for itself.
         imports: Whether to import the module that it names. Without, only recipes are known that are registered
             already: what a peer sends must not import anything.
 
@@ -95,6 +95,13 @@ def parse_scheme(text: str, *, imports: bool = True) -> Scheme:
     Traceback (most recent call last):
     evenstep.core.errors.ConfigError: there is no scheme 'lbbsp': did you mean 'lb-bsp'?
     """
+    if isinstance(text, Scheme):
+        return text
+    if not isinstance(text, str):
+        raise ConfigError(
+            "a scheme must be a string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp() returns, not"
+            f" {shown(text)}"
+        )
     name, rest = recipe_named(text, imports=imports)
     recipe = RECIPES[name]
     parameters = inspect.signature(recipe).parameters

@@ -155,7 +155,7 @@ def simulate_rounds(scenario: FederatedScenario, learner: Learner | None = None)
     Raises:
         ConfigError: Federated training cannot follow the scheme, or the clients cannot be grouped.
     """
-    scheme = parse_scheme(scenario.scheme) if isinstance(scenario.scheme, str) else scenario.scheme
+    scheme = parse_scheme(scenario.scheme)
     if scheme.period is not None or (scheme.served is not None and scheme.load.follows_speed):
         raise ConfigError(
             f"federated training cannot follow the whole of {scheme.name}: use lb-bsp or bsp for rounds, or ssp, dssp,"

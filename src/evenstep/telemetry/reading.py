@@ -3,6 +3,7 @@
 Everything that reads a run directory reads it through here.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,17 +29,23 @@ class _Kind(msgspec.Struct):
 
 _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Union[tuple(RECORDS.values())])  # noqa: UP007 - made here
 _KIND: Final = msgspec.json.Decoder(_Kind)
+_CONTROL: Final = re.compile(rb"(\\\\)|\\(?:[bfr]|u00(?:0[^9aA]|1.|7[fF]|[89].))|\x7f|\xc2[\x80-\x9f]")
+"""Control characters in JSON except tabs and new lines, and as a group backslashes that begin no code."""
 _MISSING: Final = re.compile("Object missing required field `(?!event`)(.*?)`$")
 
 
 def event_of(line: bytes) -> Event | None:
     """The event of a line; None for a kind that this version does not know.
 
+    A control character in its texts, with which it could command a terminal, is written as its code.
+
     Raises:
         ValueError: The line is damaged, or of another version; what is wrong, as the end of a sentence about the line.
     """
     if len(line) >= _LINE_BYTES:
         raise ValueError(f"is no event (it is longer than {_LINE_BYTES >> 20} MB): delete it")
+    if b"\\" in line or b"\x7f" in line or not line.isascii():
+        line = _CONTROL.sub(_printable, line)
     try:
         event: Event = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:
@@ -55,6 +62,12 @@ def event_of(line: bytes) -> Event | None:
             f"is of schema {event.schema}, and this version of evenstep knows those up to {SCHEMA}: use a newer one"
         )
     return event
+
+
+def _printable(found: re.Match[bytes]) -> bytes:
+    if found[1]:
+        return found[0]
+    return b"\\" + found[0] if found[0].startswith(b"\\") else b"?"
 
 
 def _is_unknown(line: bytes) -> bool:
@@ -85,6 +98,8 @@ def whole_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 def event_files(run_dir: Path, role: Role) -> list[Path]:
     """The existing event files of a role, by the writers' numbers."""
+    if not os.path.isdir(run_dir):  # `glob` raises an error for a name that is too long.
+        return []
     if role == "launcher":
         return list(run_dir.glob("launcher.jsonl"))
     numbered = ((path.stem.partition("-")[2], path) for path in run_dir.glob(f"{role}-*.jsonl"))

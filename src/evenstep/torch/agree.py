@@ -1,6 +1,7 @@
 """Agrees with the other workers on what to train and how, before anything is built."""
 
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
@@ -61,6 +62,7 @@ _MUST_AGREE: Final = {
     "partition": Field(phrase="partition={}", none="no partition"),
     "cost": Field(phrase="costs of samples with the checksum {}", none="no costs of samples"),
     "parameters": Field(phrase="a model of {} parameters"),
+    "shapes": Field(phrase="parameters whose shapes have the checksum {}"),
 }
 
 
@@ -294,12 +296,14 @@ def _record(
     request: Request, workers: Workers, scheme: Scheme, order: EpochOrder, costs: Costs | None
 ) -> dict[str, Any]:
     device = request.device
+    parameters = [parameter for model in request.models for parameter in model.parameters()]
     return {
         **_loader_record(request, order, workers, costs),
         "version": evenstep.__version__,
         "scheme": scheme.name,
         "empty": request.empty,
-        "parameters": sum(parameter.numel() for model in request.models for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "shapes": zlib.crc32(repr([list(parameter.shape) for parameter in parameters]).encode()),
         "host": workers.host,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "device": device_identity(device, workers),

@@ -48,8 +48,8 @@ def listen(
         admit_seconds: How long a peer may take to prove that it knows the secret.
 
     Raises:
-        ConfigError: The secret is too short, no peer could connect to this host, or `cryptography` is not installed.
-        OSError: This host has no such address, or the port is in use.
+        ConfigError: The secret is too short, this host has no such address, no peer could connect to it, the port is
+            in use, or `cryptography` is not installed.
     """
     require_secret(secret)
     door, address = _tcp_door(host, port)
@@ -185,12 +185,17 @@ class StreamListener:
 
 
 def _tcp_door(host: str, port: int) -> tuple[socket.socket, Address]:
-    family, _, _, _, (number, *_) = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM)[0]
-    if ipaddress.ip_address(number).is_unspecified:
+    try:
+        family, _, _, _, (number, *_) = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM)[0]
+        if ipaddress.ip_address(number).is_unspecified:
+            raise ConfigError(
+                f"peers cannot connect to {host!r}: listen on the host name or address by which they reach this host"
+            )
+        door = socket.create_server((str(number), port), family=family, backlog=_BACKLOG)
+    except OSError as error:
         raise ConfigError(
-            f"peers cannot connect to {host!r}: listen on the host name or address by which they reach this host"
-        )
-    door = socket.create_server((str(number), port), family=family, backlog=_BACKLOG)
+            f"this host cannot listen on {host!r} ({error.strerror}): give its own host name or address"
+        ) from error
     scheme: Literal["tcp", "tls"] = "tcp" if is_loopback(door) else "tls"
     return door, Address(scheme=scheme, name=host, port=door.getsockname()[1])
 

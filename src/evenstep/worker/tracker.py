@@ -5,8 +5,8 @@ It does not communicate. An engine sends this worker's row to the others and bri
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast, final
@@ -54,6 +54,7 @@ class Tracker:
         tells_plans: Whether this worker is the one that records everybody's sizes.
         summary: Sums up the run on worker 0; None on other workers.
         iteration: The current iteration, or the last one; None before the first.
+        latest: What all workers reported of the last iteration; None before the first.
         closed: Whether the run is over.
         skipped: How often this worker was left out because its gradient or model held a NaN or an infinity.
     """
@@ -73,6 +74,7 @@ class Tracker:
     summary: Summary | None = None
     iteration: Iteration | None = field(init=False, default=None)
     closed: bool = field(init=False, default=False)
+    latest: Reports | None = field(init=False, default=None)
     skipped: int = field(init=False, default=0)
     _before: Iteration | None = field(init=False, default=None)
     _entered: float | None = field(init=False, default=None)
@@ -80,7 +82,6 @@ class Tracker:
     _planned_for: Problem | None = field(init=False, default=None)
     _basis: Basis = field(init=False, default="speed")
     _weights: IntArray | None = field(init=False, default=None)
-    _latest: Reports | None = field(init=False, default=None)
     _number: int = field(init=False, default=0)
     _warned: bool = field(init=False, default=False)
     _sample_times: SampleTimes = field(init=False, default_factory=SampleTimes)
@@ -114,11 +115,6 @@ class Tracker:
             weights=lambda: self._weights,
             per_sample=self._sample_times.of(costs.costs),
         )
-
-    @property
-    def latest(self) -> Reports | None:
-        """What all workers reported of the last iteration; None before the first."""
-        return self._latest
 
     def private_shares(self, lengths: Sequence[int], ledger: Ledger, *, epoch: int, depth: int) -> PrivateShares:
         """This worker's shares of an epoch of its own data, of `lengths` samples on the workers."""
@@ -283,6 +279,16 @@ class Tracker:
         """While this is open, the worker waits for the others in the current iteration."""
         return self.activity.waiting(-1 if self.iteration is None else self.iteration.number)
 
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """While this is open, the script waits for the other workers, in an iteration or not: this is not compute."""
+        ran = self.stopwatch.running
+        self.stopwatch.pause()  # An emulated device is held at the end of the iteration, for all of its compute.
+        with self.activity.waiting():
+            yield
+        if ran:
+            self.stopwatch.run()
+
     def waiting_ends(self) -> None:
         """The summed gradient of the current iteration is here; the script continues."""
         self._mark(Doing.COMPUTING)
@@ -306,7 +312,7 @@ class Tracker:
         """
         self.policy.observe(reports)
         self._planned_for = None
-        self._latest = reports
+        self.latest = reports
         if self.last_sizes is not None:
             self.last_sizes.keep(self.policy, changed=False)
         if self.iteration is not None and self.lags is not None:

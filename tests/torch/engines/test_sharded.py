@@ -64,8 +64,9 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all():
         assert np.isfinite(value["end"]).all()
 
 
-def test_waiting_for_a_slower_worker_is_no_compute(tmp_path):
-    run_workers(sharded.train_beside_a_busy_worker, 2, Run(samples=100, dtype=torch.float32), 1, tmp_path)
+@pytest.mark.parametrize("train", [sharded.train_beside_a_busy_worker, sharded.average_beside_a_busy_worker])
+def test_waiting_for_a_slower_worker_is_no_compute(train, tmp_path):
+    results(run_workers(train, 2, Run(samples=100, dtype=torch.float32), 1, tmp_path))
     seconds = {worker: [] for worker in range(2)}
     for event in read_events(tmp_path, kind=IterationDone):
         seconds[event.worker].append(event.compute_seconds)

@@ -3,6 +3,7 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -131,9 +132,21 @@ def test_a_mistake_is_told_also_where_no_server_can_be_reached(sentence):
         evenstep.Client(**given | MISTAKES[sentence])
 
 
-def test_a_scheme_without_servers_starts_none():
-    with pytest.raises(evenstep.ConfigError, match=r"the scheme 'lb-bsp' needs no servers: use evenstep\.Balancer"):
-        evenstep.start_servers("lb-bsp", workers=2)
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"scheme": "lb-bsp"}, "the scheme 'lb-bsp' needs no servers: use evenstep.Balancer"),
+        ({"scheme": None}, "a scheme must be a string such as 'lb-bsp', or what a recipe such as evenstep.lb_bsp()"),
+        ({"workers": "two"}, "workers must be a whole number from 1 to 2147483647, not 'two'"),
+        ({"workers": 0}, "workers must be a whole number from 1 to 2147483647, not 0"),
+        ({"secret": "secret"}, "the secret of the servers must be hexadecimal digits"),
+        ({"secret": "ab"}, "a secret of 1 bytes could be guessed: use at least 16"),
+        ({"run_dir": "x" * 300}, f"the run directory {'x' * 300} cannot be written (File name too long): give another"),
+    ],
+)
+def test_a_wrong_argument_starts_no_servers(given, sentence):
+    with pytest.raises(evenstep.ConfigError, match="^" + re.escape(sentence)):
+        evenstep.start_servers(**{"scheme": "asp", "workers": 2} | given)
 
 
 @pytest.mark.multiprocess
@@ -173,6 +186,13 @@ def test_a_mistake_of_a_client_is_one_sentence():
         next(shares)
         with refused("a share was not pushed: call client.push"):
             next(shares)
+        shares = made.epoch(0)
+        next(shares)
+        made.close()
+        for use in (made.epoch().__next__, shares.__next__, partial(made.push, weights)):
+            with refused("this run was closed: start another one"):
+                use()
+        made = client(options=made.options)
         made.close()
         with refused("this run was closed: start another one"):
             next(made.epoch())

@@ -24,6 +24,7 @@ from evenstep.advice.hosts import HostFacts
 from evenstep.cli.env import facts
 from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.torch.processes.workers import Workers, gather
 
 FEATURES: Final = 256
 CLASSES: Final = 10
@@ -98,7 +99,7 @@ def train(options: argparse.Namespace, device: torch.device, emulated: bool) -> 
     session.close()
 
 
-def host_facts(device: torch.device, salt: bytes) -> HostFacts:
+def host_facts(device: torch.device, salt: str) -> HostFacts:
     """What this worker knows of its host; the first on each host knows all of it."""
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     first = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -116,7 +117,7 @@ def host_facts(device: torch.device, salt: bytes) -> HostFacts:
             for each in addresses
             if name in up and each.family == socket.AF_INET
         ],
-        secret=None if secret is None else hmac.new(secret.encode(), salt, "sha256").hexdigest(),
+        secret=None if secret is None else hmac.new(secret.encode(), salt.encode(), "sha256").hexdigest(),
         found={name: _text(value) for name, value in facts().items()} if first else {},
     )
 
@@ -140,16 +141,21 @@ def main() -> None:
     settings = LaunchSettings.from_environment(os.environ)
     assert settings.run_dir is not None
     train(options, device, settings.emulate is not None)
-    salt = [os.urandom(16)]
-    dist.broadcast_object_list(salt, src=0)
-    log = Path(settings.run_dir, f"worker-{dist.get_rank()}.jsonl").read_bytes()
+    workers = Workers(
+        rank=dist.get_rank(),
+        count=dist.get_world_size(),
+        host=platform.node(),
+        timeout_seconds=options.seconds,
+        host_group=dist.group.WORLD,
+    )
+    salt = gather(workers, {"salt": os.urandom(16).hex()})[0]["salt"]
+    log = Path(settings.run_dir, f"worker-{workers.rank}.jsonl").read_text(encoding="utf-8")
     # Each host has its own run directory, and advice needs the events of all workers.
-    everything: list[tuple[bytes, bytes]] = [(b"", b"")] * dist.get_world_size()
-    dist.all_gather_object(everything, (log, msgspec.json.encode(host_facts(device, salt[0]))))
-    if dist.get_rank() == 0:
-        for rank, (events, told) in enumerate(everything):
-            (options.into / f"worker-{rank}.jsonl").write_bytes(events)
-            (options.into / f"facts-{rank}.json").write_bytes(told)
+    everything = gather(workers, {"log": log, "facts": msgspec.to_builtins(host_facts(device, salt))})
+    if workers.rank == 0:
+        for rank, told in enumerate(everything):
+            (options.into / f"worker-{rank}.jsonl").write_text(told["log"], encoding="utf-8")
+            (options.into / f"facts-{rank}.json").write_bytes(msgspec.json.encode(told["facts"]))
     # Without the interpreter's end: a thread of Gloo may only then drop its last collective, and aborts without the
     # GIL that it needs for this (seen with torch 2.13; destroy_process_group leaves the group of a DDP model alive).
     os._exit(0)

@@ -124,7 +124,7 @@ class Batches(Loop):
             WorkerLostError: A worker died or stopped, or did not call it; the message names it.
         """
         try:
-            with self._balancer.activity.waiting():
+            with self._balancer.interrupted():
                 return mean_over_workers(self.engine.workers, value, count)
         except RuntimeError as error:
             raise self.engine.explained(error) from error
@@ -132,7 +132,7 @@ class Batches(Loop):
     def gather_over_workers(self, values: torch.Tensor) -> torch.Tensor:
         """As `Session.gather`."""
         try:
-            with self._balancer.activity.waiting():
+            with self._balancer.interrupted():
                 return gather_over_workers(self.engine.workers, values)
         except RuntimeError as error:
             raise self.engine.explained(error) from error

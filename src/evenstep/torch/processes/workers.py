@@ -77,4 +77,4 @@ def gather(workers: Workers, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = [torch.zeros_like(mine) for _ in range(workers.count)]
     dist.all_gather(texts, mine, group=workers.host_group)
-    return [json.loads(bytes(each[: int(length)].tolist())) for each, length in zip(texts, lengths, strict=True)]
+    return [json.loads(each[: int(length)].numpy().tobytes()) for each, length in zip(texts, lengths, strict=True)]

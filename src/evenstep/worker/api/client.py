@@ -15,7 +15,7 @@ from evenstep.core.samples import Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_timeout
-from evenstep.launch.server_settings import SECRET_VARIABLE
+from evenstep.launch.server_settings import SECRET_VARIABLE, read_secret
 from evenstep.protocol.optimizer import OptimizerSpec, spec_of
 from evenstep.protocol.run_spec import RunSpec
 from evenstep.schemes import Scheme
@@ -234,6 +234,7 @@ class Client(Loop):
     # The epoch.
 
     def _require_batch(self) -> Batch:
+        self._require_unclosed()
         if self._batch is None:
             raise ConfigError("no share is in hand: push once for each share of client.epoch()")
         return self._batch
@@ -310,10 +311,7 @@ def _link(
             "there are no servers to join: start the script with evenstep run and a scheme on servers, such as"
             " --scheme ssp, or give servers= and secret= of evenstep.start_servers"
         )
-    try:
-        key = bytes.fromhex(secret)
-    except (TypeError, ValueError):
-        raise ConfigError("the secret of the servers must be hexadecimal digits") from None
+    key = read_secret(secret)
     return Link(
         rank,
         lambda shard: connect(addresses[shard], secret=key),

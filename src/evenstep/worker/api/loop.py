@@ -14,9 +14,9 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger, Shares, whole_batch
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
-from evenstep.core.values import UNLIMITED
+from evenstep.core.values import UNLIMITED, require_whole
 from evenstep.worker.activity import Activity
-from evenstep.worker.api.setup import Agreed, Asked, require_whole
+from evenstep.worker.api.setup import Agreed, Asked
 from evenstep.worker.api.share import Share
 from evenstep.worker.loader_state import LoaderState, Progress, load_speeds, read_state
 from evenstep.worker.stopwatch import HostStopwatch
@@ -69,13 +69,18 @@ class Loop(ABC):
         """This worker's shares of the epoch, or of the next one; after `load_state_dict`, those that are left of it.
 
         Raises:
-            ConfigError: The epoch is not a whole number >= 0.
+            ConfigError: The epoch is not a whole number >= 0, or the run was closed.
         """
         if epoch is not None:
             self._at.set_next(require_whole("epoch", epoch, 0, UNLIMITED))
         return self._epoch()
 
+    def _require_unclosed(self) -> None:
+        if self._tracker.closed:
+            raise ConfigError("this run was closed: start another one")
+
     def _epoch(self) -> Iterator[Share]:
+        self._require_unclosed()
         self._loops += 1
         loop = self._loops
         self._at.begin()
@@ -101,6 +106,7 @@ class Loop(ABC):
                 )
                 if loop != self._loops:
                     raise ConfigError("another loop over an epoch began before this one ended: finish one first")
+                self._require_unclosed()
                 self._finish()
                 self._enter()
                 shares.replan()

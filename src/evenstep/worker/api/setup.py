@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import index
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -21,7 +20,7 @@ from evenstep.core.load.narx import Narx
 from evenstep.core.samples import Ledger
 from evenstep.core.shown import shown
 from evenstep.core.sync.checked import sync_policy
-from evenstep.core.values import UNLIMITED, IntArray, Problem
+from evenstep.core.values import UNLIMITED, IntArray, Problem, plain, require_whole
 from evenstep.core.version import VERSION
 from evenstep.launch.launch_settings import VARIABLES, LaunchSettings
 from evenstep.launch.marks import leave_line, leave_mark
@@ -110,7 +109,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         for name in (*_NUMBERS, *_SWITCHES):
-            object.__setattr__(self, name, _plain(getattr(self, name)))
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     @property
     def events_dir(self) -> Path | None:
@@ -166,7 +165,7 @@ class Asked:
     def _scheme(self) -> Scheme:
         if self.scheme is None:
             return self.launched.asked_scheme() or parse_scheme(DEFAULT)
-        return parse_scheme(self.scheme) if isinstance(self.scheme, str) else self.scheme
+        return parse_scheme(self.scheme)
 
     def _record(self, scheme: Scheme, largest: int, hold: Hold | None) -> dict[str, Any]:
         return {
@@ -276,23 +275,3 @@ class Asked:
 
 def _ended(rank: int) -> Ended:
     return Ended(worker=rank, at=time.perf_counter())
-
-
-def _plain(value: object) -> object:
-    """A whole number or a truth value of any kind, such as NumPy's, as Python's; other values as they are."""
-    try:
-        return bool(value) if isinstance(value, bool | np.bool_) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return value
-
-
-def require_whole(name: str, value: object, least: int, most: int) -> int:
-    """The argument of this name as an int.
-
-    Raises:
-        ConfigError: It is not a whole number in this range.
-    """
-    number = _plain(value)
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {shown(value)}")
-    return number
