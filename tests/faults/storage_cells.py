@@ -56,7 +56,7 @@ CHECKPOINT_RESTORING = {
     "the tensors": Place("read", ".distcp", number=1),
 }
 SNAPSHOT_SAVING = {
-    "the folder": Place("os.mkdir", "version-000000000036"),
+    "the folder": Place("os.mkdir", "version-000000000036", worker=None),  # Whichever server makes it first.
     "the state": Place("write", "version-000000000036/.shard-1.partial", worker=1),
     "the digest": Place("write", "version-000000000036/shard-0.json"),
     "the name": Place("os.rename", "version-000000000036/.shard-1.partial", worker=1),
