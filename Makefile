@@ -77,7 +77,7 @@ $(INSTALLED): $(INSTALLED_DEMO)
 	@touch $@
 
 $(INSTALLED_ALL): $(INSTALLED)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,wandb,mlflow,trackio,opentelemetry]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[lightning,accelerate,transformers,ray,opentelemetry]' wandb
 	@touch $@
 
 .venv-publish/.installed: constraints-publish.txt

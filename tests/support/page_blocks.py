@@ -24,6 +24,7 @@ import evenstep
 from evenstep.core.load.shares import shares_of
 from evenstep.core.sync import Command, Push
 from evenstep.core.sync.roster import Roster, commit_alone
+from support.made_log import write_log
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -64,7 +65,9 @@ def names():
         "loss": 0.5, "loss_of": lambda model, *batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
         "first": DataLoader(data, batch_size=16), "second": DataLoader(data, batch_size=16), "model": model,
         "my_batch": lambda positions: data[torch.as_tensor(positions)], "np": np, "npt": npt, "optimizer": optimizer,
-        "paths": [path], "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 4), "shares_of": shares_of,
+        "log": lambda values, step: None,
+        "run_dir": write_log(Path("run"), [(0.1, 0.1, 0.1)]), "paths": [path],
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 4), "shares_of": shares_of,
         "texts": ["text"] * 64, "text": (DOCS.parent / "examples/clusters/four-gpus.toml").read_text(),
         "timedelta": timedelta, "tokenize": torch.tensor, "torch": torch,
     }  # fmt: skip

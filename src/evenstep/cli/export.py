@@ -13,27 +13,21 @@ from evenstep.cli.arguments import Parser, as_path, require_run_dir
 from evenstep.core.errors import ConfigError
 from evenstep.telemetry import Recorder, RunTail
 from evenstep.telemetry.sinks.chrome_trace import ChromeTrace
-from evenstep.telemetry.sinks.mlflow import MLflow
 from evenstep.telemetry.sinks.opentelemetry import OpenTelemetry
 from evenstep.telemetry.sinks.prometheus import Prometheus
 from evenstep.telemetry.sinks.tensorboard import TensorBoard
-from evenstep.telemetry.sinks.trackio import Trackio
-from evenstep.telemetry.sinks.wandb import WandB
 
 _POLL_SECONDS: Final = 1.0
 _TELL_EVENTS: Final = 5000
 _DESCRIPTION: Final = """\
 Give a run's events to other tools: a trace for Perfetto (ui.perfetto.dev) or chrome://tracing, TensorBoard's files, or
-metrics for Prometheus, OpenTelemetry, Weights & Biases, MLflow or Trackio. They are read from the run directory, so
-training does not notice. With --follow, and with --prometheus always, later events are exported too, until Ctrl-C."""
+metrics for Prometheus or OpenTelemetry. They are read from the run directory, so training does not notice. With
+--follow, and with --prometheus always, later events are exported too, until Ctrl-C."""
 
 _SINKS: Final[Mapping[str, Callable[[Any, str], Recorder]]] = MappingProxyType(
     {
         "trace": lambda path, _: ChromeTrace(path),
         "tensorboard": lambda folder, _: TensorBoard(folder),
-        "wandb": WandB,
-        "mlflow": MLflow,
-        "trackio": Trackio,
         "opentelemetry": OpenTelemetry,
     }
 )
@@ -76,9 +70,6 @@ def make_parser() -> Parser:
     add("run_dir", type=as_path, metavar="RUN_DIR", help="the run directory")
     add("--trace", type=as_path, metavar="FILE.json", help="a trace for Perfetto or chrome://tracing")
     add("--tensorboard", type=as_path, metavar="LOG_DIR", help="files for tensorboard --logdir LOG_DIR")
-    add("--wandb", metavar="PROJECT", help="a run in this project of Weights & Biases")
-    add("--mlflow", metavar="EXPERIMENT", help="a run in this experiment of MLflow, at MLFLOW_TRACKING_URI")
-    add("--trackio", metavar="PROJECT", help="a run in this project of Trackio, on this host or in TRACKIO_SPACE_ID")
     add("--opentelemetry", metavar="URL", help="metrics for an OTLP collector, such as http://localhost:4318")
     add(
         "--prometheus",
