@@ -7,7 +7,6 @@ from typing import Final, Self, final
 import msgspec
 
 from evenstep.core.errors import ConfigError
-from evenstep.transport.secure import require_secret
 
 SECRET_VARIABLE: Final = "EVENSTEP_SECRET"
 """The secret that servers and workers share, in hexadecimal; passed in the environment only, never as an argument."""
@@ -21,6 +20,8 @@ def read_secret(text: str) -> bytes:
         secret = bytes.fromhex(text)
     except (TypeError, ValueError):
         raise ConfigError("the secret of the servers must be hexadecimal digits") from None
+    from evenstep.transport.secure import require_secret  # The launcher passes it on unread.
+
     require_secret(secret)
     return secret
 

@@ -196,7 +196,7 @@ def meet_in_store(store: Store, rank: int, wanted: Wanted) -> tuple[_Addresses, 
         store.set(key, str(handover.write(hosting.folder)) if one_host else "\n".join(map(" ".join, addresses)))
         return addresses, secret, hosting
     told = _await(store, key, wanted.timeout_seconds)
-    theirs = int(store.get(f"{key}/kept"))
+    theirs = int(store.get(f"{key}/kept")) if kept >= 0 else -1
     if kept > theirs:
         raise ConfigError(
             f"the newest snapshot in {wanted.run_dir} is version {kept} on the host of worker {rank} and version"
