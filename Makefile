@@ -60,6 +60,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/check_rooms.py
 	$(BIN)/python benchmarks/check_records.py
 
 docs: export NO_MKDOCS_2_WARNING := 1

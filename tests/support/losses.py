@@ -183,7 +183,7 @@ def rows_beside(how):
                     if batch is None:
                         continue
                     features, labels = batch
-                    rows = {"zip": others, "views": torch.cat([features, -features])}[how]
+                    rows = {"zip": others, "views": torch.cat([features, -features]).clone()}[how]
                     optimizer.zero_grad()
                     (cross_entropy(prepared(features), labels) + prepared(rows).square().mean()).backward()
                     optimizer.step()

@@ -103,9 +103,9 @@ class Inputs:
         return bool(batch.traces.same(self._addresses))
 
     def foreign(self, batch: HandedOut) -> bool:
-        """Whether it is of other rows than the batch: neither its memory, nor its length or a multiple."""
+        """Whether it is of other rows than the batch: neither its memory, nor its length or a multiple in two axes."""
         length, shapes = batch.traces.length, _shapes(self._tensors)
-        rows = [shape[0] % length for shape in shapes if shape] if length else []
+        rows = [axis % length for shape in shapes for axis in shape[:2]] if length else []
         return bool(rows) and all(rows) and not self.same(batch)
 
     def alike(self, batches: Sequence[HandedOut]) -> list[HandedOut]:
