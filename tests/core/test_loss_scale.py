@@ -8,34 +8,54 @@ from evenstep.core.loss_scale import is_mean
 SIZES = {"fixed": [12, 9, 3], "two": [18, 6], "nearly alike": [26, 22], "many": [40, 30, 20, 10, 8, 4, 2, 1]}
 
 
-def squares_of(sizes, generator, *, mean, spread):
-    """Squared norms of the gradients at `sizes` outputs, whose own gradients are lognormal."""
-    own = [[np.exp(generator.normal(0.0, spread, size)) ** 2 for size in row] for row in sizes]
-    return np.array([[each.sum() / (len(each) ** 2 if mean else 1) for each in row] for row in own])
+DRAWS = {
+    "narrow": lambda generator, size: np.exp(generator.normal(0.0, 0.1, size)),
+    "wide": lambda generator, size: np.exp(generator.normal(0.0, 1.5, size)),
+    "outliers": lambda generator, size: np.where(generator.random(size) < 0.01, 100, 1) * generator.normal(size=size),
+    "mostly zero": lambda generator, size: (generator.random(size) < 0.03) * generator.normal(size=size),
+}
 
 
-@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 1.5])
+def levels_of(sizes, generator, *, mean, draw):
+    """Mean log norms of the gradients at the outputs of samples."""
+    levels = np.full(np.shape(sizes), np.nan)
+    for place, size in np.ndenumerate(sizes):
+        norms = np.abs(DRAWS[draw](generator, size))
+        if norms.any():
+            levels[place] = np.log(norms[norms > 0]).mean() - np.log(size) * mean
+    return levels
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("name", SIZES)
-def test_a_mean_is_not_taken_for_a_sum(name, spread):
+def test_a_mean_is_not_taken_for_a_sum(name, draw):
     generator = np.random.default_rng(0)
     sizes = np.tile(SIZES[name], (20, 1))
-    assert False not in [is_mean(sizes, squares_of(sizes, generator, mean=True, spread=spread)) for _ in range(200)]
+    assert False not in [is_mean(sizes, levels_of(sizes, generator, mean=True, draw=draw)) for _ in range(200)]
+
+
+def test_nor_is_one_whose_samples_are_sorted_by_their_errors():
+    generator = np.random.default_rng(0)
+    sizes = np.tile([12, 9, 3], (20, 1))
+    norms = [np.split(np.sort(np.abs(generator.normal(size=24)))[::-1], [12, 21]) for _ in sizes]
+    levels = np.array([[np.log(each).mean() - np.log(len(each)) for each in row] for row in norms])
+    assert is_mean(sizes, levels) is None
 
 
 @pytest.mark.parametrize("name", ["fixed", "two", "many"])
 def test_a_sum_is_found(name):
     generator = np.random.default_rng(0)
     sizes = np.tile(SIZES[name], (20, 1))
-    said = [is_mean(sizes, squares_of(sizes, generator, mean=False, spread=0.5)) for _ in range(50)]
-    assert said.count(False) >= 45
+    said = [is_mean(sizes, levels_of(sizes, generator, mean=False, draw="outliers")) for _ in range(50)]
+    assert said.count(False) >= 40
     assert True not in said
 
 
 def test_sizes_may_change_and_gradients_may_be_missing():
     generator = np.random.default_rng(0)
     sizes = np.array([[12, 9, 3], [3, 12, 9]] * 10)
-    squares = squares_of(sizes, generator, mean=False, spread=0.2)
-    squares[::3, 1] = np.nan
-    assert is_mean(sizes, squares) is False
+    levels = levels_of(sizes, generator, mean=False, draw="narrow")
+    levels[::3, 1] = np.nan
+    assert is_mean(sizes, levels) is False
     assert is_mean(sizes, np.full(sizes.shape, np.nan)) is None
-    assert is_mean(np.full((20, 3), 8), squares) is None
+    assert is_mean(np.full((20, 3), 8), levels) is None

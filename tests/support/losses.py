@@ -35,6 +35,11 @@ def mean(scores, labels, loader):
     return cross_entropy(scores, labels)
 
 
+def mean_beside_a_probe(scores, labels, loader):
+    torch.autograd.grad(scores.sum(), scores, retain_graph=True)
+    return cross_entropy(scores, labels)
+
+
 def mean_of_a_sum(scores, labels, loader):
     return cross_entropy(scores, labels, reduction="sum") / len(labels)
 
@@ -75,6 +80,14 @@ def all_rows_against_all(scores, labels, loader):
     return contrasted(evenstep.torch.all_gather(scores), labels)
 
 
+def two_views_of_all(scores, labels, loader):
+    return evenstep.torch.all_gather(torch.cat([scores, scores.square()])).square().mean()
+
+
+def gathered_in_other_shapes(scores, labels, loader):
+    return evenstep.torch.all_gather(scores @ scores.T).square().mean()
+
+
 def gathered_as_if_alike(scores, labels, loader):
     parts = [torch.zeros_like(scores) for _ in range(WORKERS)]
     dist.all_gather(parts, scores.detach())
@@ -95,6 +108,10 @@ def union(scores, labels):
     return cross_entropy(scores, labels)
 
 
+def views(scores, labels):
+    return torch.cat([scores, scores.square()]).square().mean()
+
+
 def weighted_union(scores, labels):
     return cross_entropy(scores, labels, CLASS_WEIGHTS)
 
@@ -102,11 +119,13 @@ def weighted_union(scores, labels):
 EXACT = {
     "a mean": (mean, {}, union),
     "a sum over len": (mean_of_a_sum, {}, union),
+    "a mean beside a probe": (mean_beside_a_probe, {}, union),
     "a sum with its weight": (sum_with_the_weight_of_a_sum, {}, union),
     "class weights, and weigh_by": (weighted_by_class, {}, weighted_union),
     "counts of all, and weights": (divided_by_the_counts_of_all, {"weights": "script"}, union),
     "own rows against all": (own_rows_against_all, {}, contrasted),
     "all rows against all": (all_rows_against_all, {}, contrasted),
+    "two views of all": (two_views_of_all, {}, views),
     "class weights of all, and weights": (divided_by_the_class_weights_of_all, {"weights": "script"}, weighted_union),
 }
 """By name: the loss of a worker's batch, options of `prepare`, and the loss of the union batch."""
@@ -118,6 +137,7 @@ REFUSED = {
 }
 
 GATHERED = {"a gather": gathered_as_if_alike, "a gather with gradients": gathered_as_if_alike_with_gradients}
+RAGGED = {"a gather in other shapes": gathered_in_other_shapes}
 
 
 def together():
@@ -125,7 +145,7 @@ def together():
     given = {name: (loss, options) for name, (loss, options, _) in EXACT.items()}
     return {
         name: trained(*each)
-        for name, each in {**given, **{name: (of, {}) for name, of in (REFUSED | GATHERED).items()}}.items()
+        for name, each in {**given, **{name: (of, {}) for name, of in (REFUSED | GATHERED | RAGGED).items()}}.items()
     }
 
 

@@ -30,6 +30,7 @@ KINDS = {
     "weighed by units": (model_of, with_sizes(nonfinite="skip")),
     "accumulated": (model_of, "lb-bsp:micro_batch=3"),
     "with norms": (model_with_norm, with_sizes(nonfinite="skip")),
+    "probed": (model_of, with_sizes(nonfinite="skip")),
     "averaged": (model_of, with_sizes(nonfinite="skip", period=1)),
     "refused": (model_of, with_sizes(nonfinite="refuse")),
     "spread": (model_of, with_sizes(nonfinite="spread")),
@@ -58,6 +59,8 @@ def together(kind):
                     scores = prepared(features)
                     if kind == "weighed by units":
                         loader.weigh_by(2.5 * len(labels))
+                    if kind == "probed":
+                        torch.autograd.grad(scores.sum() * torch.nan, scores, retain_graph=True)
                     optimizer.zero_grad()
                     cross_entropy(scores, labels).backward()
                     optimizer.step()

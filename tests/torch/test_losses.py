@@ -38,6 +38,11 @@ def test_a_gather_that_would_abort_is_refused(found, name):
         assert "use evenstep.torch.all_gather(tensor)" in each[name][0]
 
 
+def test_rows_of_other_shapes_are_refused(found):
+    for each in found:
+        assert "workers gather rows of other shapes or dtypes" in each["a gather in other shapes"][0]
+
+
 @pytest.mark.parametrize("name", losses.REFUSED)
 def test_a_script_that_communicates_before_its_backward_is_told_of_weights_once(found, name):
     for each in found:

@@ -13,7 +13,7 @@ def trained(kind):
     return results(run_workers(nonfinite.together, nonfinite.WORKERS, kind))
 
 
-@pytest.mark.parametrize("kind", ["summed", "weighed by units", "accumulated"])
+@pytest.mark.parametrize("kind", ["summed", "weighed by units", "accumulated", "probed"])
 def test_a_gradient_that_is_not_finite_is_left_out_and_named(kind):
     found = trained(kind)
     _, left_out, _, _ = found[nonfinite.BAD_WORKER]

@@ -49,7 +49,7 @@ def _explained(error: EvenstepError | OSError | RuntimeError | CheckpointExcepti
     if isinstance(error, EvenstepError):
         return error
     if isinstance(error, CheckpointException):
-        causes = "; ".join(f"worker {rank}: {cause[0]}" for rank, cause in error.failures.items())
+        causes = "; ".join(f"worker {rank}: {cause[0]!r}" for rank, cause in error.failures.items())
         text = f"torch.distributed.checkpoint failed ({causes}): look at the folder and its disk"
     elif isinstance(error, OSError):
         text = f"the checkpoint failed ({error}): see to it that the folder has room and is there"

@@ -10,37 +10,42 @@ from evenstep.core.values import IntArray
 
 _SURE: Final = 3.0
 """Standard errors."""
+_SUM: Final = 0.25
+"""How far from 0, that of a sum's gradient, an exponent may be; that of a mean is 1."""
+_FEWEST: Final = 10
+"""Iterations, for the error of fewer is not known."""
 
 
-def is_mean(sizes: IntArray, squares: npt.NDArray[np.float64]) -> bool | None:
-    """Whether gradients fall as those of a mean over the batch, or as those of a sum over it; None if it is not sure.
+def is_mean(sizes: IntArray, levels: npt.NDArray[np.float64]) -> bool | None:
+    """Whether gradients fall as those of a mean over the batch, or not at all, as those of a sum; None if unsure.
 
-    A mean over b samples has the gradient h / b at a sample's output. So b times the squared norm is the mean of h
-    squared, whatever b is; of a sum that is divided by a constant, it grows as b squared. Large and small batches of
-    the same iterations are compared. The standard error is that of the jackknife over iterations.
+    A mean over b samples has the gradient h / b at a sample's output, a sum has h. So the logarithm of its norm,
+    averaged over the samples of a batch, falls with log b by an exponent of 1 or of 0. Its expectation does not depend
+    on b, and rare samples with large gradients weigh little. Batches of the same iterations are compared by least
+    squares; the standard error is that of clusters, the iterations.
 
     Args:
         sizes: int64 of shape [iterations, workers].
-        squares: The squared norms of the gradients, float64 of shape [iterations, workers]; NaN where there is none.
+        levels: The mean log norm of a sample's gradient, float64 of shape [iterations, workers]; NaN if unknown.
 
     >>> sizes = np.tile([12, 9, 3], (20, 1))
-    >>> noise = np.random.default_rng(0).uniform(0.5, 2.0, sizes.shape)
-    >>> is_mean(sizes, noise / sizes), is_mean(sizes, noise * sizes)
+    >>> noise = np.random.default_rng(0).normal(0.0, 0.5, sizes.shape)
+    >>> is_mean(sizes, noise - np.log(sizes)), is_mean(sizes, noise)
     (True, False)
     """
-    known = np.isfinite(squares)
-    large = sizes * known.sum(1, keepdims=True) > np.where(known, sizes, 0).sum(1, keepdims=True)
-    of_large, of_small = (np.where(known & each, squares * sizes, 0.0).sum(1) for each in (large, ~large))
-    both = (of_large > 0) & (of_small > 0)
-    if both.sum() < 2:
+    known = np.isfinite(levels)
+    logs, fall = (_centred(each, known) for each in (np.log(sizes), -levels))
+    spread = float((logs**2).sum())
+    if (logs**2).any(1).sum() < _FEWEST:
         return None
-    # Per batch, and sums over the iterations without one of them.
-    parts = []
-    for each, total in ((large, of_large), (~large, of_small)):
-        count = (known & each)[both].sum(1)
-        parts += [total[both] / count, np.where(known & each, sizes, 0)[both].sum(1) / count]
-    gradient, size, small_gradient, small_size = (each.sum() - each for each in parts)
-    exponents = np.log(gradient / small_gradient) / np.log(size / small_size)
-    exponent, count = float(exponents.mean()), len(exponents)
-    error = math.sqrt((count - 1) * float(exponents.var()))
-    return None if abs(exponent - 1.0) < _SURE * error else exponent < 1.0
+    exponent = float((logs * fall).sum()) / spread
+    error = _SURE * math.sqrt(((logs * (fall - exponent * logs)).sum(1) ** 2).sum()) / spread
+    if exponent - error > 0.5:
+        return True
+    return False if exponent + error < 0.5 and abs(exponent) < _SUM else None
+
+
+def _centred(values: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Less the mean of the iteration's known values; 0 where a value is unknown."""
+    counts = np.maximum(known.sum(1, keepdims=True), 1)
+    return np.where(known, values - np.where(known, values, 0.0).sum(1, keepdims=True) / counts, 0.0)

@@ -39,8 +39,9 @@ class AllShards:
         self.own.initialise(worker, version)
 
     def restore(self, version: int, workers: int) -> dict[str, object]:
+        state = self.own.restore(version, workers)  # First, since it refuses what is of another run.
         self._tell(commands.ShardRestore(version=version))
-        return self.own.restore(version, workers)
+        return state
 
     def snapshot(self, told: Callable[[str | None], None], *, meanwhile: bool, **beside: object) -> None:
         self._tell(commands.ShardSnapshot(meanwhile=meanwhile))

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from evenstep.core.errors import ConfigError
-from evenstep.torch.data.metrics import gather_over_workers
+from evenstep.core.shown import shown
+from evenstep.torch.data.metrics import rows_of_all
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.processes.workers import Workers, gather
 
@@ -32,13 +33,14 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     batch, whatever the sizes are. A worker's rows begin at `loader.current.sizes[:rank].sum()`.
 
     Args:
-        tensor: Shape [rows of this worker's batch, ...], such as the features of its samples.
+        tensor: Shape [rows, ...] of this worker's batch, such as the features of its samples, or of two views of each.
 
     Returns:
         Shape [rows of all workers, ...], in the order of the workers. Copies of other workers' samples are left out.
 
     Raises:
-        ConfigError: No batch of a prepared loader is in hand, or workers do not wait for each other in each iteration.
+        ConfigError: No batch of a prepared loader is in hand, workers do not wait for each other in each iteration, or
+            their rows differ in shape or dtype.
     """
     engine = _running()
     batch = None if engine is None else engine.hand_outs.in_hand
@@ -47,7 +49,9 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
             "all_gather is for a batch of a prepared loader, under a scheme whose workers wait for each other in each"
             " iteration: call it in a loop over that loader"
         )
-    own = tensor[: batch.piece.samples]
+    if not getattr(tensor, "ndim", 0) or not torch.is_tensor(tensor):
+        raise ConfigError(f"all_gather takes a tensor with a first axis of rows, not {shown(tensor)}")
+    own = tensor if batch.piece.samples else tensor[:0]
     if engine.workers.count == 1:
         return own
     return cast("torch.Tensor", _Rows.apply(own, engine.workers, batch.weight))  # type: ignore[no-untyped-call]
@@ -63,10 +67,10 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, workers: Workers, weight: float) -> torch.Tensor:
-        lengths = gather_over_workers(workers, torch.tensor([len(own)])).tolist()
-        start = sum(lengths[: workers.rank])
+        rows = rows_of_all(workers, own)
+        start = sum(map(len, rows[: workers.rank]))
         ctx.of = workers, weight, slice(start, start + len(own))
-        return gather_over_workers(workers, own)
+        return torch.cat(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

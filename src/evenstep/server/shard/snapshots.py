@@ -99,6 +99,13 @@ class Snapshots:
             raise ConfigError(f"the snapshots in {self._directory} cannot be read: {error}") from error
 
     def _latest(self, damaged: Callable[[str], None]) -> int | None:
+        for sidecar in self._directory.glob("version-*/shard-*.json"):
+            servers = _told(sidecar).get("servers", self._count)
+            if servers != self._count:
+                raise ConfigError(
+                    f"the snapshots in {self._directory} are of {servers} servers, and {self._count} were started:"
+                    f" resume with servers={servers}"
+                )
         complete = self._complete()
         for version in reversed(complete):
             odd = [shard for shard in range(self._count) if not self._whole(version, shard)]
@@ -107,13 +114,6 @@ class Snapshots:
             damaged(f"the snapshot {self._file(version, odd[0])} is damaged and left out")
         if complete:
             raise ConfigError(f"no snapshot in {self._directory} is whole: give another run directory to start over")
-        for sidecar in self._directory.glob("version-*/shard-*.json"):
-            servers = _told(sidecar).get("servers", self._count)
-            if servers != self._count:
-                raise ConfigError(
-                    f"the snapshots in {self._directory} are of {servers} servers, and {self._count} were started:"
-                    f" resume with servers={servers}"
-                )
         return None
 
     @property

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import zlib
 from typing import TypeVar, cast
 
 import torch
@@ -52,20 +53,28 @@ def gather_over_workers(workers: Workers, values: torch.Tensor) -> torch.Tensor:
     """The rows of all workers' tensors, in the order of the workers; their numbers may differ. A scalar is a row.
 
     Raises:
-        ConfigError: Workers do not wait for each other.
+        ConfigError: Workers do not wait for each other, or the rows differ in shape or dtype.
     """
+    return torch.cat(rows_of_all(workers, values))
+
+
+def rows_of_all(workers: Workers, values: torch.Tensor) -> list[torch.Tensor]:
+    """As `gather_over_workers`, by worker."""
     if workers.count > 1 and workers.host_group is None:
         raise ConfigError(
             "workers of parameter servers do not wait for each other: gather after the run, on one of them"
         )
     own = values.detach().cpu()
-    if not own.dim():
-        return _of_all(workers, own).to(values.device)
-    lengths = [int(row) for row in _of_all(workers, torch.tensor([len(own)]))]
+    own = own if own.dim() else own[None]
+    form = f"{list(own.shape[1:])} of {own.dtype}"
+    told = _of_all(workers, torch.tensor([len(own), zlib.crc32(form.encode())]))
+    if (told[:, 1] != told[0, 1]).any():  # Gloo would end the process.
+        raise ConfigError(f"workers gather rows of other shapes or dtypes, here {form}: pad them to one shape before")
+    lengths = told[:, 0].tolist()
     padded = own.new_zeros((max(lengths), *own.shape[1:]))
     padded[: len(own)] = own
     parts = zip(_of_all(workers, padded), lengths, strict=True)
-    return torch.cat([rows[:length] for rows, length in parts]).to(values.device)
+    return [rows[:length].to(values.device) for rows, length in parts]
 
 
 def _of_all(workers: Workers, row: torch.Tensor) -> torch.Tensor:

@@ -82,8 +82,6 @@ class CollectiveEngine(Engine):
         self._scale = LossScale(workers) if looks else None
         guards = workers.count > 1 and self._sums_to_one and scheme.nonfinite != "spread"
         self._nonfinite = NonfiniteGuard(scheme.nonfinite, balancer) if guards else None
-        self._finite: torch.Tensor | None = None
-        """Whether this worker's gradient counts; None if it does, which is known early on hosts alone."""
         self._finite_before: torch.Tensor | None = None
         if self._alone:
             for model in self._models:
@@ -148,8 +146,7 @@ class CollectiveEngine(Engine):
             own.watch.forward(synchronises=synchronises)
         if self._averages_statistics:
             self._finish_statistics()  # The average must not overwrite the statistics of this pass.
-        if not own.weight.accumulating:
-            own.weight.finite = None
+        own.weight.forget()
         if self.balancer.iteration is None:
             return
         if self._after_the_loop:
@@ -179,13 +176,12 @@ class CollectiveEngine(Engine):
         In float16 an infinity tells a GradScaler on every worker to lower its scale, so there it has to spread.
         """
         finite = gradient.sum().isfinite()
-        if finite.is_cpu and finite:
-            return
-        weight.finite = finite if weight.finite is None else weight.finite & finite
-        self._finite = weight.finite if self._finite is None else self._finite & finite
+        if not finite.is_cpu or not finite:
+            weight.look_at(finite)
 
     def _count_left_out(self, now: Iteration, guard: NonfiniteGuard) -> None:
-        finite, self._finite = self._finite, None
+        found = [finite for model in self._models if (finite := model.weight.take_finite()) is not None]
+        finite = torch.stack(found).all() if found else None
         if finite is not None and not finite.is_cpu:
             finite, self._finite_before = self._finite_before, finite  # The host does not wait for its device.
         if finite is None or finite:
@@ -317,7 +313,8 @@ class CollectiveEngine(Engine):
             return
         raise ConfigError(
             "the gradients of the batch in hand were not summed over the workers, as those of torch.autograd.grad are"
-            " not: run backward() on a loss of what the model that prepare returned gave"
+            " not, nor any once a parameter has been frozen after prepare or an optimizer steps within the backward: run"
+            " backward() on a loss of what the model that prepare returned gave"
         )
 
     # In between.
@@ -382,6 +379,8 @@ class CollectiveEngine(Engine):
     def _settled_weight(self, model: int) -> GradientWeight:
         if self._units is not None:
             self._settle_weight()
+        if self._scale is not None and self._scale.looks:
+            self._scale.summed()
         weight = self._models[model].weight
         if self.balancer.iteration is None:
             weight.set(1 / self.workers.count)  # Outside the loop: as DDP and FSDP do.

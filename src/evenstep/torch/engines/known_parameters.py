@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from evenstep.core.errors import ConfigError
+from evenstep.core.shown import shown
 from evenstep.torch.engines.engine import Engine
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -47,7 +48,12 @@ def leave_alone(optimizer: Optimizer) -> Optimizer:
 
     Without it, an optimizer that was not given to `prepare` is refused there when it steps on other parameters than the
     models': they would part from those of the other workers.
+
+    Raises:
+        ConfigError: It is not an optimizer of PyTorch.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"leave_alone takes an optimizer of PyTorch, not {shown(optimizer)}")
     _alone.add(optimizer)
     return optimizer
 

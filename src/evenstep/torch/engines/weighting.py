@@ -38,6 +38,11 @@ def weight_function(weights: Weights, scheme: Scheme, workers: int) -> Callable[
     return weight
 
 
+def current_backward() -> int:
+    """The number of the backward pass that runs in this thread."""
+    return torch._C._current_graph_task_id()
+
+
 @final
 class GradientWeight:
     """The weight of this worker's gradient: x_i / X, so that the sum over workers is the gradient of the union batch.
@@ -53,7 +58,7 @@ class GradientWeight:
     Attributes:
         parameters: Those that are trained.
         accumulating: An accumulation window is open.
-        finite: Whether this worker's gradient counts, a boolean on its device; None if it does.
+        finite: Whether this worker's gradient counted in the last sum, a boolean on its device; None if it did.
 
     Source: LB-BSP (arXiv 1806.02508), gradient aggregation: sum of (x_i / X) g_i. DDP itself divides by N.
     """
@@ -64,6 +69,8 @@ class GradientWeight:
         self._idle = False
         self.accumulating = False
         self.finite: torch.Tensor | None = None
+        self._looked_at: dict[int | None, torch.Tensor] = {}
+        """Whether gradients at outputs were finite, by backward pass; under None those of an accumulation window."""
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
         self._expected = False
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
@@ -132,10 +139,29 @@ class GradientWeight:
             gradients.mul_(self._weight)
         self._leave_out(gradients)
 
+    def look_at(self, finite: torch.Tensor) -> None:
+        """The present backward came to an output with a gradient that is finite or not."""
+        backward = None if self.accumulating else current_backward()
+        self._looked_at[backward] = self._looked_at[backward] & finite if backward in self._looked_at else finite
+
+    def forget(self) -> None:
+        """Another gradient begins, unless an accumulation window is open."""
+        if not self.accumulating:
+            self.finite = None
+            self._looked_at.clear()
+
+    def take_finite(self) -> torch.Tensor | None:
+        """As `finite`, once."""
+        finite, self.finite = self.finite, None
+        return finite
+
     def _leave_out(self, gradients: torch.Tensor) -> None:
-        if self.finite is not None:
-            values = gradients._values() if gradients.is_sparse else gradients
-            values.masked_fill_(~self.finite, 0.0)
+        # A backward of `torch.autograd.grad`, as for a penalty, does not come here.
+        for backward in (None, current_backward()) if self._looked_at else ():
+            if (finite := self._looked_at.get(backward)) is not None:
+                self.finite = finite
+                values = gradients._values() if gradients.is_sparse else gradients
+                values.masked_fill_(~finite, 0.0)
 
     def apply(self, bucket: GradBucket, scale: float = 1.0, workers: int = 1) -> None:
         """Weigh the gradients of a bucket in place, times `scale`."""
