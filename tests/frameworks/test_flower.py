@@ -377,6 +377,36 @@ def test_a_nan_a_failure_and_a_node_that_hangs_hold_nobody_up(logged):
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
 
+@pytest.mark.parametrize("sync", ["asp", "ssp:bound=1", "bsp"])
+@pytest.mark.parametrize("fault", ["fails", "nan"])
+def test_a_node_whose_work_is_lost_at_once_does_not_end_training(logged, sync, fault):
+    """Of the 15 pieces of a training without the fault, the other two nodes do at least their ten."""
+    usual, useful = client(), []
+
+    def app(message, context):
+        reply = usual(message, context)
+        if context.node_id != 13:
+            useful.append(message)
+        elif fault == "fails":
+            return Message(Error(code=0, reason="killed"), reply_to=message)
+        else:
+            reply.content["arrays"]["w"] = Array(np.array([np.nan]))
+        return reply
+
+    federation = Federation(app, {11: 1.0, 12: 1.0, 13: 1e3})
+    result = started(asynchronous(federation, sync, FedAvg(fraction_evaluate=0.0)), federation, 5)
+    assert len(useful) >= 10
+    assert result.arrays["w"].numpy()[0] > 4.0
+    assert "ends early" not in text(logged)
+
+
+def test_training_without_any_usable_reply_ends_and_says_so(logged):
+    federation = Federation(client(lambda node, number: np.nan), SPEEDS)
+    result = started(asynchronous(federation, "ssp:bound=1"), federation, 3)
+    assert text(logged).count("training ends early: no node has sent a usable reply in 3 tries each") == 1
+    assert result.arrays["w"].numpy().tolist() == [0.0]
+
+
 def test_a_buffer_gathers_replies_and_servers_momentum_sees_updates(logged):
     federation = Federation(client(), SPEEDS)
     strategy = asynchronous(federation, "asp", FedAvgM(server_learning_rate=1.0, server_momentum=0.5), buffer=3)

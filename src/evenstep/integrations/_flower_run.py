@@ -120,6 +120,9 @@ class Run:
                     looked = now
                     # An update may evaluate for long, and other replies have come since then.
                     self._members(math.inf if replies else timeout)
+                    if rounds.given_up:
+                        _log.warning("training ends early: no node has sent a usable reply in %d tries each", number)
+                        break
                 pause.after(bool(replies))
             self._carry(rounds.finish(self._clock()))
             self._evaluate_up_to(number)
