@@ -78,8 +78,9 @@ class AsynchronousRounds:
     server rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2). FedBuff weighs all pushes equally; here weights follow n_i.
 
     Training ends when `rounds` times the examples of all nodes have been replied, by whichever nodes. Work beyond that
-    is not started, and lost work is done again, by whichever node is released next. Under a bounded `sync` all nodes do equally many pieces of work, except for the bound, so the
-    objective is FedAvg's. Under `asp` a node counts as often as it is fast.
+    is not started, and lost work is done again, by whichever node is released next. Under a bounded `sync` all nodes do
+    equally many pieces of work, except for the bound, so the objective is FedAvg's. Under `asp` a node counts as often
+    as it is fast.
 
     Args:
         sync: Bounds the lead of a node over the slowest one, and says which pushes form an update.
