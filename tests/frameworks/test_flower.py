@@ -704,6 +704,16 @@ def test_a_late_reply_moves_statistics_to_its_own():
     assert moved.numpy().tolist() == [0.75]
 
 
+def test_clients_that_loop_over_their_data_are_named_once_and_keep_equal_sizes(logged):
+    """They have 500, 130 and 220 samples, whatever the batch size."""
+    seconds = {11: 5.0, 12: 1.3, 13: 2.2}
+    federation = Federation(client(), dict.fromkeys(seconds, 1.0), samples=lambda m: seconds[m.metadata.dst_node_id])
+    started(balanced(federation), federation, 15)
+    assert federation.sizes[-1] == dict.fromkeys(seconds, 28)
+    assert text(logged).count("does not follow the batch size") == 1
+    assert re.search(r"the time of node 1\d.* does not follow the batch size, so such nodes get at least", text(logged))
+
+
 def test_statistics_in_one_text_are_refused():
     with pytest.raises(ConfigError, match=re.escape("give ['running_var']")):
         Asynchronous(FedAvg(), statistics="running_var")

@@ -57,7 +57,8 @@ class LoadBalanced(Wrapper):
 
     The number of local steps and the learning rate stay the strategy's, equal for all nodes (TCC'21's federated
     algorithm). The mean of the batch sizes of a round is the `batch-size` of the training config. A client must take a
-    fixed number of steps: in a loop over its whole dataset, a smaller batch means more steps.
+    fixed number of steps: in a loop over its whole dataset, a smaller batch means more steps. A node whose time does
+    not follow its size gets at least the mean, and the log says so.
 
     Args:
         strategy: The strategy, which decides everything but the work of a node.
@@ -162,9 +163,7 @@ class LoadBalanced(Wrapper):
         # The models of replies that have come are not kept.
         self._begun = {node: begun for node, begun in self._begun.items() if node in away}
         self._away.clear()
-        self._plan = self._speeds.work.plan(
-            [each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps
-        )
+        self._plan = self._speeds.plan([each.metadata.dst_node_id for each in messages], mean)
         for message in messages:
             node = message.metadata.dst_node_id
             message.content = with_work(message.content, self._plan[node], self._mode)
