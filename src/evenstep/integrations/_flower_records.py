@@ -210,14 +210,14 @@ def rebased(
     for name, record in content.array_records.items():
         records[name] = ArrayRecord(
             {
-                key: _moved(array, (new if statistics_in(key, statistics) else old)[key], new[key], factor)
+                key: _moved(array, (new if _is_statistic(key, statistics) else old)[key], new[key], factor)
                 for key, array in record.items()
             }
         )
     return RecordDict(records)
 
 
-def statistics_in(name: str, statistics: Collection[str]) -> bool:
+def _is_statistic(name: str, statistics: Collection[str]) -> bool:
     """Whether a part of the name of an array is in this list."""
     return not set(re.split(r"[./:]", name)).isdisjoint(statistics)
 
