@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs an environment of its own: make test-all")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.server.strategy import FedAvg as Older
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
@@ -24,7 +25,8 @@ from support.flower_federation import Federation, Nodes, size_of, task  # noqa: 
 
 from evenstep.cli.main import main
 from evenstep.core.errors import ConfigError
-from evenstep.integrations.flower import BATCH_SIZE, SECONDS, Asynchronous, LoadBalanced, measured
+from evenstep.integrations._flower_records import rebased
+from evenstep.integrations.flower import BATCH_SIZE, SECONDS, STATISTICS, Asynchronous, LoadBalanced, measured
 from evenstep.report.summary import summarise
 
 SPEEDS = {11: 1.0, 12: 2.0, 13: 4.0}
@@ -377,6 +379,36 @@ def test_a_nan_a_failure_and_a_node_that_hangs_hold_nobody_up(logged):
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
 
+@pytest.mark.parametrize("sync", ["asp", "ssp:bound=1", "bsp"])
+@pytest.mark.parametrize("fault", ["fails", "nan"])
+def test_a_node_whose_work_is_lost_at_once_does_not_end_training(logged, sync, fault):
+    """Of the 15 pieces of a training without the fault, the other two nodes do at least their ten."""
+    usual, useful = client(), []
+
+    def app(message, context):
+        reply = usual(message, context)
+        if context.node_id != 13:
+            useful.append(message)
+        elif fault == "fails":
+            return Message(Error(code=0, reason="killed"), reply_to=message)
+        else:
+            reply.content["arrays"]["w"] = Array(np.array([np.nan]))
+        return reply
+
+    federation = Federation(app, {11: 1.0, 12: 1.0, 13: 1e3})
+    result = started(asynchronous(federation, sync, FedAvg(fraction_evaluate=0.0)), federation, 5)
+    assert len(useful) >= 10
+    assert result.arrays["w"].numpy()[0] > 4.0
+    assert "ends early" not in text(logged)
+
+
+def test_training_without_any_usable_reply_ends_and_says_so(logged):
+    federation = Federation(client(lambda node, number: np.nan), SPEEDS)
+    result = started(asynchronous(federation, "ssp:bound=1"), federation, 3)
+    assert text(logged).count("training ends early: no node has sent a usable reply in 3 tries each") == 1
+    assert result.arrays["w"].numpy().tolist() == [0.0]
+
+
 def test_a_buffer_gathers_replies_and_servers_momentum_sees_updates(logged):
     federation = Federation(client(), SPEEDS)
     strategy = asynchronous(federation, "asp", FedAvgM(server_learning_rate=1.0, server_momentum=0.5), buffer=3)
@@ -392,7 +424,8 @@ def test_a_buffer_gathers_replies_and_servers_momentum_sees_updates(logged):
         (LoadBalanced(FedAvg()), "cannot wrap LoadBalanced"),
         (Asynchronous(FedAvg()), "cannot wrap Asynchronous"),
         (FedAvg, "give an instance, such as FedAvg()"),
-        ("fedavg", "wraps a strategy, not 'fedavg'"),
+        ("fedavg", "wraps a strategy of flwr.serverapp.strategy, not 'fedavg'"),
+        (Older(), "Those of flwr.server.strategy, Flower's older API"),
     ],
 )
 def test_only_a_strategy_that_is_not_wrapped_yet_is_wrapped(outer, inner, said):
@@ -514,7 +547,9 @@ def test_a_wrapper_of_privacy_keeps_the_weights_of_the_strategy_inside(logged):
     ("data", "said"),
     [
         (np.ones(3), "has other arrays than the model"),
-        (np.array(["x"]), "has other arrays than the model"),
+        (np.array(["x"]), "has <U1 in 'w', and the model float64"),
+        (np.array([1.0], np.float32), "has float32 in 'w', and the model float64"),
+        (np.array([1.0j]), "has complex128 in 'w', and the model float64"),
         (None, "has bytes in 'w' that are not an array"),
     ],
 )
@@ -532,6 +567,182 @@ def test_the_bytes_of_an_array_count_and_not_the_shape_that_it_states(logged, wr
     result = started(strategy, federation, 3)
     assert f"the reply of node 12 {said}, and is left out" in text(logged)
     assert result.arrays["w"].numpy().shape == (1,)
+
+
+def header(text):
+    """The bytes of an array with this header and no data."""
+    return b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text.encode() + b"\n"
+
+
+def without_content(reply):
+    reply.__dict__["_content"] = None
+
+
+def with_bytes(data):
+    def change(reply):
+        reply.content["arrays"]["w"].data = data
+
+    return change
+
+
+def with_metrics(**metrics):
+    def change(reply):
+        reply.content["metrics"].update(metrics)
+
+    return change
+
+
+def with_a_second_record(reply):
+    reply.content["more"] = MetricRecord({"x": 1})
+
+
+def with_another_name(reply):
+    reply.content["others"] = reply.content.pop("metrics")
+
+
+def as_torch(reply):
+    reply.content["arrays"]["w"].stype = "torch.Tensor"
+
+
+@pytest.mark.parametrize("sync", [None, "bsp", "asp"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_content,
+        with_bytes(header("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }")),
+        with_bytes(header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }")),
+        with_bytes(header("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }")),
+        with_bytes(b"PK\x03\x04"),
+        as_torch,
+        with_metrics(**{"num-examples": 1e308}),
+        with_metrics(**{"num-examples": [1]}),
+        with_metrics(**{"num-examples": float("nan")}),
+    ],
+)
+def test_a_reply_that_cannot_be_handled_changes_nothing_and_its_node_is_named(logged, change, sync):
+    """Nodes 12 and 13 each send such a reply in every round: two of them are no majority."""
+    usual = client()
+
+    def app(message, context):
+        reply = usual(message, context)
+        if context.node_id in (12, 13) and message.metadata.message_type == MessageType.TRAIN:
+            change(reply)
+        return reply
+
+    federation = Federation(app, {11: 1.0, 12: 1e3, 13: 1e3, 14: 1.0, 15: 1.0})
+    strategy = asynchronous(federation, sync) if sync else balanced(federation)
+    result = started(strategy, federation, 3)
+    for node in (12, 13):
+        assert re.search(rf"the reply of node {node} .*, and is left out", text(logged))
+    assert result.arrays["w"].numpy()[0] == pytest.approx(3.0, abs=0.6 if sync == "asp" else 1e-9)
+    if not sync:
+        assert federation.sizes[-1] == dict.fromkeys(federation.nodes, 28)
+
+
+@pytest.mark.parametrize("sync", [None, "bsp"])
+@pytest.mark.parametrize(
+    "change", [with_a_second_record, with_another_name, with_metrics(more=1.0), with_metrics(loss=[1.0, 2.0])]
+)
+@pytest.mark.parametrize("of", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_a_reply_whose_metrics_are_not_those_of_the_others_is_left_out(logged, change, sync, of):
+    """Flower's strategies take no mean of such metrics, and would end the training."""
+    usual = client()
+
+    def app(message, context):
+        reply = usual(message, context)
+        reply.content["metrics"]["loss"] = [1.0]
+        if context.node_id == 12 and message.metadata.message_type == of:
+            change(reply)
+        return reply
+
+    federation = Federation(app, SPEEDS)
+    strategy = asynchronous(federation, sync) if sync else balanced(federation)
+    result = started(strategy, federation, 3)
+    assert "the reply of node 12 has other records or metrics than most, and is left out" in text(logged)
+    assert result.arrays["w"].numpy()[0] == pytest.approx(3.0)
+    assert result.evaluate_metrics_clientapp[3]["loss"] == [1.0]
+
+
+def statistics_of(variance, count=7):
+    values = {"bn.weight": np.array([1.0]), "bn.running_var": np.array([variance]), "bn.tracked": np.array(count)}
+    return ArrayRecord({name: Array(each) for name, each in values.items()})
+
+
+@pytest.mark.parametrize("names", [None, ()])
+@pytest.mark.parametrize("rate", ["share", "raw"])
+def test_statistics_are_averaged_and_changes_of_parameters_are_added(logged, names, rate):
+    """The variance falls from 10 to 0.1 in all nodes: five changes of -9.9 each are more than it has."""
+
+    def app(message, context):
+        given = message.content["arrays"]
+        arrays = statistics_of(0.1, int(given["bn.tracked"].numpy()) + 1)
+        arrays["bn.weight"] = Array(given["bn.weight"].numpy() + 1.0)
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    federation = Federation(app, dict.fromkeys(range(11, 16), 1.0) | {15: 0.3})
+    given = {} if names is None else {"statistics": names}
+    strategy = asynchronous(federation, "asp", FedAvg(fraction_evaluate=0.0), rate=rate, **given)
+    least = []
+    config = ConfigRecord({BATCH_SIZE: 8, "steps": 1})
+    result = strategy.start(
+        federation,
+        statistics_of(10.0),
+        6,
+        train_config=config,
+        evaluate_fn=lambda number, model: least.append(float(model["bn.running_var"].numpy()[0])),
+    )
+    assert (min(least) > 0.0) is (names is None)
+    assert result.arrays["bn.weight"].numpy()[0] > 5.0
+    assert result.arrays["bn.tracked"].numpy().dtype == np.int64
+
+
+def test_a_late_reply_moves_statistics_to_its_own():
+    old, new = statistics_of(10.0), statistics_of(0.5)
+    content = RecordDict({"arrays": statistics_of(1.0)})
+    moved = rebased(content, old, new, 0.5, STATISTICS)["arrays"]["bn.running_var"]
+    assert moved.numpy().tolist() == [0.75]
+
+
+def test_clients_that_loop_over_their_data_are_named_once_and_keep_equal_sizes(logged):
+    """They have 500, 130 and 220 samples, whatever the batch size."""
+    seconds = {11: 5.0, 12: 1.3, 13: 2.2}
+    federation = Federation(client(), dict.fromkeys(seconds, 1.0), samples=lambda m: seconds[m.metadata.dst_node_id])
+    started(balanced(federation), federation, 15)
+    assert federation.sizes[-1] == dict.fromkeys(seconds, 28)
+    assert text(logged).count("does not follow the batch size") == 1
+    assert re.search(r"the time of node 1\d.* does not follow the batch size, so such nodes get at least", text(logged))
+
+
+def test_statistics_in_one_text_are_refused():
+    with pytest.raises(ConfigError, match=re.escape("give ['running_var']")):
+        Asynchronous(FedAvg(), statistics="running_var")
+
+
+def test_counters_stay_whole_numbers_whatever_the_strategy_makes_of_them(logged):
+    """FedAvg's mean of them has fractions, and a client that loads it into its own counter replies a whole number."""
+
+    def app(message, context):
+        counted = message.content["arrays"]["bn.tracked"].numpy()
+        arrays = statistics_of(1.0, int(counted) + context.node_id)
+        metrics = MetricRecord({"num-examples": 1, SECONDS: 1.0})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    federation = Federation(app, {11: 1.0, 12: 1.0})
+    strategy = balanced(federation, FedAvg(fraction_evaluate=0.0))
+    config = ConfigRecord({BATCH_SIZE: 8, "steps": 1})
+    result = strategy.start(federation, statistics_of(1.0, 0), 3, train_config=config)
+    assert "left out" not in text(logged)
+    assert result.arrays["bn.tracked"].numpy().dtype == np.int64
+    assert 33 <= result.arrays["bn.tracked"].numpy() <= 36
+
+
+def test_a_node_whose_replies_are_left_out_does_not_set_the_sizes(logged):
+    """Node 13 says that it is very fast."""
+    federation = Federation(client(lambda node, number: np.nan if node == 13 else 1.0), SPEEDS | {13: 1e3})
+    started(balanced(federation), federation, 5)
+    assert federation.sizes[-1][13] == 28
+    assert federation.sizes[-1][12] > federation.sizes[-1][11]
 
 
 def test_a_late_reply_that_comes_during_an_evaluation_is_no_lie(logged):

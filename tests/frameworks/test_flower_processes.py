@@ -1,4 +1,5 @@
-"""Flower for real: a SuperLink and SuperNodes as processes. One node is slow, one dies, one sends NaN and one lies.
+"""Flower for real: a SuperLink and SuperNodes as processes. One node is slow, one dies, one sends NaN,
+one lies and the app of one raises.
 
 And Flower's simulation engine, on Ray.
 """
@@ -14,8 +15,9 @@ from support.flower_processes import EXAMPLE, Federation, Pipe, end, faulty_app,
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("flower")]
 
-SLOW, NAN, LIAR, VICTIM = 1, 2, 3, 4
-NODES = [{}, {"slowdown": 10}, {"fault": '"nan"'}, {"fault": '"lie"'}, {"fault": '"stuck"'}]
+SLOW, NAN, LIAR, VICTIM, BROKEN = 1, 2, 3, 4, 5
+ROUNDS = 2
+NODES = [{}, {"slowdown": 10}, {"fault": '"nan"'}, {"fault": '"lie"'}, {"fault": '"stuck"'}, {"fault": '"crash"'}]
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     """With rounds, in which a node is killed while it trains, and without, when it comes back."""
     app = faulty_app(tmp_path / "app")
     stuck = Pipe(tmp_path / "stuck")
-    run = run_app(federation, app, rounds=2, nodes=5, patience=1.5, steps=200)
+    run = run_app(federation, app, rounds=ROUNDS, nodes=6, patience=1.5, steps=200)
     stuck.wait()
     end(federation.nodes[VICTIM])
     text = run.text()
@@ -44,7 +46,7 @@ def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     assert re.search(rf"batch sizes \d+ \(node ({federation.id_of(SLOW)}|{federation.id_of(LIAR)})\) to", text)
     assert accuracy(text) > 0.5
 
-    run = run_app(federation, app, rounds=2, nodes=4, scheme='"ssp:bound=1"', timeout=20.0)
+    run = run_app(federation, app, rounds=ROUNDS, nodes=5, scheme='"ssp:bound=1"', timeout=20.0)
     run.wait_for("takes part")
     federation.nodes[VICTIM] = federation.node(VICTIM, {})
     text = run.text()
@@ -52,6 +54,10 @@ def test_training_goes_on_and_each_faulty_node_is_named(federation, tmp_path):
     assert f"node {federation.id_of(VICTIM)} takes part" in text
     assert federation.id_of(VICTIM) != dead
     assert f"the reply of node {federation.id_of(NAN)} has a NaN or an infinity" in text
+    assert f"node {federation.id_of(BROKEN)} failed" in text
+    done = re.findall(r"(\d+) \(\d+ behind\)", text)
+    assert not {str(federation.id_of(NAN)), str(federation.id_of(BROKEN))} & set(done)
+    assert len(done) >= ROUNDS * 4
     assert accuracy(text) > 0.5
 
 

@@ -100,7 +100,7 @@ class Federation(Nodes):
             speed = self.speeds[node]
             seconds = self.samples(message) / (speed(self.done[node]) if callable(speed) else speed)
             self.done[node] += 1
-            if not reply.has_error():
+            if reply.has_content():
                 for metrics in reply.content.metric_records.values():
                     if SECONDS in metrics:
                         said = self.said.get(node, seconds)

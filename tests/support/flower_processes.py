@@ -37,6 +37,8 @@ def faulty(message, context, call_next):
             (folder / "stuck").write_text("stuck")  # A pipe: this waits until the test reads it.
             signal.pause()
         (folder / "trained").touch()
+    if fault == "crash":
+        raise RuntimeError("this app is broken")
     reply = call_next(message, context)
     if fault == "nan":
         arrays = reply.content["arrays"]

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal, final
 
@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import AsynchronousRounds
 from evenstep.core.sync import Unbounded
+from evenstep.integrations._flower_records import STATISTICS
 from evenstep.integrations._flower_run import Run
 from evenstep.integrations._flower_wrapper import Wrapper
 from evenstep.schemes import Scheme
@@ -41,6 +42,8 @@ class Asynchronous(Wrapper):
             bounds the lead of a worker. An iteration is a piece of a node's work.
         buffer: The least number of replies of an update. With `asp` this is FedBuff.
         rate: `share`: by the node's share of all examples and its rounds behind. `raw`: FedBuff's.
+        statistics: Parts of the names of arrays that are statistics of the data: these are averaged. Changes of other
+            arrays are added.
         run_dir: The folder for the events that `evenstep report` reads.
         clock: In seconds, such as `time.monotonic`.
         sleep: Waits for this many seconds.
@@ -56,11 +59,12 @@ class Asynchronous(Wrapper):
         *,
         buffer: int = 1,
         rate: Literal["share", "raw"] = "share",
+        statistics: Collection[str] = STATISTICS,
         run_dir: str | Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(strategy)
+        super().__init__(strategy, statistics)
         scheme = self.scheme(sync)
         if scheme.load.follows_speed or scheme.period is not None:
             raise ConfigError(
@@ -71,7 +75,6 @@ class Asynchronous(Wrapper):
         self._buffer, self._rate = buffer, rate
         self._clock, self._sleep = clock, sleep
         self._run_dir = None if run_dir is None else Path(run_dir)
-        self._key = self.weight_key
         # Refuses a wrong buffer or rate before a node gets a message.
         AsynchronousRounds(Unbounded(), 1, 1, buffer=buffer, rate=rate)
 
@@ -121,7 +124,7 @@ class Asynchronous(Wrapper):
         result = Result()
         result.arrays = initial_arrays
         config = ConfigRecord() if train_config is None else train_config
-        run = Run(self.strategy, grid, initial_arrays, config, key=self._key, clock=self._clock, sleep=self._sleep)
+        run = Run(self, grid, initial_arrays, config, clock=self._clock, sleep=self._sleep)
         rounds = AsynchronousRounds(self._sync, len(run.first), num_rounds, buffer=self._buffer, rate=self._rate)
         if self._run_dir is not None:
             run.write_to(self._run_dir, self._name)

@@ -1,8 +1,12 @@
 """Flower's records: work in a config, seconds in metrics, and arrays as changes of the model."""
 
+import logging
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection
+from io import BytesIO
 from typing import Final
 
 import numpy as np
@@ -23,6 +27,15 @@ RATE: Final = "lr"
 
 SECONDS: Final = "evenstep-seconds"
 """The key of the seconds of compute in the MetricRecord, which `measured` sets."""
+
+STATISTICS: Final = ("running_mean", "running_var", "moving_mean", "moving_variance", "batch_stats")
+"""Parts of the names of arrays that are statistics of the data: of PyTorch, Keras and Flax."""
+
+_MOST_EXAMPLES: Final = 2**53
+"""Above this, weights are not exact, and their sum may be infinite."""
+_HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+_log = logging.getLogger("flwr")
 
 
 def mean_work(config: ConfigRecord, mode: Mode) -> Work:
@@ -80,9 +93,10 @@ def taken_seconds(content: RecordDict) -> object:
     return taken
 
 
-def said_seconds(content: RecordDict) -> float:
+def said_seconds(reply: Message) -> float:
     """The seconds of compute in a reply, which stay in it; 0 if they are not a finite positive number."""
-    said = next((metrics[SECONDS] for metrics in content.metric_records.values() if SECONDS in metrics), 0.0)
+    records = reply.content.metric_records.values() if reply.has_content() else ()
+    said = next((metrics[SECONDS] for metrics in records if SECONDS in metrics), 0.0)
     return float(said) if isinstance(said, int | float) and 0.0 < said < math.inf else 0.0
 
 
@@ -92,27 +106,89 @@ def examples_of(content: RecordDict, key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def wrong_with(content: RecordDict, key: str, model: ArrayRecord) -> str | None:
-    """Why a reply cannot be part of a mean of such models, in one clause."""
+def wrong_with(reply: Message, key: str, model: ArrayRecord | None) -> str | None:
+    """Why a reply cannot be part of a mean, in one clause; without a model, it has metrics alone."""
+    try:
+        return (model and _wrong_arrays(reply.content, model)) or _wrong_examples(reply.content, key)
+    except Exception as error:  # All of it is the node's words, and no node may end the training of the others.
+        return f"cannot be read: {type(error).__name__}: {error}"
+
+
+def _wrong_arrays(content: RecordDict, model: ArrayRecord) -> str | None:
     if [set(each) for each in content.array_records.values()] != [set(model)]:
         return "has other arrays than the model"
     for record in content.array_records.values():
         for name, array in record.items():
             try:
-                values = array.numpy()
-            except (EOFError, OSError, TypeError, ValueError):
+                shape, dtype, values = _read(array)
+            except (KeyError, TypeError, ValueError):
                 return f"has bytes in {shown(name)} that are not an array"
-            # The shape and type that the record states are the node's words.
-            if values.shape != tuple(model[name].shape) or values.dtype.kind in "SUMm":
+            own_shape, own_dtype, _ = _read(model[name])
+            if shape != own_shape:
                 return "has other arrays than the model"
-            if values.dtype.kind in "fc" and not np.isfinite(values).all():
+            if dtype != own_dtype:
+                return f"has {dtype} in {shown(name)}, and the model {own_dtype}"
+            if len(values) != math.prod(shape) * dtype.itemsize:
+                return f"has bytes in {shown(name)} that are not an array"
+            if dtype.kind in "fc" and not np.isfinite(np.frombuffer(values, dtype)).all():
                 return f"has a NaN or an infinity in {shown(name)}"
+    return None
+
+
+def _read(array: Array) -> tuple[tuple[int, ...], np.dtype, memoryview]:
+    """Shape, type and bytes by the header; the shape and the type that the record states may be others.
+
+    Raises:
+        KeyError, TypeError, ValueError: These are not the bytes of an array.
+    """
+    if array.stype != "numpy.ndarray":
+        raise TypeError
+    file = BytesIO(array.data)
+    shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+    return shape, dtype, memoryview(array.data)[file.tell() :]
+
+
+def _wrong_examples(content: RecordDict, key: str) -> str | None:
     if not any(key in metrics for metrics in content.metric_records.values()):
         return f"has no {shown(key)} in its metrics"
     weight = examples_of(content, key)
-    if not 0.0 < weight < math.inf:
-        return f"has {shown(weight)} as {shown(key)}"
-    return None
+    return None if 0.0 < weight <= _MOST_EXAMPLES else f"has {shown(weight)} as {shown(key)}"
+
+
+def of_one_form(replies: list[Message]) -> list[Message]:
+    """The replies with the records and metrics that most of them have; no mean can be taken with the others."""
+    forms = [_form(reply.content) for reply in replies]
+    usual = Counter(forms).most_common(1)[0][0] if forms else None
+    usable = []
+    for reply, form in zip(replies, forms, strict=True):
+        if form == usual:
+            usable.append(reply)
+            continue
+        node = reply.metadata.src_node_id
+        _log.warning("the reply of node %d has other records or metrics than most, and is left out", node)
+    return usable
+
+
+def _form(content: RecordDict) -> frozenset[tuple[str, str, int | None]]:
+    names = {(name, "", None) for name in content.array_records}
+    return frozenset(names).union(
+        (name, key, len(value) if isinstance(value, list) else None)
+        for name, metrics in content.metric_records.items()
+        for key, value in metrics.items()
+        if key != SECONDS
+    )
+
+
+def with_types(arrays: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
+    """These arrays with the model's types: a strategy's mean of whole numbers has fractions."""
+    return ArrayRecord({name: _as(array, model.get(name, array)) for name, array in arrays.items()})
+
+
+def _as(array: Array, own: Array) -> Array:
+    if array.dtype == own.dtype:
+        return array
+    values = array.numpy()
+    return Array(np.asarray(values if "float" in own.dtype else np.rint(values), dtype=own.dtype))
 
 
 def set_examples(content: RecordDict, key: str, examples: int) -> None:
@@ -122,22 +198,35 @@ def set_examples(content: RecordDict, key: str, examples: int) -> None:
             metrics[key] = examples
 
 
-def rebased(content: RecordDict, old: ArrayRecord, new: ArrayRecord, factor: float) -> RecordDict:
+def rebased(
+    content: RecordDict, old: ArrayRecord, new: ArrayRecord, factor: float, statistics: Collection[str]
+) -> RecordDict:
     """The reply of a node that trained from `old`, as `new` plus `factor` times its change of `old`.
 
-    Arrays of whole numbers, such as counters, are unchanged.
+    Statistics, such as those of BatchNorm, are moved to the node's by `factor` in place of that: a variance plus a
+    change of another one may be negative. Arrays of whole numbers, such as counters, are unchanged.
     """
     records = dict(content.items())
     for name, record in content.array_records.items():
-        records[name] = ArrayRecord({key: _moved(key, array, old, new, factor) for key, array in record.items()})
+        records[name] = ArrayRecord(
+            {
+                key: _moved(array, (new if _is_statistic(key, statistics) else old)[key], new[key], factor)
+                for key, array in record.items()
+            }
+        )
     return RecordDict(records)
 
 
-def _moved(key: str, array: Array, old: Mapping[str, Array], new: Mapping[str, Array], factor: float) -> Array:
+def _is_statistic(name: str, statistics: Collection[str]) -> bool:
+    """Whether a part of the name of an array is in this list."""
+    return not set(re.split(r"[./:]", name)).isdisjoint(statistics)
+
+
+def _moved(array: Array, old: Array, new: Array, factor: float) -> Array:
     values = array.numpy()
-    if values.dtype.kind not in "fc" or key not in old:
+    if values.dtype.kind not in "fc":
         return array
-    moved = new[key].numpy() + factor * (values - old[key].numpy())
+    moved = new.numpy() + factor * (values - old.numpy())
     return Array(np.asarray(moved, dtype=values.dtype))
 
 

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.rounds import AsynchronousRounds, Counted, Step
@@ -18,11 +18,13 @@ from evenstep.integrations._flower_records import (
     BATCH_SIZE,
     STEPS,
     examples_of,
+    of_one_form,
     rebased,
     said_seconds,
     taken_seconds,
-    wrong_with,
+    with_types,
 )
+from evenstep.integrations._flower_wrapper import Wrapper
 
 _MEMBERS_EVERY: Final = 1.0
 """Seconds between two queries of the connected nodes."""
@@ -53,16 +55,15 @@ class Run:
 
     def __init__(
         self,
-        strategy: Strategy,
+        wrapper: Wrapper,
         grid: Grid,
         arrays: ArrayRecord,
         config: ConfigRecord,
         *,
-        key: str,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self._strategy, self._key, self._clock, self._sleep = strategy, key, clock, sleep
+        self._wrapper, self._strategy, self._clock, self._sleep = wrapper, wrapper.strategy, clock, sleep
         self._arrays, self._config = arrays, config
         self._exchange = Exchange(grid, clock)
         self._grid = grid
@@ -120,6 +121,9 @@ class Run:
                     looked = now
                     # An update may evaluate for long, and other replies have come since then.
                     self._members(math.inf if replies else timeout)
+                    if rounds.given_up:
+                        _log.warning("training ends early: no node has sent a usable reply in %d tries each", number)
+                        break
                 pause.after(bool(replies))
             self._carry(rounds.finish(self._clock()))
             self._evaluate_up_to(number)
@@ -161,16 +165,14 @@ class Run:
             self._leave(node, message.error.reason)
             return
         if self._events is not None:
-            self._events.replied(node, reply.away, said_seconds(message.content))
-        taken_seconds(message.content)
+            self._events.replied(node, reply.away, said_seconds(message))
         base = self._base.pop(node)
-        wrong = wrong_with(message.content, self._key, self._arrays)
-        if wrong is not None:
-            _log.warning("the reply of node %d %s, and is left out", node, wrong)
+        if not self._wrapper.usable(message, self._arrays):
             self._carry(self._rounds.reply(node, 0, now))
             return
+        taken_seconds(message.content)
         self._replies[node, self._number[node]] = message, base
-        examples = max(round(examples_of(message.content, self._key)), 1)
+        examples = max(round(examples_of(message.content, self._wrapper.weight_key)), 1)
         self._carry(self._rounds.reply(node, examples, now))
 
     def _carry(self, step: Step) -> None:
@@ -185,19 +187,19 @@ class Run:
         messages = []
         for each in update:
             message, base = self._replies.pop((each.node, each.number))
-            message.content = rebased(message.content, base, self._arrays, each.factor)
+            message.content = rebased(message.content, base, self._arrays, each.factor, self._wrapper.statistics)
             if self._events is not None:
                 self._events.counted(each.node, each.stale, each.behind)
             messages.append(message)
         if self._content is None:  # Strategies with momentum store the present model here.
             list(self._strategy.configure_train(version, self._arrays, self._config, self._listed))
-        arrays, metrics = self._strategy.aggregate_train(version, messages)
+        arrays, metrics = self._strategy.aggregate_train(version, of_one_form(messages))
         if self._events is not None:
             self._events.updated(len(update) * self._samples)
         stale = ", ".join(f"{each.node} ({each.stale} behind)" for each in update)
         _log.info("update %d: of %s", version, stale)
         if arrays is not None:
-            self._arrays = self._result.arrays = arrays
+            self._arrays = self._result.arrays = with_types(arrays, self._arrays)
             self._content = None
         if metrics is not None:
             self._result.train_metrics_clientapp[version] = metrics

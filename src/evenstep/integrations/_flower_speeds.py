@@ -24,6 +24,20 @@ class Speeds:
         self.work = RoundWork(load, mode)
         self.times = RoundTimes()
         self._silent: set[int] = set()
+        self._flat = False
+
+    def plan(self, nodes: list[int], mean: Work) -> dict[int, Work]:
+        """The work of these nodes. If the time of some does not follow it, the log says so once."""
+        plan = self.work.plan(nodes, mean.batch_size, mean.steps)
+        if self.work.flat and not self._flat:
+            self._flat = True
+            _log.warning(
+                "the time of %s does not follow the %s, so such nodes get at least the mean: a client must take `steps`"
+                " steps of `batch-size` samples, and not go through all of its data",
+                ", ".join(f"node {node}" for node in sorted(self.work.flat)),
+                "steps" if self.work.mode == "steps" else "batch size",
+            )
+        return plan
 
     def observe(self, node: int, seconds: float, away: float | None) -> None:
         """Record how long a node was away. Call it for all nodes of a round before `learn`, which needs the median."""

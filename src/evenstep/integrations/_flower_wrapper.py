@@ -1,6 +1,7 @@
 """A strategy that wraps another one."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -8,7 +9,10 @@ from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.integrations._flower_records import of_one_form, wrong_with
 from evenstep.schemes import Scheme, parse_scheme
+
+_log = logging.getLogger("flwr")
 
 
 class Wrapper(Strategy):
@@ -16,15 +20,22 @@ class Wrapper(Strategy):
 
     Attributes:
         strategy: The wrapped one.
+        statistics: Parts of the names of arrays that are statistics, and not parameters.
 
     Raises:
         ConfigError: It is not a strategy, or it is one of these wrappers.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, statistics: Collection[str]) -> None:
         name = type(self).__name__
         if not isinstance(strategy, Strategy):
-            raise ConfigError(f"{name} wraps a strategy, not {shown(strategy)}: give an instance, such as FedAvg()")
+            raise ConfigError(
+                f"{name} wraps a strategy of flwr.serverapp.strategy, not {shown(strategy)}: give an instance, such as"
+                " FedAvg(). Those of flwr.server.strategy, Flower's older API, have no messages that it could change"
+            )
+        if isinstance(statistics, str):
+            raise ConfigError(f"statistics are names, not one text: give [{shown(statistics)}]")
+        self.statistics = statistics
         if isinstance(strategy, Wrapper):
             raise ConfigError(
                 f"{name} cannot wrap {type(strategy).__name__}, which shares out the work of the nodes itself: wrap the"
@@ -86,5 +97,14 @@ class Wrapper(Strategy):
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """As the wrapped strategy, without the replies that it could not use."""
+        replies = list(replies)
+        usable = of_one_form([each for each in replies if not each.has_error() and self.usable(each, None)])
+        return self.strategy.aggregate_evaluate(server_round, [each for each in replies if each.has_error()] + usable)
+
+    def usable(self, reply: Message, model: ArrayRecord | None) -> bool:
+        """Whether a reply can be part of a mean; if not, the log names its node."""
+        wrong = wrong_with(reply, self.weight_key, model)
+        if wrong is not None:
+            _log.warning("the reply of node %d %s, and is left out", reply.metadata.src_node_id, wrong)
+        return wrong is None

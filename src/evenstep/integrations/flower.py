@@ -11,7 +11,7 @@ Both wrap a strategy, as Flower's own wrappers for differential privacy do. Noth
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal, final
 
@@ -29,22 +29,24 @@ from evenstep.integrations._flower_records import (
     BATCH_SIZE,
     RATE,
     SECONDS,
+    STATISTICS,
     STEPS,
     mean_work,
     measured,
+    of_one_form,
     rebased,
     said_seconds,
     set_examples,
     taken_seconds,
+    with_types,
     with_work,
-    wrong_with,
 )
 from evenstep.integrations._flower_speeds import Speeds
 from evenstep.integrations._flower_wrapper import Wrapper
 from evenstep.schemes import Scheme
 from evenstep.schemes.scheme import one_of
 
-__all__ = ["BATCH_SIZE", "RATE", "SECONDS", "STEPS", "Asynchronous", "LoadBalanced", "measured"]
+__all__ = ["BATCH_SIZE", "RATE", "SECONDS", "STATISTICS", "STEPS", "Asynchronous", "LoadBalanced", "measured"]
 
 _log = logging.getLogger("flwr")
 
@@ -55,7 +57,8 @@ class LoadBalanced(Wrapper):
 
     The number of local steps and the learning rate stay the strategy's, equal for all nodes (TCC'21's federated
     algorithm). The mean of the batch sizes of a round is the `batch-size` of the training config. A client must take a
-    fixed number of steps: in a loop over its whole dataset, a smaller batch means more steps.
+    fixed number of steps: in a loop over its whole dataset, a smaller batch means more steps. A node whose time does
+    not follow its size gets at least the mean, and the log says so.
 
     Args:
         strategy: The strategy, which decides everything but the work of a node.
@@ -68,6 +71,7 @@ class LoadBalanced(Wrapper):
             Until the reply comes, its node gets no other work.
         weights: `examples`: replies count by `num-examples`, the sizes of the datasets. `samples`: by the samples that
             they processed, which changes the objective unless all batches are equal.
+        statistics: Parts of the names of arrays that a late reply moves the model's to, as they are statistics of data.
         run_dir: The folder for the events that `evenstep report` reads.
         clock: In seconds, such as `time.monotonic`.
         sleep: Waits for this many seconds.
@@ -86,13 +90,14 @@ class LoadBalanced(Wrapper):
         patience: float | None = None,
         late: Literal["next", "drop"] = "next",
         weights: Literal["examples", "samples"] = "examples",
+        statistics: Collection[str] = STATISTICS,
         run_dir: str | Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         one_of("late", late, ("next", "drop"))
         one_of("weights", weights, ("examples", "samples"))
-        super().__init__(strategy)
+        super().__init__(strategy, statistics)
         scheme = self.scheme(load)
         if scheme.served is not None or scheme.period is not None:
             raise ConfigError(
@@ -105,7 +110,6 @@ class LoadBalanced(Wrapper):
         self._patience = required_patience(patience)
         self._clock, self._sleep = clock, sleep
         self._late, self._by_samples = late, weights == "samples"
-        self._key = self.weight_key
         self._round = 0
         self._plan: dict[int, Work] = {}
         self._begun: dict[int, tuple[int, ArrayRecord, Work]] = {}  # Round, model and work of the nodes that train.
@@ -147,6 +151,8 @@ class LoadBalanced(Wrapper):
                 " not the other way round"
             )
         mean = mean_work(config, self._mode)
+        if server_round > 1:
+            arrays = with_types(arrays, self._arrays)
         away = self._rounds.exchange.away if self._rounds else set()
         messages = [
             message
@@ -157,9 +163,7 @@ class LoadBalanced(Wrapper):
         # The models of replies that have come are not kept.
         self._begun = {node: begun for node, begun in self._begun.items() if node in away}
         self._away.clear()
-        self._plan = self._speeds.work.plan(
-            [each.metadata.dst_node_id for each in messages], mean.batch_size, mean.steps
-        )
+        self._plan = self._speeds.plan([each.metadata.dst_node_id for each in messages], mean)
         for message in messages:
             node = message.metadata.dst_node_id
             message.content = with_work(message.content, self._plan[node], self._mode)
@@ -183,18 +187,27 @@ class LoadBalanced(Wrapper):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Learn the nodes' speeds; the wrapped strategy aggregates the usable replies, without the seconds."""
         replies = list(replies)
-        for reply in replies:  # All observations come before the first `believe`.
-            self._observe(reply)
-        counted = [reply for reply in replies if reply.has_error() or self._counts(reply)]
+        usable = [reply for reply in replies if not reply.has_error() and self.usable(reply, self._arrays)]
+        usable = of_one_form(usable)
+        self._learn(usable)
+        for reply in usable:
+            self._count(reply)
         if self._events is not None:
-            useful = [reply.metadata.src_node_id for reply in counted if not reply.has_error()]
-            self._events.updated(sum(self._begun[node][2].samples for node in useful if node in self._begun))
-        return self.strategy.aggregate_train(server_round, counted)
+            nodes = [reply.metadata.src_node_id for reply in usable]
+            self._events.updated(sum(self._begun[node][2].samples for node in nodes if node in self._begun))
+        failed = [reply for reply in replies if reply.has_error()]
+        arrays, metrics = self.strategy.aggregate_train(server_round, failed + usable)
+        return None if arrays is None else with_types(arrays, self._arrays), metrics
 
-    def _observe(self, reply: Message) -> None:
-        if not reply.has_error():
-            away = self._away.get(reply.metadata.reply_to_message_id)
-            self._speeds.observe(reply.metadata.src_node_id, said_seconds(reply.content), away)
+    def _learn(self, replies: list[Message]) -> None:
+        """Learn the speeds of the nodes, and take their seconds out of these usable replies."""
+        away = [self._away.pop(reply.metadata.reply_to_message_id, None) for reply in replies]
+        for reply, seconds in zip(replies, away, strict=True):  # All observations come before the first `believe`.
+            self._speeds.observe(reply.metadata.src_node_id, said_seconds(reply), seconds)
+        for reply, seconds in zip(replies, away, strict=True):
+            node, said = reply.metadata.src_node_id, taken_seconds(reply.content)
+            if node in self._begun:  # A node without a message from here has no known work.
+                self._speeds.learn(node, self._begun[node][2], said, seconds)
 
     def _note_sent(self, mean: Work) -> None:
         """Record the nodes of this round; at the first call, the start of the run."""
@@ -205,28 +218,21 @@ class LoadBalanced(Wrapper):
         if self._events is not None:
             self._events.sent({node: work.samples for node, work in self._plan.items()})
 
-    def _counts(self, reply: Message) -> bool:
-        """Learn from a reply; whether the strategy gets it."""
+    def _count(self, reply: Message) -> None:
+        """Give a usable reply its weight and, if it is late, its change of the present model."""
         node = reply.metadata.src_node_id
-        seconds = taken_seconds(reply.content)
-        begun = self._begun.get(node)
-        if begun is not None:  # A node without a message from here has no known work.
-            self._speeds.learn(node, begun[2], seconds, self._away.pop(reply.metadata.reply_to_message_id, None))
-        wrong = wrong_with(reply.content, self._key, self._arrays)
-        if self._events is not None and wrong is None and begun is not None:
-            self._events.counted(node, self._round - begun[0], float(self._round - begun[0]))
-        if wrong is not None:
-            _log.warning("the reply of node %d %s, and is left out", node, wrong)
-            return False
-        if begun is None:
-            return True
-        number, old, work = begun
+        if node not in self._begun:
+            return
+        number, old, work = self._begun[node]
+        late = self._round - number
+        if self._events is not None:
+            self._events.counted(node, late, float(late))
         if self._by_samples:
-            set_examples(reply.content, self._key, work.samples)
-        if number < self._round:
+            set_examples(reply.content, self.weight_key, work.samples)
+        if late:
             _log.info("the reply of node %d to round %d counts in round %d", node, number, self._round)
-            reply.content = rebased(reply.content, old, self._arrays, staleness_factor(self._round - number))
-        return True
+            factor = staleness_factor(late)
+            reply.content = rebased(reply.content, old, self._arrays, factor, self.statistics)
 
     # Callbacks of `Rounds`.
 
@@ -235,8 +241,8 @@ class LoadBalanced(Wrapper):
 
     def _arrived(self, reply: Reply) -> bool:
         """Record how long the node was away; whether its reply counts."""
-        number, _, work = self._begun[reply.node]
-        said = 0.0 if reply.message.has_error() else said_seconds(reply.message.content)
+        number = self._begun[reply.node][0]
+        said = said_seconds(reply.message)
         away = reply.away_if(said)
         if self._events is not None:
             if reply.message.has_error():
@@ -247,8 +253,8 @@ class LoadBalanced(Wrapper):
         if self._late == "next" or number == self._round or reply.message.has_error():
             return True
         _log.warning("the reply of node %d to round %d is too late, and is dropped", reply.node, number)
-        self._observe(reply.message)
-        self._speeds.learn(reply.node, work, taken_seconds(reply.message.content), self._away.pop(reply.asked))
+        if self.usable(reply.message, self._arrays):
+            self._learn([reply.message])
         return False
 
     def _ended(self, without: set[int]) -> None:

@@ -117,15 +117,54 @@ def test_with_groups_a_further_node_waits_for_a_place():
     assert rounds.nodes == {2, 3}
 
 
-def test_training_ends_when_every_node_fails():
+@pytest.mark.parametrize("sync", ["asp", "ssp:bound=1", "dssp:lower=1,upper=4", "bsp", "grouped:groups=2"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_lost_work_is_done_again(sync, fails):
+    """Node 4 is the fastest, and each of its replies is unusable, or it fails and is back."""
+    rounds = rounds_of(sync, 4, 5)
+    seconds, now, queue, updates = {1: 1.0, 2: 1.1, 3: 2.0, 4: 0.1}, 0.0, [], []
+
+    def carry(step):
+        updates.extend(step.updates)
+        for node in step.start:
+            heapq.heappush(queue, (now + seconds[node], node))
+
+    for node in seconds:
+        carry(rounds.join(node, 0.0))
+    while not rounds.done:
+        now, node = heapq.heappop(queue)
+        if node < 4:
+            carry(rounds.reply(node, 10, now))
+        elif fails:
+            carry(rounds.leave(node, now))
+            carry(rounds.join(node, now))
+        else:
+            carry(rounds.reply(node, 0, now))
+        assert not rounds.given_up
+    carry(rounds.finish(now))
+    assert {each.node for update in updates for each in update} == {1, 2, 3}
+    # A piece of work is a larger part of a round while node 4 is away, as it may be when the piece starts.
+    assert 5 - 1e-9 <= rounds.spent < 5.4
+    assert 4.4 < rounds.progress < 5.4
+
+
+def test_training_is_given_up_when_every_node_that_is_left_has_failed_as_often_as_there_are_rounds():
     rounds = rounds_of("asp", 2, 2)
-    for node in (1, 2):
-        rounds.join(node, 0.0)
-    for _ in range(2):
-        for node in (1, 2):
-            rounds.reply(node, 0, 1.0)
-    assert rounds.done
-    assert rounds.finish(2.0) == Step()
+    assert not rounds.given_up
+    for node in (1, 2, 2, 2):
+        if node not in rounds.nodes:
+            rounds.join(node, 0.0)
+        rounds.leave(node, 1.0)
+    rounds.join(1, 2.0)
+    rounds.join(2, 2.0)
+    assert not rounds.given_up
+    rounds.reply(1, 0, 3.0)
+    assert rounds.given_up
+    rounds.reply(1, 10, 3.0)
+    assert not rounds.given_up
+    rounds.leave(1, 4.0)
+    assert rounds.given_up
+    assert not rounds.done
 
 
 @pytest.mark.parametrize("buffer", [0, -1, 1.5, True])

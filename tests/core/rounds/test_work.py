@@ -131,6 +131,45 @@ def test_an_unknown_mode_is_refused():
         balanced(mode="tau")
 
 
+def loops(rounds, seconds, count, flat, noise=0.0):
+    """The sizes of each round, where the times of the `flat` nodes are the same at any size."""
+    generator, found = np.random.default_rng(0), []
+    for _ in range(count):
+        found.append(sizes_of(rounds, list(seconds)))
+        for node, size in found[-1].items():
+            factor = (1.0 if node in flat else size / 32) * np.exp(noise * generator.normal())
+            rounds.observe(node, Work(size, 5), seconds[node] * factor)
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_nodes_whose_time_does_not_follow_their_size_get_equal_sizes(noise):
+    """As in an epoch over private data of these sizes, by nodes of the same speed."""
+    rounds, seconds = balanced(), {11: 4.97, 12: 1.32, 13: 5.11, 14: 2.23}
+    sizes = loops(rounds, seconds, 20, set(seconds), noise)
+    assert all(each == dict.fromkeys(seconds, 32) for each in sizes[5:])
+    assert rounds.flat == set(seconds)
+
+
+def test_a_node_whose_time_does_not_follow_its_size_gets_the_mean_and_the_others_share_the_rest():
+    rounds, seconds = balanced(), {11: 4.0, 12: 1.0, 13: 2.0, 14: 4.0}
+    sizes = loops(rounds, seconds, 20, {11})[-1]
+    assert rounds.flat == {11}
+    assert sizes[11] == 32
+    assert [sizes[node] for node in (12, 13, 14)] == pytest.approx([55, 27, 14], abs=2)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+def test_times_that_follow_sizes_are_never_taken_for_others(noise):
+    """Nodes are four times slower for a while, so sizes change often."""
+    rounds, generator = balanced(), np.random.default_rng(1)
+    for _ in range(60):
+        for node, size in sizes_of(rounds, list(SPEEDS)).items():
+            slow = 4.0 if generator.random() < 0.2 else 1.0
+            rounds.observe(node, Work(size, 5), size / SPEEDS[node] * slow * np.exp(noise * generator.normal()))
+        assert not rounds.flat
+
+
 @pytest.mark.parametrize("nodes", [3, 4])
 def test_a_mean_that_is_no_multiple_is_refused_for_any_number_of_nodes(nodes):
     """Four nodes could have such sizes, and the three that are left when one vanishes could not."""

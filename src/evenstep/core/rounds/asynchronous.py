@@ -78,8 +78,9 @@ class AsynchronousRounds:
     server rate of 1: S = 1 and d_i = (1 + stale_i)^(-1/2). FedBuff weighs all pushes equally; here weights follow n_i.
 
     Training ends when `rounds` times the examples of all nodes have been replied, by whichever nodes. Work beyond that
-    is not started. Under a bounded `sync` all nodes do equally many pieces of work, except for the bound, so the
-    objective is FedAvg's. Under `asp` a node counts as often as it is fast.
+    is not started, and lost work is done again, by whichever node is released next. Under a bounded `sync` all nodes do
+    equally many pieces of work, except for the bound, so the objective is FedAvg's. Under `asp` a node counts as often
+    as it is fast.
 
     Args:
         sync: Bounds the lead of a node over the slowest one, and says which pushes form an update.
@@ -111,14 +112,15 @@ class AsynchronousRounds:
         self._ready: deque[int] = deque()  # Released nodes; training may end before their work starts.
         self._iterations: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # Pieces of work started, by node; kept when a node leaves.
-        self._open: dict[tuple[int, int], Counted] = {}  # By rank and iteration, without the factor.
+        self._lost: dict[int, int] = {}  # Pieces lost since the last that was not, by node; kept too.
+        self._open: dict[tuple[int, int], tuple[Counted, float]] = {}  # By rank and iteration; no factor yet, the part.
         self._pending: list[Counted] = []  # Committed by the policy, not yet in an update.
         self._share = 0.0  # The share of the pending changes.
         self._known = self._examples = 0  # Nodes with a known number of examples, and the sum of these numbers.
-        self._running = 0.0  # The share of the nodes that have the model.
+        self._expects = 0.0  # The share of the nodes that have the model, and of replies that are not committed yet.
         self._runners = 0
         self.spent = 0.0
-        """Finished work, in rounds' worth. Read-only, as are `progress` and `version`."""
+        """Usable work that is committed, in rounds' worth. Read-only, as are `progress` and `version`."""
         self.progress = 0.0
         """Work in the model, in rounds' worth."""
         self.version = 0
@@ -127,7 +129,16 @@ class AsynchronousRounds:
     @property
     def done(self) -> bool:
         """Whether all rounds' worth of work has ended and no node is running."""
-        return not self._runners and self.spent >= self._rounds - _ROUNDING
+        return not self._runners and self._enough
+
+    @property
+    def _enough(self) -> bool:
+        return self.spent + self._expects >= self._rounds - _ROUNDING
+
+    @property
+    def given_up(self) -> bool:
+        """Whether every present node has lost as many pieces of work in a row as there are rounds."""
+        return bool(self._nodes) and all(self._lost.get(node, 0) >= self._rounds for node in self._nodes)
 
     @property
     def nodes(self) -> frozenset[int]:
@@ -157,13 +168,16 @@ class AsynchronousRounds:
             self._known += not member.examples
             self._examples += examples - member.examples
             member.examples = examples
-        self._stopped(member)
+        self._stopped(node, useful=examples > 0)
         iteration = self._iterations.get(member.rank, 0)
         self._iterations[member.rank] = iteration + 1
         if examples:
             behind = self.progress - member.begun
             stale = self.version - member.version
-            self._open[member.rank, iteration] = Counted(node, self._numbers[node] - 1, 1.0, behind, stale)
+            self._open[member.rank, iteration] = (
+                Counted(node, self._numbers[node] - 1, 1.0, behind, stale),
+                member.part,
+            )
         push = Push(member.rank, iteration, examples, examples, self._share_of(member), member.version)
         return self._step(self._policy.on_push(push, now))
 
@@ -176,7 +190,7 @@ class AsynchronousRounds:
         if member is None:
             raise ProtocolError(f"node {node} left without having joined")
         if member.running:
-            self._stopped(member)
+            self._stopped(node, useful=False)
         if node in self._ready:
             self._ready.remove(node)
         commands = self._policy.on_leave(member.rank, now)
@@ -200,8 +214,14 @@ class AsynchronousRounds:
         updates = []
         for command in commands:
             if isinstance(command, Commit):
-                self._pending += [self._open.pop((push.worker, push.iteration)) for push in command.pushes]
+                counted, parts = zip(
+                    *(self._open.pop((push.worker, push.iteration)) for push in command.pushes), strict=True
+                )
+                self._pending += counted
                 self._share += command.share
+                self._expects -= sum(parts)
+                # A whole barrier is a round also if some of its replies are lost.
+                self.spent += 1.0 if command.share == 1.0 else sum(parts)
                 if len(self._pending) >= self._buffer:
                     updates.append(self._update())
             elif isinstance(command, Release):
@@ -222,22 +242,23 @@ class AsynchronousRounds:
     def _started(self) -> tuple[int, ...]:
         """Start the released nodes whose work is still needed, and return them."""
         start = []
-        while self._ready and self.spent + self._running < self._rounds - _ROUNDING:
+        while self._ready and not self._enough:
             node = self._ready.popleft()
             member = self._nodes[node]
             self._numbers[node] = self._numbers.get(node, 0) + 1
             member.running, member.begun, member.version = True, self.progress, self.version
             self._runners += 1
             member.part = self._share_of(member)
-            self._running += member.part
+            self._expects += member.part
             start.append(node)
         return tuple(start)
 
-    def _stopped(self, member: _Node) -> None:
+    def _stopped(self, node: int, *, useful: bool) -> None:
+        member = self._nodes[node]
         member.running = False
         self._runners -= 1
-        self.spent += member.part
-        self._running = self._running - member.part if self._runners else 0.0
+        self._expects -= 0.0 if useful else member.part
+        self._lost[node] = 0 if useful else self._lost.get(node, 0) + 1
 
     def _share_of(self, member: _Node) -> float:
         """The node's share of all examples. A node with an unknown number counts as the mean of the others."""

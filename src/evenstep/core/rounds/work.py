@@ -9,6 +9,7 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.load.base import Load
+from evenstep.core.load.elasticity import Elasticity
 from evenstep.core.load.experts import Experts, ExpertsPolicy
 from evenstep.core.load.shares import shares_of
 from evenstep.core.shown import shown
@@ -22,6 +23,10 @@ _SPREAD: Final = 64
 """The largest factor between a node's speed and the median, whatever the node reports."""
 _LONGEST: Final = 10**15
 """Microseconds that a node's step counts as at most."""
+_FLAT: Final = 0.25
+"""A time follows the work too little to move work by it if its elasticity is below this ..."""
+_SURE: Final = 0.98
+"""... with this probability."""
 
 
 class Work(NamedTuple):
@@ -46,7 +51,9 @@ class RoundWork:
 
     Deviations: we do not know the paper's formula for the sizes. These are the sizes that `load` gives to workers in an
     iteration, for the nodes of a round. A round has many steps, so no round is left out as a warm-up. Sizes follow
-    every prediction, because another size costs a node nothing.
+    every prediction, because another size costs a node nothing. A node whose time does not follow its work, such as one
+    that always trains on all of its data, gets at least the mean: with less it would not be faster, and it would seem
+    slower in every round. If all nodes are so, all are equal.
 
     Args:
         load: How the work is shared out.
@@ -71,6 +78,10 @@ class RoundWork:
         self._load = replace(load, warmup=0, change_cost=0.0) if isinstance(load, Experts) else load
         self._nodes: dict[int, int] = {}  # Their indices in the policy.
         self._policy: ExpertsPolicy | None = None
+        self._elasticity = Elasticity(0)
+        self._mean = 1
+        self.flat: set[int] = set()
+        """The nodes whose time does not follow their work, in the last plan. Read-only."""
         self._heard: dict[int, tuple[int, int]] = {}  # Samples, or steps, and microseconds since the last plan.
 
     def observe(self, node: int, work: Work, seconds: float) -> None:
@@ -126,13 +137,15 @@ class RoundWork:
                 f"sizes of nodes that come and go cannot be multiples of {load.multiple} with a mean of {mean}: use a"
                 " mean that is a multiple too"
             )
+        self._learn()
+        self._mean = mean
+        least = 1 if load.minimum is None else load.minimum
         problem = Problem(
             global_batch_size=mean * count,
-            minimum=np.full(count, 1 if load.minimum is None else load.minimum, dtype=np.int64),
+            minimum=np.array([mean if node in self.flat else least for node in nodes], dtype=np.int64),
             maximum=np.full(count, UNLIMITED if load.maximum is None else load.maximum, dtype=np.int64),
             multiple=load.multiple,
         )
-        self._learn()
         return dict(zip(nodes, shares_of(problem, self._weights(nodes)).tolist(), strict=True))
 
     def _learn(self) -> None:
@@ -144,12 +157,18 @@ class RoundWork:
             before, known = self._policy, len(self._nodes)
             self._nodes |= {node: known + index for index, node in enumerate(new)}
             self._policy = self._load.policy(len(self._nodes))
+            self._elasticity.add(len(new))
             if before is not None:
                 self._policy.recall([(before, index) for index in range(known)] + [None] * len(new))
         assert self._policy is not None
         table = np.zeros((len(self._nodes), Reports.columns()), dtype=np.int64)
         for node, (varied, microseconds) in self._heard.items():
-            table[self._nodes[node], :2] = varied, max(microseconds, 1)
+            index, heard = self._nodes[node], (max(microseconds, 1), max(varied, 1) / self._mean)
+            table[index, :2] = varied, heard[0]
+            twice = [heard, heard] if node in new else [heard]  # To leave out the first, as a warm-up.
+            self._elasticity.observe(index, *np.array(twice, dtype=np.float64).T)
+        most = self._elasticity.quantiles(np.array([_SURE]))[0]
+        self.flat = {node for node, index in self._nodes.items() if most[index] < _FLAT}
         self._heard.clear()
         self._policy.observe(Reports.from_table(table))
 

@@ -1,7 +1,7 @@
 """What a run's time went on, what its sizes gained, and the verdict on it, in running totals."""
 
+from evenstep.core.load.elasticity import Elasticity
 from evenstep.report.account.account import OWN, Account, Cause, Meetings
-from evenstep.report.account.elasticity import Elasticity
 from evenstep.report.account.gain import Interval
 from evenstep.report.account.served import (
     EARLY,

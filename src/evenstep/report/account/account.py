@@ -8,7 +8,7 @@ from typing import Final, final
 import numpy as np
 
 from evenstep.core.load.change_cost import ChangeCost
-from evenstep.report.account.elasticity import FloatArray
+from evenstep.core.load.elasticity import FloatArray
 from evenstep.report.account.gain import Gain, Interval
 
 _UNEVEN: Final = 0.125

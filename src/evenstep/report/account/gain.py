@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from evenstep.report.account.elasticity import BoolArray, Elasticity, FloatArray
+from evenstep.core.load.elasticity import BoolArray, Elasticity, FloatArray
 
 if TYPE_CHECKING:
     from evenstep.report.account.account import Meetings

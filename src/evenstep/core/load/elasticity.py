@@ -53,11 +53,21 @@ class Elasticity:
     """
 
     def __init__(self, workers: int) -> None:
-        self._begun = [False] * workers
-        self._latest = np.full((workers, 2, _BEFORE), np.nan)  # Logarithms of seconds, and of sizes.
-        self._changes = np.zeros((workers, len(_BINS) + 1))  # How often seconds changed by how much at alike sizes.
-        self._pair = np.full((workers, 2, 2), np.nan)  # Of seconds and sizes, in the second iteration and the third.
-        self._told: list[deque[FloatArray]] = [deque(maxlen=max(_KEPT // workers, _LEAST_KEPT)) for _ in range(workers)]
+        self._begun: list[bool] = []
+        self._latest = np.empty((0, 2, _BEFORE))  # Logarithms of seconds, and of sizes.
+        self._changes = np.empty((0, len(_BINS) + 1))  # How often seconds changed by how much at alike sizes.
+        self._pair = np.empty((0, 2, 2))  # Of seconds and sizes, in the second iteration and the third.
+        self._told: list[deque[FloatArray]] = []
+        self.add(workers)
+
+    def add(self, workers: int) -> None:
+        """Add so many workers after those that are known."""
+        self._begun += [False] * workers
+        self._latest = np.concatenate([self._latest, np.full((workers, 2, _BEFORE), np.nan)])
+        self._changes = np.concatenate([self._changes, np.zeros((workers, len(_BINS) + 1))])
+        self._pair = np.concatenate([self._pair, np.full((workers, 2, 2), np.nan)])
+        kept = max(_KEPT // max(len(self._begun), 1), _LEAST_KEPT)
+        self._told += [deque[FloatArray](maxlen=kept) for _ in range(workers)]
 
     def observe(self, worker: int, seconds: FloatArray, sizes: FloatArray) -> None:
         """Add iterations of a worker, shape [iterations]: seconds > 0, and sizes > 0 in equal shares."""
