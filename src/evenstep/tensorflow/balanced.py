@@ -66,13 +66,17 @@ class Balanced:
             next(self._epoch, None)
             self._epoch = iter(())
 
-    def combine(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The gradients to step on, and the weight for `average`.
+    def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The gradients of the variables to step on, and the weight for `average`.
 
         They are those of the mean loss over the union batch, from those over this worker's; under `local-sgd` this
         worker's own. None stays None.
         """
-        dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+        dense = [
+            # The shape of a gradient is often not known before it is computed.
+            None if each is None else tf.ensure_shape(tf.convert_to_tensor(each), variable.shape)
+            for each, variable in zip(gradients, variables, strict=True)
+        ]
         given = [each for each in dense if each is not None]
         # The elements make a device finish the gradients before the time is taken.
         elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in given]

@@ -95,8 +95,9 @@ def prepare(
 
     @functools.wraps(step)
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        combined, average = balanced.combine(grads)
-        stepped = step(combined, trainable_variables)
+        variables = model.trainable_variables if trainable_variables is None else list(trainable_variables)
+        combined, average = balanced.combine(grads, variables)
+        stepped = step(combined, variables)
         balanced.average([*model.variables, *(each for each in optimizer.variables if len(each.shape))], average)
         return stepped
 
