@@ -72,21 +72,42 @@ class Balanced:
         They are those of the mean loss over the union batch, from those over this worker's; under `local-sgd` this
         worker's own. None stays None.
         """
-        dense = [
-            # The shape of a gradient is often not known before it is computed.
-            None if each is None else tf.ensure_shape(tf.convert_to_tensor(each), variable.shape)
-            for each, variable in zip(gradients, variables, strict=True)
-        ]
-        given = [each for each in dense if each is not None]
+        given = {number: each for number, each in enumerate(gradients) if each is not None}
+        sparse = {number: each for number, each in given.items() if isinstance(each, tf.IndexedSlices)}
+        # The shape of a gradient is often not known before it is computed.
+        dense = {
+            number: tf.ensure_shape(tf.convert_to_tensor(each), variables[number].shape)
+            for number, each in given.items()
+            if number not in sparse
+        }
         # The elements make a device finish the gradients before the time is taken.
-        elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in given]
+        values = [*dense.values(), *(each.values for each in sparse.values())]
+        elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in values]
         weights = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
         weights.set_shape([2])
         if self.balancer.scheme.period is None:
-            combined = iter(self._sum(given, weights[0]))
+            combined = dict(zip(dense, self._sum([*dense.values()], weights[0]), strict=True))
         else:
-            combined = (tf.math.multiply_no_nan(each, tf.cast(weights[0], each.dtype)) for each in given)
-        return [None if each is None else next(combined) for each in dense], weights[1]
+            combined = {number: _weighted(each, weights[0]) for number, each in dense.items()}
+        combined |= {number: self._gathered(each, weights[0]) for number, each in sparse.items()}
+        return [combined.get(number) for number in range(len(gradients))], weights[1]
+
+    def _gathered(self, slices: Any, weight: Any) -> Any:
+        """The slices of all workers, times their weights. Optimizers such as Adam treat them unlike their dense sum."""
+        values, shape = _weighted(slices.values, weight), slices.values.shape[1:]
+        if self._workers.count == 1 or self.balancer.scheme.period is not None:
+            return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+        rows = tf.shape(slices.indices)[0]
+        counts = self._workers.sum(tf.one_hot(self._workers.rank, self._workers.count, rows))
+        padding = [[0, tf.reduce_max(counts) - rows]]
+        counted = tf.sequence_mask(counts)
+
+        def together(tensor: Any, shape: Sequence[int] = ()) -> Any:
+            padded = tf.pad(tensor, [*padding, *([0, 0] for _ in shape)])
+            rows_of_all = self._workers.gather(tf.reshape(padded, [-1]))
+            return tf.boolean_mask(tf.reshape(rows_of_all, [*tf.unstack(tf.shape(counted)), *shape]), counted)
+
+        return tf.IndexedSlices(together(values, shape), together(slices.indices), slices.dense_shape)
 
     def _sum(self, tensors: Sequence[Any], weight: Any) -> list[Any]:
         """The sums over all workers of their tensors times their weights; where that is 0, a NaN counts nothing."""
@@ -94,7 +115,7 @@ class Balanced:
         for kind in dict.fromkeys(each.dtype for each in tensors):
             at = [number for number, each in enumerate(tensors) if each.dtype == kind]
             flat = tf.concat([tf.reshape(tensors[each], [-1]) for each in at], 0)
-            flat = tf.math.multiply_no_nan(flat, tf.cast(weight, kind))
+            flat = _weighted(flat, weight)
             parts = tf.split(self._workers.sum(flat), [tensors[each].shape.num_elements() for each in at])
             sums |= {each: tf.reshape(part, tensors[each].shape) for each, part in zip(at, parts, strict=True)}
         return [sums[number] for number in range(len(tensors))]
@@ -125,3 +146,8 @@ class Balanced:
         self._due = False
         average = self.current.average
         return np.array([self.current.weight, np.nan if average is None else average])
+
+
+def _weighted(tensor: Any, weight: Any) -> Any:
+    """The tensor times the weight; where that is 0, a NaN counts nothing."""
+    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
