@@ -9,7 +9,9 @@ from support.frameworks.task import Job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 
+ODD = ("shape", "dtype", "optimizer")
 JOBS = {kind: Job(scheme="by hand", kind=kind) for kind in KINDS}
+JOBS |= {odd: Job(scheme="by hand", kind="dense over time", odd=odd) for odd in ODD}
 
 
 @pytest.fixture(scope="module", params=[name for name in FRAMEWORKS if name != "torch"])
@@ -34,3 +36,10 @@ def assert_same(found, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_of_one_process(found, kind):
     assert_same(found, kind)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_another_model_optimizer_or_dtype_on_one_worker_is_named(found, odd):
+    for value in found:
+        assert value[odd]["refused"].startswith("worker 1 has ")
+        assert value[odd]["refused"].endswith(": start every worker with the same model and optimizer")

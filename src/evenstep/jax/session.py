@@ -19,7 +19,6 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme
 from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.gather import Gather
 from evenstep.worker.api.share import Share
 from evenstep.worker.common_data import require_common
 
@@ -114,7 +113,7 @@ class Session(BalancedLoader):
         require_common(
             lambda indices: jax.tree.leaves(self._batch(indices)),
             _length_of(data),
-            Gather(self._processes.all_gather, rank=self._processes.rank, workers=self._processes.count).records,
+            self._processes.gather.records,
             rank=self._processes.rank,
             partition=partition,
         )

@@ -78,11 +78,20 @@ def prepare(
         averages=True,
         run_dir=run_dir,
     )
+    gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
+    optimizer = trainer._optimizer
+    options = {name: value for name, value in vars(optimizer).items() if isinstance(value, int | float)}
+    gather.require_same(
+        [
+            f"the optimizer {type(optimizer).__name__} {options}",
+            *(f"a weight {n}: {np.dtype(each.dtype)} {list(each.shape)}" for n, each in enumerate(trainer._params)),
+        ]
+    )
     prepared = Loader(loader, balancer, trainer, workers)
     require_common(
         lambda indices: [each.asnumpy() for each in _arrays(prepared._batch(indices))],
         len(loader._dataset),
-        Gather(workers.all_gather, rank=workers.rank, workers=workers.count).records,
+        gather.records,
         rank=workers.rank,
         partition=partition,
     )

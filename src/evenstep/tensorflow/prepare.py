@@ -80,17 +80,25 @@ def prepare(
         "run_dir": run_dir,
     }
     balancer = Balancer(scheme, all_gather=workers.all_gather, averages=True, **arguments)
+    optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *optimizer.variables]
+    gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
+    gather.require_same(
+        [
+            f"an optimizer {type(optimizer).__name__}",
+            *(f"a weight or state {n}: {each.dtype} {list(each.shape)}" for n, each in enumerate(variables)),
+        ]
+    )
     require_common(
         lambda indices: tf.nest.flatten(source.batch(indices)),
         source.length,
-        Gather(workers.all_gather, rank=workers.rank, workers=workers.count).records,
+        gather.records,
         rank=workers.rank,
         partition=partition,
     )
     whole, rest = divmod(source.length, global_batch_size)
     balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last))
-    optimizer.build(model.trainable_variables)
-    workers.broadcast([*model.variables, *optimizer.variables])
+    workers.broadcast(variables)
     step = optimizer.apply
 
     @functools.wraps(step)
