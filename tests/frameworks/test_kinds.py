@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 ODD = ("shape", "dtype", "optimizer")
 JOBS = {kind: Job(scheme="by hand", kind=kind) for kind in KINDS}
 JOBS |= {odd: Job(scheme="by hand", kind="dense over time", odd=odd) for odd in ODD}
+JOBS["not finite"] = Job(scheme="by hand", kind="dense over time", faulty=True)
 
 
 @pytest.fixture(scope="module", params=[name for name in FRAMEWORKS if name != "torch"])
@@ -43,3 +44,10 @@ def test_another_model_optimizer_or_dtype_on_one_worker_is_named(found, odd):
     for value in found:
         assert value[odd]["refused"].startswith("worker 1 has ")
         assert value[odd]["refused"].endswith(": start every worker with the same model and optimizer")
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_and_its_worker_named(found):
+    assert_same(found, "not finite")
+    none, [said], none_either = (value["not finite"]["warned"] for value in found)
+    assert none == none_either == []
+    assert said.startswith("worker 1 left out its gradient of iteration 4, which holds a NaN or an infinity;")

@@ -153,10 +153,11 @@ class Loader(BalancedLoader):
                     " give step the samples of the batch, as in step(len(labels)), or 1 if the loss is a mean"
                 )
             gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
-            for each in gradients:
-                each.wait_to_read()
-            self._balancer.report(time.perf_counter() - self._handed)
-            self._handed = None
+            finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # It waits for them.
+            self._balancer.report(time.perf_counter() - self._handed, finite=finite)
+            self._handed, self.current = None, self._balancer.share
+            share = self._balancer.share
+            assert share is not None
             # Divided here: a batch of one sample does not say whether the loss is a mean, and all must divide alike.
             self._combine(gradients, share.weight / batch_size, summed=self._balancer.scheme.period is None)
             step(1, ignore_stale_grad)

@@ -27,16 +27,17 @@ class Balanced:
         balancer: Shares out the samples.
         source: The samples.
         iterations: Those of an epoch.
+        scaled: Whether the optimizer scales the loss. An infinity then tells it on every worker to lower the scale.
 
     Attributes:
         balancer: As given.
         current: The share of the batch that was handed out last; None before the first.
     """
 
-    def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int) -> None:
+    def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int, *, scaled: bool) -> None:
         self.balancer = balancer
         self.iterations = iterations
-        self._workers = workers
+        self._workers, self._scaled = workers, scaled
         self._source = source
         self._epoch: Iterator[Share] = iter(())
         self.current: Share | None = None
@@ -80,10 +81,10 @@ class Balanced:
             for number, each in given.items()
             if number not in sparse
         }
-        # The elements make a device finish the gradients before the time is taken.
         values = [*dense.values(), *(each.values for each in sparse.values())]
-        elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in values]
-        weights = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
+        # A device finishes the gradients for this, before the time is taken.
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values])
+        weights = tf.numpy_function(self._exchange, [finite], tf.float64)
         weights.set_shape([2])
         if self.balancer.scheme.period is None:
             combined = dict(zip(dense, self._sum([*dense.values()], weights[0]), strict=True))
@@ -134,7 +135,7 @@ class Balanced:
 
         tf.cond(tf.math.is_nan(weight), lambda: tf.constant(False), averaged)
 
-    def _exchange(self, elements: Any) -> Any:
+    def _exchange(self, finite: Any) -> Any:
         """This worker's gradient is complete: report its time to all workers.
 
         Returns `Share.weight` and `Share.average`, NaN for None; float64 of shape [2].
@@ -142,8 +143,9 @@ class Balanced:
         seconds = time.perf_counter() - self._handed
         if self.current is None or not self._due:
             raise ConfigError(f"the optimizer steps without a batch of the prepared dataset in hand: {_NO_STEP}")
-        self.balancer.report(seconds)
-        self._due = False
+        self.balancer.report(seconds, finite=bool(finite) or self._scaled)
+        self._due, self.current = False, self.balancer.share
+        assert self.current is not None
         average = self.current.average
         return np.array([self.current.weight, np.nan if average is None else average])
 

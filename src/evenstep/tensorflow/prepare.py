@@ -97,7 +97,8 @@ def prepare(
         partition=partition,
     )
     whole, rest = divmod(source.length, global_batch_size)
-    balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last))
+    scaled = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
+    balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last), scaled=scaled)
     workers.broadcast(variables)
     step = optimizer.apply
 

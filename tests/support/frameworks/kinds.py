@@ -1,11 +1,15 @@
 """Models of the kinds that people write: their samples, the same for every framework."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from evenstep.schemes import static
 from support.frameworks.task import GLOBAL, LENGTH
 
-KINDS = ("conv", "recurrent", "attention", "embedding", "dense over time", "several inputs and outputs")
+KINDS = ("conv", "recurrent", "attention", "embedding", "dense over time", "several inputs and outputs", "masked")
 SIZES = [12, 9, 3]
+SCHEME = replace(static(SIZES), nonfinite="skip")
 STEPS, WIDTH, WORDS, CLASSES = 6, 8, 20, 3
 SLICES = [np.arange(at, min(at + GLOBAL, LENGTH)) for at in range(0, LENGTH, GLOBAL)]
 FAULT = 4

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 
 import evenstep.jax
-from evenstep.schemes import static
-from support.frameworks.kinds import CLASSES, SIZES, SLICES, STEPS, WIDTH, WORDS, factors, samples
+from support.frameworks.kinds import CLASSES, SCHEME, SLICES, STEPS, WIDTH, WORDS, factors, samples
 from support.frameworks.task import GLOBAL
 
 
@@ -77,7 +76,7 @@ def loss_of(kind):
 def train(job):
     weights, optimizer = made(job.kind, job.odd)
     data, state, loss = samples(job.kind), optimizer.init(weights), loss_of(job.kind)
-    session = evenstep.jax.Session(static(SIZES), data=data, global_batch_size=GLOBAL, shuffle=False)
+    session = evenstep.jax.Session(SCHEME, data=data, global_batch_size=GLOBAL, shuffle=False)
     for iteration, batch in enumerate(session.epoch()):
         kept = factors(session.share.indices, iteration, np.nan if job.faulty else None)
         if job.kind == "masked":

@@ -5,8 +5,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 import evenstep.mxnet
-from evenstep.schemes import static
-from support.frameworks.kinds import CLASSES, SIZES, SLICES, STEPS, WIDTH, WORDS, factors, samples
+from support.frameworks.kinds import CLASSES, SCHEME, SLICES, STEPS, WIDTH, WORDS, factors, samples
 from support.frameworks.task import GLOBAL, WORKERS
 
 nn = gluon.nn
@@ -92,7 +91,7 @@ def train(job):
     net, trainer = made(job, "dist_sync", job.odd)
     data = gluon.data.ArrayDataset(*arrays(job.kind))
     loader = gluon.data.DataLoader(data, batch_size=GLOBAL // WORKERS)
-    trainer, loader = evenstep.mxnet.prepare(trainer, loader, static(SIZES))
+    trainer, loader = evenstep.mxnet.prepare(trainer, loader, SCHEME)
     for iteration, batch in enumerate(loader):
         share = loader.current
         kept = factors(share.indices, iteration, np.nan if job.faulty else None)

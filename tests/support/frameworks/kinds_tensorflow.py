@@ -5,8 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import evenstep.tensorflow
-from evenstep.schemes import static
-from support.frameworks.kinds import CLASSES, SIZES, SLICES, STEPS, WIDTH, WORDS, factors, samples
+from support.frameworks.kinds import CLASSES, SCHEME, SLICES, STEPS, WIDTH, WORDS, factors, samples
 from support.frameworks.task import GLOBAL
 
 layers = keras.layers
@@ -70,7 +69,7 @@ def train(job):
     model, optimizer = made(job.kind, job.odd)
     data = samples(job.kind)
     model, optimizer, dataset = evenstep.tensorflow.prepare(
-        model, optimizer, (*data, np.arange(len(data[0]))), static(SIZES), global_batch_size=GLOBAL, shuffle=False
+        model, optimizer, (*data, np.arange(len(data[0]))), SCHEME, global_batch_size=GLOBAL, shuffle=False
     )
     weigh_by = dataset.weigh_by if job.kind == "masked" else None
     step = stepping(model, optimizer, job.kind, dataset.element_spec[:-1], weigh_by)

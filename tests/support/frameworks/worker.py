@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -42,12 +43,14 @@ def done(adapter, job, rank):
     job = job if rank == 1 else replace(job, odd=None, faulty=False)
     iterations = adapter.train(job) if job.servers is None else served(adapter, job, rank)
     try:
-        *taken, weights = killed_in_time(iterations, job, rank)
+        with warnings.catch_warnings(record=True) as warned:
+            *taken, weights = killed_in_time(iterations, job, rank)
     except evenstep.DisagreementError as error:
         return {"refused": str(error)}
     return {
         "taken": [([int(each) for each in indices], list(map(int, sizes))) for indices, sizes in taken],
         "weights": weights,
+        "warned": [said for each in warned if (said := str(each.message)).startswith("worker ")],
     }
 
 
