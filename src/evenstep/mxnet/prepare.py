@@ -1,6 +1,8 @@
 """`evenstep.mxnet.prepare`: the line that balances a script with a Gluon Trainer."""
 
+import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -100,6 +102,7 @@ def prepare(
     workers.broadcast([each.data() for each in trainer._params])
     trainer.step = prepared._stepping(trainer.step)
     trainer.allreduce_grads = trainer.update = _refuse_parts
+    _refuse_clipping(trainer)
     return trainer, prepared
 
 
@@ -185,6 +188,25 @@ def _refuse_parts(*_: Any, **__: Any) -> None:
     raise ConfigError(
         f"the gradients of all workers are summed in step alone, and not by allreduce_grads and update: {_NO_STEP}"
     )
+
+
+def _refuse_clipping(trainer: Any) -> None:
+    """Refuse `clip_global_norm` on gradients of the trainer, wherever a module has that function."""
+    clip = gluon.utils.clip_global_norm
+
+    @functools.wraps(clip)
+    def clipping(arrays: Any, *arguments: Any, **options: Any) -> Any:
+        gradients = {id(each) for one in trainer._params if one.grad_req != "null" for each in one.list_grad()}
+        if not gradients.isdisjoint(map(id, arrays)):
+            raise ConfigError(
+                "clip_global_norm would clip this worker's gradient before those of all workers are summed in step:"
+                " give the optimizer clip_gradient, which clips each number of the sum"
+            )
+        return clip(arrays, *arguments, **options)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("clip_global_norm") is clip:
+            module.__dict__["clip_global_norm"] = clipping
 
 
 def _arrays(states: Any) -> list[Any]:

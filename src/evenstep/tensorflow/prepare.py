@@ -111,9 +111,10 @@ def prepare(
         return stepped
 
     optimizer.apply = apply
-    guard(model, optimizer, workers, balanced)
+    dataset = BalancedDataset(source.spec, balanced)
+    guard(model, optimizer, workers, balanced, dataset)
     setattr(optimizer, _PREPARED, True)
-    return model, optimizer, BalancedDataset(source.spec, balanced)
+    return model, optimizer, dataset
 
 
 def _require_model(model: Any) -> None:

@@ -2,7 +2,9 @@
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd, gluon
+from mxnet.gluon.utils import clip_global_norm
 
 import evenstep.mxnet
 from support.frameworks.kinds import CLASSES, SCHEME, SLICES, STEPS, WIDTH, WORDS, factors, samples
@@ -96,6 +98,8 @@ def train(job):
         share = loader.current
         kept = factors(share.indices, iteration, np.nan if job.faulty else None)
         backward(net, batch, kept, loader.weigh_by if job.kind == "masked" else None)
+        with pytest.raises(evenstep.ConfigError, match=r"^clip_global_norm would clip this worker's gradient before"):
+            clip_global_norm([each.grad() for each in net.collect_params().values()], 1.0)
         trainer.step(1)
         yield share.indices[: share.samples], share.sizes
     loader.close()
