@@ -63,7 +63,7 @@ def test_the_union_of_batches_is_the_slice_in_each_iteration_so_that_each_sample
 @pytest.mark.parametrize("name", SCHEMES)
 def test_weights_are_those_of_one_process_of_the_framework(framework, found, name):
     for dtype, within in FRAMEWORKS[framework].within.items():
-        expected = found[0]["alone", dtype]
+        expected = found[0]["alone", dtype, False]
         for value in found:
             for weight, one in zip(value[name, dtype]["weights"], expected, strict=True):
                 assert weight.dtype == dtype

@@ -42,5 +42,5 @@ def test_all_workers_end_with_the_same_weights_which_have_learned(found, scheme)
 
 def test_behind_a_barrier_the_weights_are_those_of_one_process(found):
     for value in found[:WORKERS]:
-        for weight, one in zip(value[BARRIER]["weights"], found[0]["alone", "float32"], strict=True):
+        for weight, one in zip(value[BARRIER]["weights"], found[0]["alone", "float32", False], strict=True):
             np.testing.assert_allclose(weight, one, rtol=0, atol=1e-6)

@@ -30,6 +30,10 @@ def found(tmp_path_factory):
     jobs["fit eagerly"] = "fit", {"scheme": CHANGING, "run_eagerly": True}
     jobs["odd"] = "odd", {"scheme": CHANGING}
     jobs["validated by the first"] = "validated_by_first", {}
+    for ignored in (False, True):
+        jobs |= {
+            f"masked {ignored}{'alone' * alone}": ("masked", {"ignored": ignored, "alone": alone}) for alone in (0, 1)
+        }
     jobs["sharded"] = "sharded", {}
     jobs["as if alike"] = "sharded", {"partition": "common"}
     jobs["refused"] = "refused", {}
@@ -88,6 +92,14 @@ def test_where_one_worker_validates_the_others_know_its_metrics(found):
     assert first["history"]["val_loss"][-1] == pytest.approx(first["true"], rel=1e-5)
     assert first["rate"] == second["rate"] < 0.05
     assert close(first["weights"], second["weights"], 0.0)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_fit_with_a_mask_behind_a_map_reaches_the_weights_of_one_process(found, ignored):
+    for worker in found[:2]:
+        assert close(worker[f"masked {ignored}"]["weights"], found[0][f"masked {ignored}alone"]["weights"], 1e-6)
+        # Callbacks get the same metrics of an epoch, whatever the dataset is wrapped in.
+        assert worker[f"masked {ignored}"]["history"] == found[0][f"masked {ignored}"]["history"]
 
 
 def test_shards_of_the_same_length_are_no_common_data(found):

@@ -12,10 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 import evenstep.tensorflow
+from evenstep.schemes import Scheme
 from evenstep.tensorflow.workers import read_place
+from evenstep.testing.scripted import Scripted
 
 WORKERS = evenstep.tensorflow.init()
 LENGTH, GLOBAL, EPOCHS = 150, 24, 3
+CHANGING = Scheme(name="scripted", load=Scripted(seed=11))
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -122,6 +125,33 @@ def validated_by_first():
     )
     found = {"history": history.history, "rate": float(optimizer.learning_rate), "weights": model.get_weights()}
     return {**found, "true": model.evaluate(*held_out, batch_size=40, verbose=0)}
+
+
+def masked(ignored, alone=False):
+    """A fit on words, of which a mask or a class of labels leaves some; weights, and the rate that a callback chose."""
+    keras.utils.set_random_seed(1)
+    generator = np.random.default_rng(1)
+    words = generator.integers(1, 20, size=(LENGTH, 6))
+    words[np.arange(6) >= generator.integers(1, 7, size=(LENGTH, 1))] = 0
+    labels = np.where(words > 0, words % 3, -1 if ignored else 0)
+    given = keras.Input([6], dtype="int64")
+    vectors = keras.layers.Embedding(20, 4, mask_zero=not ignored)(given)
+    model, optimizer = keras.Model(given, keras.layers.Dense(3)(vectors)), keras.optimizers.SGD(0.1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1 if ignored else None)
+    if alone:
+        model.compile(optimizer, loss)
+        for indices in slices():
+            model.train_on_batch(words[indices], labels[indices])
+        return {"weights": model.get_weights()}
+    model, optimizer, dataset = evenstep.tensorflow.prepare(
+        model, optimizer, (words, labels), CHANGING, global_batch_size=GLOBAL, seed=5
+    )
+    model.compile(optimizer, loss)
+    mapped = dataset.map(lambda words, labels: (words, labels))
+    slower = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=1e-3, factor=1.0 - 1e-9)
+    held_out = (words[:40], labels[:40])
+    history = model.fit(mapped, epochs=EPOCHS, verbose=0, callbacks=[slower], validation_data=held_out)
+    return {"weights": model.get_weights(), "history": history.history}
 
 
 def sharded(partition=None):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -84,6 +85,21 @@ def require_same_way(asked: Sequence[Mapping[str, Any]], rank: int) -> None:
             raise ConfigError(own or f"worker {worker}: {each['error']}")
     if len({each["servers"] for each in asked}) > 1:
         raise DisagreementError(disagreement(_SCHEME, [each["scheme"] for each in asked]))
+
+
+_ARRAY: Final = Field(phrase="{}", none="nothing", then="start every worker with the same model and optimizer")
+
+
+def require_same_arrays(layouts: Sequence[Sequence[str]]) -> None:
+    """Check that all workers exchange the same arrays: what each of them is, by rank of the workers.
+
+    Raises:
+        DisagreementError: They do not. The message has the first difference.
+    """
+    for values in zip_longest(*layouts):
+        said = disagreement(_ARRAY, values)
+        if said is not None:
+            raise DisagreementError(said)
 
 
 _EVERY_BATCH: Final = (

@@ -9,6 +9,7 @@ from jax._src import distributed  # The coordinator's address has no public name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenstep.core.errors import ConfigError
+from evenstep.worker.api.gather import Gather
 from evenstep.worker.api.row_exchange import RowExchange
 
 Tree = TypeVar("Tree")
@@ -33,11 +34,13 @@ class Processes:
         mesh = Mesh(np.array([first[rank] for rank in range(self.count)]), (_AXIS,))
         self._apart = NamedSharding(mesh, _APART)
         self._summed = jax.jit(jax.shard_map(_weighted, mesh=mesh, in_specs=_APART, out_specs=_ALIKE))
+        self._layouts: dict[Any, list[str]] = {}
         self._rows: RowExchange | None = None  # Which needs `mean` to begin.
         self._rows = RowExchange(
             rank=self.rank, workers=self.count, host=_host_of_first(), add_up=lambda vector: self.mean(vector, 1.0)
         )
         self.all_gather = self._rows.all_gather
+        self.gather = Gather(self.all_gather, rank=self.rank, workers=self.count)
 
     def mean(self, tree: Tree, weight: float) -> Tree:
         """The arrays of all workers, times the `weight` of each worker, added up; the arrays stay where they were.
@@ -46,6 +49,7 @@ class Processes:
 
         Raises:
             ConfigError: An array is not of floating-point numbers.
+            DisagreementError: The workers have other arrays.
             WorkerLostError: A worker is gone.
         """
         leaves, form = jax.tree.flatten(tree)
@@ -57,6 +61,10 @@ class Processes:
                 )
         if self.count == 1 or not leaves:
             return tree
+        if self._rows is not None:
+            key = form, tuple((np.shape(each), jnp.result_type(each)) for each in leaves)
+            layout = self._layouts.get(key) or self._layouts.setdefault(key, _layout(tree))
+            self.gather.require_same(layout)
         if weight == 0:  # A copy of another worker's sample: 0 times NaN would be NaN.
             leaves = [jnp.zeros_like(each) for each in leaves]
         try:
@@ -76,6 +84,14 @@ class Processes:
         """This worker's array as its row of an array over all workers."""
         row = jax.device_put(own, self._device)[None]
         return jax.make_array_from_single_device_arrays((self.count, *row.shape[1:]), self._apart, [row])
+
+
+def _layout(tree: Any) -> list[str]:
+    """What the leaves of a tree are: their places in it, dtypes and shapes."""
+    return [
+        f"an array {jax.tree_util.keystr(path)}: {jnp.result_type(each)} {list(np.shape(each))}"
+        for path, each in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def _weighted(leaves: list[Any], weight: Any) -> list[Any]:

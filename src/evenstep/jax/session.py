@@ -19,7 +19,6 @@ from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.schemes import DEFAULT, Scheme, parse_scheme
 from evenstep.worker.api.balanced_loader import BalancedLoader
 from evenstep.worker.api.balancer import Balancer
-from evenstep.worker.api.gather import Gather
 from evenstep.worker.api.share import Share
 from evenstep.worker.common_data import require_common
 
@@ -114,7 +113,7 @@ class Session(BalancedLoader):
         require_common(
             lambda indices: jax.tree.leaves(self._batch(indices)),
             _length_of(data),
-            Gather(self._processes.all_gather, rank=self._processes.rank, workers=self._processes.count).records,
+            self._processes.gather.records,
             rank=self._processes.rank,
             partition=partition,
         )
@@ -152,7 +151,8 @@ class Session(BalancedLoader):
         """The mean over all workers of each array of the tree, by their samples; the same on all of them.
 
         The first call for a batch ends the compute on it, which is measured from the batch until the tree is ready.
-        Under `local-sgd` it returns this worker's own means, or zeros if its share is a copy.
+        Under `local-sgd` it returns this worker's own means, or zeros if its share is a copy. If an array is not
+        finite, the scheme's `nonfinite` decides; in float16 an infinity tells every worker to lower its scale.
 
         Args:
             tree: Means over this worker's batch: losses, gradients, metrics.
@@ -170,14 +170,17 @@ class Session(BalancedLoader):
             )
         tree = jax.block_until_ready(tree)
         if self._since is not None:
+            finite = _is_finite(jax.tree.leaves(tree))
             seconds = time.perf_counter() - self._since
             if self._compiling is not None:  # In the first iteration compiling is no part of the worker's speed.
                 seconds, self._compiling = max(seconds - self._compiling.seconds, 0.0), None
             self._since = None
-            self._balancer.report(seconds)
+            self._balancer.report(seconds, finite=finite)
+            self._share = self._balancer.share
+            assert self._share is not None
             self._unaveraged = self._share.average is not None
         if self._balancer.scheme.period is not None:
-            return tree if self._share.samples else jax.tree.map(jax.numpy.zeros_like, tree)
+            return tree if self._share.weight else jax.tree.map(jax.numpy.zeros_like, tree)
         return self._processes.mean(tree, self._share.weight)
 
     def average(self, tree: Tree) -> Tree:
@@ -201,6 +204,13 @@ class Session(BalancedLoader):
         leaves, form = jax.tree.flatten(tree)
         means = iter(self._processes.mean(list(filter(_is_floating, leaves)), self._share.average))
         return jax.tree.unflatten(form, [next(means) if _is_floating(each) else each for each in leaves])
+
+    def weigh_by(self, count: Any) -> None:
+        """As for any loader, before `mean`. With `pad` only what the mask leaves is counted."""
+        share = self._share
+        if share is not None and share.samples and self._pad is not None:
+            count = count * len(share.positions) / share.samples  # The mask leaves no sample twice.
+        self._balancer.weigh_by(count)
 
     def _padded(self, share: Share, pad: int) -> tuple[IntArray, Any]:
         """The share's indices, its last one repeated up to a multiple of `pad`, and which of them count."""
@@ -232,6 +242,23 @@ class Session(BalancedLoader):
                 f"the scheme {self._balancer.scheme.name!r} averages weights, and these were not averaged: let the loop"
                 " have weights, state = session.average((weights, state)) after the optimizer's step"
             )
+
+
+def _is_finite(leaves: list[Any]) -> bool:
+    """Whether none of the arrays holds a NaN or an infinity."""
+    together: dict[Any, list[Any]] = {}  # jit takes arrays of the same devices.
+    for each in leaves:
+        if jax.numpy.result_type(each) == jax.numpy.float16:
+            return True
+        together.setdefault(_devices_of(each), []).append(each)
+    return all(bool(_all_finite(each)) for each in together.values())
+
+
+def _devices_of(leaf: Any) -> frozenset[Any]:
+    return frozenset(leaf.sharding.device_set if isinstance(leaf, jax.Array) else ())
+
+
+_all_finite: Final = jax.jit(lambda leaves: jax.numpy.array([jax.numpy.isfinite(each).all() for each in leaves]).all())
 
 
 def _is_floating(leaf: Any) -> bool:

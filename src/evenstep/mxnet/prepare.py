@@ -1,6 +1,8 @@
 """`evenstep.mxnet.prepare`: the line that balances a script with a Gluon Trainer."""
 
+import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -78,11 +80,20 @@ def prepare(
         averages=True,
         run_dir=run_dir,
     )
+    gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
+    optimizer = trainer._optimizer
+    options = {name: value for name, value in vars(optimizer).items() if isinstance(value, int | float)}
+    gather.require_same(
+        [
+            f"the optimizer {type(optimizer).__name__} {options}",
+            *(f"a weight {n}: {np.dtype(each.dtype)} {list(each.shape)}" for n, each in enumerate(trainer._params)),
+        ]
+    )
     prepared = Loader(loader, balancer, trainer, workers)
     require_common(
         lambda indices: [each.asnumpy() for each in _arrays(prepared._batch(indices))],
         len(loader._dataset),
-        Gather(workers.all_gather, rank=workers.rank, workers=workers.count).records,
+        gather.records,
         rank=workers.rank,
         partition=partition,
     )
@@ -91,6 +102,7 @@ def prepare(
     workers.broadcast([each.data() for each in trainer._params])
     trainer.step = prepared._stepping(trainer.step)
     trainer.allreduce_grads = trainer.update = _refuse_parts
+    _refuse_clipping(trainer)
     return trainer, prepared
 
 
@@ -144,10 +156,11 @@ class Loader(BalancedLoader):
                     " give step the samples of the batch, as in step(len(labels)), or 1 if the loss is a mean"
                 )
             gradients = [each.list_grad()[0] for each in self._trainer._params if each.grad_req != "null"]
-            for each in gradients:
-                each.wait_to_read()
-            self._balancer.report(time.perf_counter() - self._handed)
-            self._handed = None
+            finite = all(bool(mx.nd.all_finite(each).asscalar()) for each in gradients)  # It waits for them.
+            self._balancer.report(time.perf_counter() - self._handed, finite=finite)
+            self._handed, self.current = None, self._balancer.share
+            share = self._balancer.share
+            assert share is not None
             # Divided here: a batch of one sample does not say whether the loss is a mean, and all must divide alike.
             self._combine(gradients, share.weight / batch_size, summed=self._balancer.scheme.period is None)
             step(1, ignore_stale_grad)
@@ -175,6 +188,25 @@ def _refuse_parts(*_: Any, **__: Any) -> None:
     raise ConfigError(
         f"the gradients of all workers are summed in step alone, and not by allreduce_grads and update: {_NO_STEP}"
     )
+
+
+def _refuse_clipping(trainer: Any) -> None:
+    """Refuse `clip_global_norm` on gradients of the trainer, wherever a module has that function."""
+    clip = gluon.utils.clip_global_norm
+
+    @functools.wraps(clip)
+    def clipping(arrays: Any, *arguments: Any, **options: Any) -> Any:
+        gradients = {id(each) for one in trainer._params if one.grad_req != "null" for each in one.list_grad()}
+        if not gradients.isdisjoint(map(id, arrays)):
+            raise ConfigError(
+                "clip_global_norm would clip this worker's gradient before those of all workers are summed in step:"
+                " give the optimizer clip_gradient, which clips each number of the sum"
+            )
+        return clip(arrays, *arguments, **options)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("clip_global_norm") is clip:
+            module.__dict__["clip_global_norm"] = clipping
 
 
 def _arrays(states: Any) -> list[Any]:

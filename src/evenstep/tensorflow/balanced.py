@@ -27,16 +27,17 @@ class Balanced:
         balancer: Shares out the samples.
         source: The samples.
         iterations: Those of an epoch.
+        scaled: Whether the optimizer scales the loss. An infinity then tells it on every worker to lower the scale.
 
     Attributes:
         balancer: As given.
         current: The share of the batch that was handed out last; None before the first.
     """
 
-    def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int) -> None:
+    def __init__(self, workers: Workers, balancer: Balancer, source: Source, iterations: int, *, scaled: bool) -> None:
         self.balancer = balancer
         self.iterations = iterations
-        self._workers = workers
+        self._workers, self._scaled = workers, scaled
         self._source = source
         self._epoch: Iterator[Share] = iter(())
         self.current: Share | None = None
@@ -66,23 +67,48 @@ class Balanced:
             next(self._epoch, None)
             self._epoch = iter(())
 
-    def combine(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The gradients to step on, and the weight for `average`.
+    def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The gradients of the variables to step on, and the weight for `average`.
 
         They are those of the mean loss over the union batch, from those over this worker's; under `local-sgd` this
         worker's own. None stays None.
         """
-        dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
-        given = [each for each in dense if each is not None]
-        # The elements make a device finish the gradients before the time is taken.
-        elements = [tf.cast(tf.reshape(each, [-1])[:1], tf.float32) for each in given]
-        weights = tf.numpy_function(self._exchange, [tf.concat(elements, 0)], tf.float64)
+        given = {number: each for number, each in enumerate(gradients) if each is not None}
+        sparse = {number: each for number, each in given.items() if isinstance(each, tf.IndexedSlices)}
+        # The shape of a gradient is often not known before it is computed.
+        dense = {
+            number: tf.ensure_shape(tf.convert_to_tensor(each), variables[number].shape)
+            for number, each in given.items()
+            if number not in sparse
+        }
+        values = [*dense.values(), *(each.values for each in sparse.values())]
+        # A device finishes the gradients for this, before the time is taken.
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values])
+        weights = tf.numpy_function(self._exchange, [finite], tf.float64)
         weights.set_shape([2])
         if self.balancer.scheme.period is None:
-            combined = iter(self._sum(given, weights[0]))
+            combined = dict(zip(dense, self._sum([*dense.values()], weights[0]), strict=True))
         else:
-            combined = (tf.math.multiply_no_nan(each, tf.cast(weights[0], each.dtype)) for each in given)
-        return [None if each is None else next(combined) for each in dense], weights[1]
+            combined = {number: _weighted(each, weights[0]) for number, each in dense.items()}
+        combined |= {number: self._gathered(each, weights[0]) for number, each in sparse.items()}
+        return [combined.get(number) for number in range(len(gradients))], weights[1]
+
+    def _gathered(self, slices: Any, weight: Any) -> Any:
+        """The slices of all workers, times their weights. Optimizers such as Adam treat them unlike their dense sum."""
+        values, shape = _weighted(slices.values, weight), slices.values.shape[1:]
+        if self._workers.count == 1 or self.balancer.scheme.period is not None:
+            return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+        rows = tf.shape(slices.indices)[0]
+        counts = self._workers.sum(tf.one_hot(self._workers.rank, self._workers.count, rows))
+        padding = [[0, tf.reduce_max(counts) - rows]]
+        counted = tf.sequence_mask(counts)
+
+        def together(tensor: Any, shape: Sequence[int] = ()) -> Any:
+            padded = tf.pad(tensor, [*padding, *([0, 0] for _ in shape)])
+            rows_of_all = self._workers.gather(tf.reshape(padded, [-1]))
+            return tf.boolean_mask(tf.reshape(rows_of_all, [*tf.unstack(tf.shape(counted)), *shape]), counted)
+
+        return tf.IndexedSlices(together(values, shape), together(slices.indices), slices.dense_shape)
 
     def _sum(self, tensors: Sequence[Any], weight: Any) -> list[Any]:
         """The sums over all workers of their tensors times their weights; where that is 0, a NaN counts nothing."""
@@ -90,7 +116,7 @@ class Balanced:
         for kind in dict.fromkeys(each.dtype for each in tensors):
             at = [number for number, each in enumerate(tensors) if each.dtype == kind]
             flat = tf.concat([tf.reshape(tensors[each], [-1]) for each in at], 0)
-            flat = tf.math.multiply_no_nan(flat, tf.cast(weight, kind))
+            flat = _weighted(flat, weight)
             parts = tf.split(self._workers.sum(flat), [tensors[each].shape.num_elements() for each in at])
             sums |= {each: tf.reshape(part, tensors[each].shape) for each, part in zip(at, parts, strict=True)}
         return [sums[number] for number in range(len(tensors))]
@@ -109,7 +135,7 @@ class Balanced:
 
         tf.cond(tf.math.is_nan(weight), lambda: tf.constant(False), averaged)
 
-    def _exchange(self, elements: Any) -> Any:
+    def _exchange(self, finite: Any) -> Any:
         """This worker's gradient is complete: report its time to all workers.
 
         Returns `Share.weight` and `Share.average`, NaN for None; float64 of shape [2].
@@ -117,7 +143,13 @@ class Balanced:
         seconds = time.perf_counter() - self._handed
         if self.current is None or not self._due:
             raise ConfigError(f"the optimizer steps without a batch of the prepared dataset in hand: {_NO_STEP}")
-        self.balancer.report(seconds)
-        self._due = False
+        self.balancer.report(seconds, finite=bool(finite) or self._scaled)
+        self._due, self.current = False, self.balancer.share
+        assert self.current is not None
         average = self.current.average
         return np.array([self.current.weight, np.nan if average is None else average])
+
+
+def _weighted(tensor: Any, weight: Any) -> Any:
+    """The tensor times the weight; where that is 0, a NaN counts nothing."""
+    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))

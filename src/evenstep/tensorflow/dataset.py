@@ -48,6 +48,10 @@ class BalancedDataset(BalancedLoader, tf.data.Dataset):
         """The share of the batch that was handed out last; if its `samples` are 0, it is a copy of another's sample."""
         return self._balanced.current
 
+    def weigh_by(self, count: Any) -> None:
+        """As for any loader; also inside of a `tf.function`."""
+        tf.numpy_function(self._balanced.balancer.weigh_by, [tf.cast(count, tf.float64)], [])
+
     def _settled(self) -> Balancer:
         self._balanced.settle()
         return self._balanced.balancer

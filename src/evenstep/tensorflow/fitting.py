@@ -15,15 +15,16 @@ from evenstep.worker.api.gather import Gather
 _NO_MEANS: Final = ("sum", "mean_with_sample_weight")
 
 
-def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced) -> None:
+def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced, dataset: BalancedDataset) -> None:
     """Refuse options of `compile` and `fit` that cannot work, and turn XLA off, which Keras chooses unless told not to.
 
-    XLA would compile the step again for each size, and has no kernel for the exchange.
+    XLA would compile the step again for each size, and has no kernel for the exchange. A loss with a mask is weighed by
+    what its mask leaves.
     """
     model.jit_compile = False
     _require_single_steps(getattr(model, "steps_per_execution", 1))
     _require_means(getattr(model, "loss", None))
-    compiled, fitted = model.compile, model.fit
+    compiled, fitted, computed = model.compile, model.fit, model.compute_loss
     compile_arguments, fit_arguments = inspect.signature(compiled), inspect.signature(fitted)
     averaged = _Averaged(workers, balanced)
 
@@ -47,17 +48,44 @@ def guard(model: Any, optimizer: Any, workers: Workers, balanced: Balanced) -> N
         given = bound.arguments
         if isinstance(given.get("validation_data"), BalancedDataset):
             raise ConfigError("the prepared dataset is for training: give validation_data other data")
-        if isinstance(given.get("x"), BalancedDataset):
-            if given.get("class_weight"):
-                raise ConfigError(
-                    "with class_weight Keras fetches batches ahead of their steps: give the weight of each sample as"
-                    " the third of the arrays, (inputs, labels, weights)"
-                )
-            _require_prepared(model, optimizer)
-            given["callbacks"] = [averaged, given.get("callbacks") or []]
+        if given.get("class_weight"):
+            raise ConfigError(
+                "with class_weight Keras fetches batches ahead of their steps: give the weight of each sample as"
+                " the third of the arrays, (inputs, labels, weights)"
+            )
+        _require_prepared(model, optimizer)
+        # Whatever x is: map() and others make another dataset of the prepared one.
+        given["callbacks"] = [averaged, given.get("callbacks") or []]
         return fitted(*bound.args, **bound.kwargs)
 
+    @functools.wraps(computed)
+    def compute_loss(
+        x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        if training and (count := _unmasked(model.loss, y, y_pred)) is not None:
+            dataset.weigh_by(count)
+        return computed(x, y, y_pred, sample_weight, training)
+
     model.compile, model.fit = compile, fit
+    if type(model).compute_loss is tf.keras.Model.compute_loss:  # A script's own may count otherwise.
+        model.compute_loss = compute_loss
+
+
+def _unmasked(loss: Any, labels: Any, outputs: Any) -> Any:
+    """How many words or pixels the mean of a loss is over; None if there is no mask."""
+    ignored = [getattr(each, "ignore_class", None) for each in tf.nest.flatten(loss)]
+    masks = [getattr(each, "_keras_mask", None) for each in tf.nest.flatten(outputs)]
+    if loss is None or all(each is None for each in [*ignored, *masks]):
+        return None
+    if len(masks) > 1:
+        raise ConfigError(
+            "a mask in one of several outputs gives their losses different counts, and a worker's gradient has one"
+            " weight: add up the losses yourself in train_step, as means over the same, and call dataset.weigh_by"
+        )
+    counted = tf.ones(tf.shape(labels), tf.bool) if ignored[0] is None else labels != tf.cast(ignored[0], labels.dtype)
+    if masks[0] is not None:
+        counted = tf.reshape(counted, tf.shape(masks[0])) & masks[0]
+    return tf.math.count_nonzero(counted)
 
 
 def _require_single_steps(steps_per_execution: Any) -> None:

@@ -80,30 +80,41 @@ def prepare(
         "run_dir": run_dir,
     }
     balancer = Balancer(scheme, all_gather=workers.all_gather, averages=True, **arguments)
+    optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *optimizer.variables]
+    gather = Gather(workers.all_gather, rank=workers.rank, workers=workers.count)
+    gather.require_same(
+        [
+            f"an optimizer {type(optimizer).__name__}",
+            *(f"a weight or state {n}: {each.dtype} {list(each.shape)}" for n, each in enumerate(variables)),
+        ]
+    )
     require_common(
         lambda indices: tf.nest.flatten(source.batch(indices)),
         source.length,
-        Gather(workers.all_gather, rank=workers.rank, workers=workers.count).records,
+        gather.records,
         rank=workers.rank,
         partition=partition,
     )
     whole, rest = divmod(source.length, global_batch_size)
-    balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last))
-    optimizer.build(model.trainable_variables)
-    workers.broadcast([*model.variables, *optimizer.variables])
+    scaled = isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer)
+    balanced = Balanced(workers, balancer, source, whole + (rest > 0 and not drop_last), scaled=scaled)
+    workers.broadcast(variables)
     step = optimizer.apply
 
     @functools.wraps(step)
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        combined, average = balanced.combine(grads)
-        stepped = step(combined, trainable_variables)
+        variables = model.trainable_variables if trainable_variables is None else list(trainable_variables)
+        combined, average = balanced.combine(grads, variables)
+        stepped = step(combined, variables)
         balanced.average([*model.variables, *(each for each in optimizer.variables if len(each.shape))], average)
         return stepped
 
     optimizer.apply = apply
-    guard(model, optimizer, workers, balanced)
+    dataset = BalancedDataset(source.spec, balanced)
+    guard(model, optimizer, workers, balanced, dataset)
     setattr(optimizer, _PREPARED, True)
-    return model, optimizer, BalancedDataset(source.spec, balanced)
+    return model, optimizer, dataset
 
 
 def _require_model(model: Any) -> None:

@@ -40,18 +40,27 @@ class Workers:
         """The sum of a vector over all workers, in a function or outside of one."""
         if self.count == 1:
             return tensor
-        length, on_host = tensor.shape[0], tensor.dtype.is_integer
-        options = {
-            "input": tensor,
-            "group_size": self.count,
-            "group_key": _GROUP + 1 + on_host,
-            "instance_key": _key(tensor.dtype.name, length),
-            "ordering_token": [],
-        }
+        length = tensor.shape[0]
+        options = self._options(tensor, _key(tensor.dtype.name, length))
         if tensor.dtype == tf.float32 and length * self.count <= _MAX_GATHERED:
             rows = tf.raw_ops.CollectiveGatherV2(**options)
             return tf.reduce_sum(tf.reshape(rows, [self.count, length]), 0)
         return tf.raw_ops.CollectiveReduceV2(merge_op="Add", final_op="Id", **options)
+
+    def gather(self, tensor: Any) -> Any:
+        """The vectors of all workers, one after the other; they are of the same length, which need not be constant."""
+        name = tf.strings.join([f"gather {tensor.dtype.name} ", tf.strings.as_string(tf.size(tensor))])
+        key = tf.cast(tf.strings.to_hash_bucket_fast(name, 2**31 - 1), tf.int32)
+        return tf.raw_ops.CollectiveGatherV2(**self._options(tensor, key))
+
+    def _options(self, tensor: Any, key: Any) -> dict[str, Any]:
+        return {
+            "input": tensor,
+            "group_size": self.count,
+            "group_key": _GROUP + 1 + tensor.dtype.is_integer,  # Integers are on hosts.
+            "instance_key": key,
+            "ordering_token": [],
+        }
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Give the variables the values that they have on worker 0."""

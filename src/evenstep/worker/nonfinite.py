@@ -58,6 +58,6 @@ class NonfiniteGuard:
         if self._balancer.skipped == 1:
             warnings.warn(
                 f"worker {worker} left out its gradient of iteration {now.number}, which holds a NaN or an infinity;"
-                " further ones are counted in loader.statistics()",
+                " further ones get no warning",
                 stacklevel=2,
             )

@@ -18,12 +18,17 @@ class Job:
     """One training run.
 
     `killed`: the iteration before which the last worker is killed. `servers`: addresses and secret of some to train on.
+    `kind`: a model of `kinds` instead of the small network. `odd`: in what worker 1 has another. `faulty`: worker 1
+    has a loss that is not finite in one iteration.
     """
 
     scheme: Scheme | str
     dtype: str = "float32"
     killed: int | None = None
     servers: tuple | None = None
+    kind: str | None = None
+    odd: str | None = None
+    faulty: bool = False
 
 
 def data(dtype):

@@ -5,6 +5,8 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -20,10 +22,16 @@ def main(name, folder, rank, addresses, doing):
     try:
         adapter = import_module(f"support.frameworks.of_{name}")
         adapter.join(rank, addresses)
+        if any(job.kind is not None for job in jobs.values()):
+            adapter = import_module(f"support.frameworks.kinds_{name}")
         for title, job in jobs.items():
             results[title] = done(adapter, job, rank)
         if rank == 0:
-            results |= {("alone", job.dtype): adapter.alone(job) for job in jobs.values() if job.killed is None}
+            results |= {
+                ("alone", job.kind or job.dtype, job.faulty): adapter.alone(job)
+                for job in jobs.values()
+                if job.killed is None and job.odd is None
+            }
     except Exception as error:
         traceback.print_exc()
         results["error"] = f"{type(error).__name__}: {error}"
@@ -32,11 +40,17 @@ def main(name, folder, rank, addresses, doing):
 
 def done(adapter, job, rank):
     """The indices and sizes of each iteration, and the weights in the end."""
+    job = job if rank == 1 else replace(job, odd=None, faulty=False)
     iterations = adapter.train(job) if job.servers is None else served(adapter, job, rank)
-    *taken, weights = killed_in_time(iterations, job, rank)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            *taken, weights = killed_in_time(iterations, job, rank)
+    except evenstep.DisagreementError as error:
+        return {"refused": str(error)}
     return {
         "taken": [([int(each) for each in indices], list(map(int, sizes))) for indices, sizes in taken],
         "weights": weights,
+        "warned": [said for each in warned if (said := str(each.message)).startswith("worker ")],
     }
 
 

@@ -3,7 +3,9 @@
 import json
 import re
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -276,3 +278,69 @@ def spin(seconds):
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
+
+
+def together(script, scheme, workers=2):
+    """What the script returns on each worker, for which it is called with the worker's balancer, in threads."""
+    rows, meeting = [b""] * workers, threading.Barrier(workers)
+
+    def worker(rank):
+        def all_gather(row):
+            rows[rank] = row
+            meeting.wait()
+            came = list(rows)
+            meeting.wait()
+            return came
+
+        return script(balancer_of(all_gather, scheme=scheme, rank=rank, workers=workers, averages=True), rank)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(worker, range(workers)))
+
+
+def test_shares_are_weighed_by_units():
+    def script(balancer, rank):
+        for share in balancer.epoch():
+            balancer.weigh_by(0 if share.iteration == 1 else 1 + 2 * rank)
+            balancer.report(0.1)
+            yield balancer.share.weight
+
+    first, second = together(lambda *given: list(script(*given)), "bsp")
+    assert (first[0], second[0]) == (1 / 4, 3 / 4)
+    assert (first[1], second[1]) == (0.0, 0.0)
+
+
+def test_averages_are_weighed_by_the_units_since_the_last():
+    def script(balancer, rank):
+        for share in balancer.epoch():
+            balancer.weigh_by(1 + 2 * rank * (share.iteration == 0))
+            balancer.report(0.1)
+            yield balancer.share.average
+
+    first, second = together(lambda *given: list(script(*given)), "local-sgd:period=2")
+    assert first[:2] == [None, 2 / 6]
+    assert second[:2] == [None, 4 / 6]
+
+
+def test_units_on_one_worker_alone_are_refused():
+    def script(balancer, rank):
+        for _ in balancer.epoch():
+            if rank:
+                balancer.weigh_by(3)
+            said = r"^worker 1 weighs by 'units' where worker 0 weighs by 'samples': call weigh_by on every worker or"
+            with pytest.raises(evenstep.DisagreementError, match=said):
+                balancer.report(0.1)
+            break
+
+    together(script, "bsp")
+
+
+def test_a_gradient_that_is_not_finite_weighs_nothing_or_is_refused():
+    def script(balancer, rank):
+        for _ in balancer.epoch():
+            balancer.report(0.1, finite=not rank)
+            return balancer.share.weight
+
+    with pytest.warns(UserWarning, match=r"^worker 1 left out its gradient of iteration 0, which holds a NaN"):
+        assert together(script, "lb-bsp") == [0.5, 0.0]
+    assert together(script, "lb-bsp:nonfinite=spread") == [0.5, 0.5]

@@ -27,6 +27,13 @@ class BalancedLoader(ABC):
         """Record values in the event log, if there is one: `loader.note(loss=loss)`; `evenstep report` plots them."""
         self._settled().note(**values)
 
+    def weigh_by(self, count: float) -> None:
+        """Weigh this batch by its part of all workers' units (tokens, pixels), for a loss that is a mean over them.
+
+        Call it for every batch, on every worker, before gradients are summed. `count`: what the loss is divided by.
+        """
+        self._settled().weigh_by(count)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, and what the sizes rest on: plain numbers, lists and dicts, to be saved with the weights.
 

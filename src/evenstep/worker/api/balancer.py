@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, final
 
@@ -17,7 +18,8 @@ from evenstep.worker.activity import Activity
 from evenstep.worker.api.gather import AllGather, Gather
 from evenstep.worker.api.loop import Loop, seconds_of
 from evenstep.worker.api.setup import Asked
-from evenstep.worker.iteration import Iteration
+from evenstep.worker.iteration import Iteration, units_of
+from evenstep.worker.nonfinite import NonfiniteGuard
 from evenstep.worker.rows import COLUMNS, Rows
 
 _ALONE: Final = "start every worker with all_gather, a function from this worker's row to the rows of all"
@@ -111,6 +113,10 @@ class Balancer(Loop):
         self._weigh = WEIGHTINGS[agreed.scheme.weighting]
         self._period = agreed.scheme.period
         self._since_average = np.zeros(asked.workers, dtype=np.int64)
+        self._units: float | None = None
+        self._amount, self._weighed = 0.0, False  # Since the last exchange.
+        guards = asked.workers > 1 and agreed.scheme.nonfinite != "spread"
+        self._nonfinite = NonfiniteGuard(agreed.scheme.nonfinite, self._tracker) if guards else None
         self._due = False
         self._began_at = 0.0
 
@@ -133,15 +139,40 @@ class Balancer(Loop):
             raise
         self._computed()
 
-    def report(self, seconds: float) -> None:
+    def report(self, seconds: float, *, finite: bool = True) -> None:
         """Instead of `compute`: this worker's own compute of the share took this many seconds. Errors as for `compute`.
 
         For compute that a host's clock cannot measure, such as a device's, or that communicates meanwhile.
+
+        Args:
+            seconds: As named.
+            finite: Whether the gradient holds no NaN and no infinity. If it does, the scheme's `nonfinite` decides:
+                under `skip` the weight of `balancer.share` becomes 0, and a warning names this worker.
+
+        Raises:
+            NonfiniteGradientError: The gradient is not finite, and the scheme refuses that.
+            DivergedError: No gradient has been finite for a long time.
         """
         seconds = seconds_of(seconds)
         self._require_due()
         self._stopwatch.add(seconds)
-        self._computed()
+        self._computed(finite=finite)
+
+    def weigh_by(self, count: float) -> None:
+        """Weigh this share by its part of all workers' units (tokens, pixels, class weights), instead of samples.
+
+        For a loss that is a mean over such units. Call it for every share, on every worker, before its compute ends.
+        Then `balancer.share` has the weight, and not the share of the loop.
+
+        Args:
+            count: The units in this worker's share: what its loss is divided by.
+
+        Raises:
+            ConfigError: The count is negative or no number, or no share is in hand.
+        """
+        self._require_due()
+        now = self._tracker.iteration
+        self._units = units_of(None if now is None else now.share, count)
 
     def _require_due(self) -> None:
         now = self._tracker.iteration
@@ -153,11 +184,20 @@ class Balancer(Loop):
                 " around all of its micro-batches"
             )
 
-    def _computed(self) -> None:
+    def _computed(self, *, finite: bool = True) -> None:
         """The compute of the share in hand is over: exchange, unless its period goes on."""
         now, tracker = self._tracker.iteration, self._tracker
         assert now is not None
+        assert self.share is not None
+        if self._nonfinite is not None:
+            if finite:
+                self._nonfinite.passed()
+            else:
+                self._nonfinite.skip(now, finite=True)
+                self.share = replace(self.share, weight=0.0)
         self._due = False
+        self._amount += self.share.samples if self._units is None else self._units
+        self._weighed |= self._units is not None
         if self._period is None:
             tracker.compute_ends()
         else:
@@ -171,13 +211,25 @@ class Balancer(Loop):
 
     def _exchange(self, now: Iteration) -> None:
         """Tell the others how long compute took, and check that all workers are in the same iteration."""
-        tracker = self._tracker
+        tracker, weighed, own = self._tracker, self._weighed, np.float64(self._amount)
+        self._amount, self._weighed = 0.0, False
+        bits = int(own.view(np.int64))  # A row has integers.
         with tracker.waiting():
-            rows = self._gather.rows(self._rows.row(now))
+            rows = self._gather.rows(self._rows.row(now, weighed=weighed, extra=[bits]))
         assert now.paused is not None
         now.synchronised_seconds = tracker.clock() - now.paused
-        self._rows.check(rows)
+        amounts = self._rows.check(rows)[:, 0].copy().view(np.float64)
         tracker.waiting_ends()
+        if weighed:
+            self._settle(float(own), float(amounts.sum()))
+
+    def _settle(self, own: float, total: float) -> None:
+        """Weigh the share by units. If no worker counted any, it is as for a loss divided by max(count, 1)."""
+        assert self.share is not None
+        if self._period is None:
+            self.share = replace(self.share, weight=own / (total or 1.0) if self.share.weight else 0.0)
+        elif total:
+            self.share = replace(self.share, average=own / total)
 
     # The epoch.
 
@@ -207,14 +259,14 @@ class Balancer(Loop):
             hold.begin_iteration()
         super()._begin(part)
         self._stopwatch.drop()
-        self._due = True
+        self._due, self._units = True, None
 
     def _finish(self) -> None:
         now = self._tracker.iteration
         if now is not None and self._due:
             # The other workers wait for this one at the end of their compute.
             self._gather.rows(
-                [0] * COLUMNS,
+                [0] * (COLUMNS + 1),
                 failure=f"the compute of iteration {now.number} was not reported: put it inside `with"
                 " balancer.compute():`, or call balancer.report(seconds) after it",
             )

@@ -1,5 +1,6 @@
 """Exchanges rows and records over the all-gather that the caller brings, and checks what comes back."""
 
+import hashlib
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
+from evenstep.core.disagreement import require_same_arrays
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
 from evenstep.core.values import IntArray
@@ -60,6 +62,19 @@ class Gather:
         if any(mark == _FAILED for mark, _ in came):
             self._raise_failure(failure)
         return np.stack([np.frombuffer(each, dtype="<i8") for _, each in came]).astype(np.int64)
+
+    def require_same(self, layout: Sequence[str]) -> None:
+        """Check that the arrays that the workers are to exchange are the same; their collectives might wait for ever.
+
+        Args:
+            layout: What each array of this worker is.
+
+        Raises:
+            DisagreementError: They are not.
+        """
+        digest = hashlib.blake2b("\n".join(layout).encode(), digest_size=8).digest()
+        if len(set(self.rows([int.from_bytes(digest) >> 1])[:, 0].tolist())) > 1:
+            require_same_arrays([record["layout"] for record in self.records({"layout": list(layout)})])
 
     def _raise_failure(self, own: str | None) -> None:
         failures = [record["failure"] for record in self.records({"failure": own})]

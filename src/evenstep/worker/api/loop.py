@@ -37,6 +37,8 @@ class Loop(ABC):
         self._at = Progress()
         self._loops = 0
         self._is_finalizing = sys.is_finalizing  # At exit `sys` may be None here when a generator is closed.
+        self.share: Share | None = None
+        """What was handed out last; after its compute a `Balancer` settles its weights, as by `weigh_by`."""
         self.scheme = agreed.scheme
         """On which all workers have agreed."""
 
@@ -95,7 +97,7 @@ class Loop(ABC):
                 self._at.done = ledger.iteration
                 self._begin(part)
                 positions = np.array(part.positions, dtype=np.int64)
-                yield Share(
+                self.share = Share(
                     iteration=part.iteration,
                     positions=positions,
                     indices=order[positions],
@@ -104,6 +106,7 @@ class Loop(ABC):
                     sizes=part.sizes,
                     average=self._average_of(part),
                 )
+                yield self.share
                 if loop != self._loops:
                     raise ConfigError("another loop over an epoch began before this one ended: finish one first")
                 self._require_unclosed()
