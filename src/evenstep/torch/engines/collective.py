@@ -313,7 +313,7 @@ class CollectiveEngine(Engine):
             return
         raise ConfigError(
             "the gradients of the batch in hand were not summed over the workers, as those of torch.autograd.grad are"
-            " not, nor any once a parameter has been frozen after prepare or an optimizer steps within the backward: run"
+            " not, nor any after a parameter was frozen after prepare or an optimizer stepped within the backward: run"
             " backward() on a loss of what the model that prepare returned gave"
         )
 
