@@ -24,7 +24,7 @@ def together():
             barrier.wait()
             return sum(vectors.values())
 
-        return RowExchange(rank=rank, workers=WORKERS, host="127.0.0.1", add_up=add_up)
+        return RowExchange(rank=rank, workers=WORKERS, host="127.0.0.1", framework="a framework", add_up=add_up)
 
     def run(function):
         def one(rank):
@@ -57,7 +57,7 @@ def test_every_worker_has_the_rows_of_all_by_rank(together):
 
 
 def test_one_worker_has_its_row():
-    assert RowExchange(rank=0, workers=1, host="", add_up=None).all_gather(b"row") == [b"row"]
+    assert RowExchange(rank=0, workers=1, host="", framework="", add_up=None).all_gather(b"row") == [b"row"]
 
 
 @pytest.mark.parametrize("lost", range(WORKERS))
