@@ -211,8 +211,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--private-network",
         action="store_true",
-        help="run in a network namespace of its own, which no other host or process reaches, nor the run them (one host,"
-        " as root)",
+        help="run in a network namespace of its own, which nothing outside reaches and which reaches nothing outside"
+        " (on one host, as root)",
     )
     add(
         "--start-from",
