@@ -48,6 +48,7 @@ if __name__ == "__main__":
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(num_processes=int(os.environ["WORLD_SIZE"]), process_id=int(os.environ["RANK"]))
+        jax.devices()  # Which waits for all workers, as initialize does, for as long as JAX says.
     if FAULT == "never comes" and FAULTY:
         threading.Event().wait()
     if sys.argv[1] == "tensorflow":
