@@ -49,6 +49,7 @@ def session_of(scheme="bsp", **given):
         ({"data": ()}, "the arrays of data must have equally many rows, one for each sample, but there are none"),
         ({"data": Short()}, "data returned ndarray of shape [2] for 3 indices: let its __getitem__ take an array of"),
         ({"partition": "private"}, "partition must be 'common' or None, not 'private': data that stay with their"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds"),
         ({"pad": 0}, "pad must be a whole number from 1"),
         ({"scheme": "ssp"}, "the scheme 'ssp' trains on parameter servers: use evenstep.Client"),
     ],

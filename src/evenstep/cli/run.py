@@ -143,7 +143,7 @@ def start(options: argparse.Namespace, *, marks: Path | None = None) -> list[str
         heartbeat_seconds=options.heartbeat,
         marks=None if marks is None else str(marks),
     )
-    return launch(options, settings, framework=getattr(options, "framework", None))
+    return launch(options, settings, framework=getattr(options, "framework", None), private=options.private_network)
 
 
 class _FullParser(Parser):
@@ -207,6 +207,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=_FRAMEWORKS,
         help="let workers of another framework than PyTorch meet, on one host: sets TF_CONFIG for tensorflow and"
         " JAX_COORDINATOR_ADDRESS for jax, and starts the scheduler and server of mxnet's kvstore",
+    )
+    add(
+        "--private-network",
+        action="store_true",
+        help="run in a network namespace of its own, which nothing outside reaches and which reaches nothing outside"
+        " (on one host, as root)",
     )
     add(
         "--start-from",

@@ -43,7 +43,7 @@ class Ending:
         return how_it_ended(self.exit_code, _reason(self.message))
 
     def __str__(self) -> str:
-        reason = _reason(self.message) or "its own output above tells why"
+        reason = _reason(self.message) or ("" if self.exit_code < 0 else "its own output above tells why")
         hint = ", which is what a system out of memory does" if self.exit_code == -signal.SIGKILL else ""
         return f"worker {self.worker} {how_it_ended(self.exit_code, reason)}{hint}"
 
@@ -56,9 +56,8 @@ def how_it_ended(exit_code: int, reason: str = "") -> str:
     >>> how_it_ended(1, "no data")
     'ended with exit code 1: no data'
     """
-    if exit_code < 0:
-        return f"was killed by {signal_name(-exit_code)}"
-    return f"ended with exit code {exit_code}" + (f": {reason}" if reason else "")
+    how = f"was killed by {signal_name(-exit_code)}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return f"{how}: {reason}" if reason else how
 
 
 def signal_name(number: int) -> str:

@@ -1,14 +1,19 @@
 """The processes of `jax.distributed`: what they exchange, and which of them is gone when an exchange fails."""
 
+import atexit
+import os
 from typing import Any, Final, TypeVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed  # The coordinator's address has no public name.
+from jax._src.api import clean_up
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenstep.core.errors import ConfigError
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.marks import leave_mark
 from evenstep.worker.api.gather import Gather
 from evenstep.worker.api.row_exchange import RowExchange
 
@@ -27,7 +32,8 @@ class Processes:
     Only the first device of each process takes part in an exchange.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
+        leave_mark(LaunchSettings.from_environment(os.environ), distributed.global_state.process_id)
         self.rank, self.count = jax.process_index(), jax.process_count()
         first = {each.process_index: each for each in reversed(jax.devices())}
         self._device = first[self.rank]
@@ -37,8 +43,14 @@ class Processes:
         self._layouts: dict[Any, list[str]] = {}
         self._rows: RowExchange | None = None  # Which needs `mean` to begin.
         self._rows = RowExchange(
-            rank=self.rank, workers=self.count, host=_host_of_first(), add_up=lambda vector: self.mean(vector, 1.0)
+            rank=self.rank,
+            workers=self.count,
+            host=_host_of_first(),
+            framework="JAX",
+            add_up=lambda vector: self.mean(vector, 1.0),
         )
+        self._rows.limit(timeout)
+        atexit.register(self._leave)
         self.all_gather = self._rows.all_gather
         self.gather = Gather(self.all_gather, rank=self.rank, workers=self.count)
 
@@ -79,6 +91,11 @@ class Processes:
             for new, old in zip(sums, leaves, strict=True)
         ]
         return jax.tree.unflatten(form, back)
+
+    def _leave(self) -> None:
+        """At the exit JAX would wait for a lost worker too, until its coordinator aborts this one."""
+        if self._rows is not None and self._rows.lost:
+            atexit.unregister(clean_up)
 
     def _stacked(self, own: Any) -> Any:
         """This worker's array as its row of an array over all workers."""

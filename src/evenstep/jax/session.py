@@ -66,6 +66,8 @@ class Session(BalancedLoader):
         seed: Of that order.
         partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
             data.
+        timeout: Seconds that a worker may take from one exchange of all workers to the next, compiling and evaluation
+            included, before the others raise an error that names it; None for that of `evenstep run`, else 300.
         smallest_batch: The smallest share that a worker can compute on; 2 for models with batch normalisation.
         largest_batch: The largest share that this worker's memory holds, if it is known.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
@@ -88,13 +90,14 @@ class Session(BalancedLoader):
         shuffle: bool = True,
         seed: int = 0,
         partition: Literal["common"] | None = None,
+        timeout: float | None = None,
         smallest_batch: int = 1,
         largest_batch: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         _require_initialised()
         self._data, self._pad = data, None if pad is None else require_whole("pad", pad, 1, 2**31 - 1)
-        self._processes = Processes()
+        self._processes = Processes(timeout)
         self._balancer = Balancer(
             _in_steps(scheme, self._pad, global_batch_size),
             rank=self._processes.rank,

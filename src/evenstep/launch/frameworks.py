@@ -19,7 +19,7 @@ def meeting(framework: str, workers: int | None, python: str) -> Iterator[Mappin
     """The variables with which the workers meet, as long as this is open.
 
     * `tensorflow`: the addresses from which each worker's keeper makes its `TF_CONFIG`;
-    * `jax`: `JAX_COORDINATOR_ADDRESS`, which `jax.distributed.initialize` reads;
+    * `jax`: the address of the coordinator, on loopback, which `jax.distributed.initialize` reads;
     * `mxnet`: the `DMLC_` variables of a distributed kvstore, whose scheduler and server run meanwhile.
 
     Args:
@@ -43,7 +43,12 @@ def meeting(framework: str, workers: int | None, python: str) -> Iterator[Mappin
             tasks = ",".join(f"{_HOST}:{port}" for port in ports)
             yield {TASKS_VARIABLE: tasks, "TF_GRPC_REUSE_PORT": "1"}
         elif framework == "jax":
-            yield {"JAX_COORDINATOR_ADDRESS": address}
+            # Its preemption service takes SIGTERM, and the worker would not end.
+            yield {
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_COORDINATOR_BIND_ADDRESS": address,
+                "JAX_ENABLE_PREEMPTION_SERVICE": os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "0"),
+            }
         else:
             store = {
                 "DMLC_PS_ROOT_URI": _HOST,

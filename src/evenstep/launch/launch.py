@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args
 
+from evenstep.core.absence import Absence
 from evenstep.core.errors import ConfigError
 from evenstep.core.supervision import Restarts, Supervision
 from evenstep.launch.checks import require_numbers, require_script, require_settings
@@ -55,6 +56,7 @@ def launch(
     settings: LaunchSettings,
     *,
     framework: str | None = None,
+    private: bool = False,
     server_command: tuple[str, ...] = SERVER_COMMAND,
 ) -> list[str]:
     """Start the workers and wait until all have finished; none is left when this returns or raises.
@@ -66,6 +68,7 @@ def launch(
             no rendezvous meets on a free port.
         settings: What the workers are told.
         framework: Theirs, as for `meeting`; None for PyTorch, whose workers meet by themselves.
+        private: Whether the run is in a network of its own.
         server_command: The server program, for a scheme with servers.
 
     Returns:
@@ -83,6 +86,12 @@ def launch(
         command = _Command.of(arguments)
         workers = command.workers
         require_settings(settings, workers)
+        if private:
+            from evenstep.launch.private_network import private_network  # Few runs need it.
+
+            if workers is None:
+                raise ConfigError("--private-network holds a run on one host, and there are several: leave it out")
+            stack.enter_context(private_network())
         python = arguments.training_script if arguments.no_python else sys.executable
         if framework is not None:
             from evenstep.launch.frameworks import meeting  # Few runs need it.
@@ -94,7 +103,12 @@ def launch(
             # starts the servers, and the death of a worker ends the run, as under torchrun.
             if served is not None and workers is not None:
                 return _run_with_servers(command, workers, settings, served, server_command, status_dir)
-            with Watch(status_dir, Restarts(command.config.max_restarts, workers or 0)):
+            restarts, absence = Restarts(command.config.max_restarts, workers or 0), None
+            if framework is not None and workers is not None:
+                silent, timeout = settings.heartbeat_seconds, settings.timeout_seconds()
+                absence = Absence(workers, silent_seconds=silent, timeout_seconds=timeout)
+            marks = None if settings.marks is None else Path(settings.marks)
+            with Watch(status_dir, restarts, absence=absence, marks=marks):
                 _run_workers(command.under_keepers(status_dir, restarts=None), settings, status_dir)
             return []
         except SignalException as ended:

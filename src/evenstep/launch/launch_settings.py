@@ -129,6 +129,16 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
         given[VARIABLES["slow"]] = ",".join(self.slow)
         return {VARIABLE: msgspec.json.encode(internal).decode()} | {key: text for key, text in given.items() if text}
 
+    def timeout_seconds(self, given: float | None = None) -> float:
+        """How long a worker waits for another: as given by the script, else by the user, else 300 s.
+
+        Raises:
+            ConfigError: It is no timeout.
+        """
+        if given is not None:
+            return read_timeout(given, "timeout")
+        return 300.0 if self.timeout is None else read_timeout(self.timeout, VARIABLES["timeout"])
+
     def source(self, name: str, environment: Mapping[str, str]) -> str:
         """Where a setting came from: its variable in this environment, or else the option of `evenstep run`."""
         inherited = getattr(type(self).from_environment(environment), name) == getattr(self, name)

@@ -1,5 +1,7 @@
 """What a worker leaves for the launcher in the folder that the launcher gives it."""
 
+import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,3 +19,11 @@ def leave_line(marks: str, line: str) -> None:
     """Leave a line of the summary to the launcher, which learns whether the run failed."""
     with suppress(OSError), Path(marks, SUMMARY_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
+
+
+def leave_error(error: BaseException) -> None:
+    """Tell the keeper why this process ends, in torchrun's error file, so that the launcher repeats it."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": f"{type(error).__name__}: {error}"}), encoding="utf-8")

@@ -59,10 +59,11 @@ def failure_of(ends: Sequence[Ending], killed_keepers: Mapping[int, int]) -> Run
         return RunFailedError(f"{how}; the others were stopped", exit_code=-number, worker=worker)
     if first is None:
         return RunFailedError("a worker ended before it was started", exit_code=1)
-    if first.exit_code < 0:
-        return _failure(first, "; the others were stopped")
     done = [end.worker for end in ends if not end.failed and end.at_seconds < first.at_seconds]
-    return _failure(first, f"; worker {done[0]} had ended with exit code 0" if first.missed_another and done else "")
+    # A framework may abort a worker that misses another.
+    if done and (first.missed_another or first.exit_code == -signal.SIGABRT):
+        return _failure(first, f"; worker {done[0]} had ended with exit code 0")
+    return _failure(first, "; the others were stopped" if first.exit_code < 0 else "")
 
 
 def _failure(end: Ending, then: str) -> RunFailedError:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeAlias, final
 
+import psutil
+
+from evenstep.core.absence import Absence
 from evenstep.core.ending import Ending
 from evenstep.core.supervision import Action, End, Restarts, Say, Stop, Supervision
 from evenstep.launch.supervisor import Supervisor
@@ -33,6 +36,8 @@ class Watch:
         record: Receives a record of each failure of a worker.
         say: Reports a sentence to the user.
         end_seconds: How long a worker that is to end may take.
+        absence: Finds workers that keep others waiting, if they do not find them themselves.
+        marks: The folder in which each worker that calls `prepare` leaves a file, for `absence`.
 
     Attributes:
         stopped: Why the run was ended, if it was.
@@ -47,12 +52,16 @@ class Watch:
         record: Callable[[WorkerFailed], None] = lambda event: None,
         say: Callable[[str], None] = say,
         end_seconds: float = END_SECONDS,
+        absence: Absence | None = None,
+        marks: Path | None = None,
     ) -> None:
         self._status_dir = status_dir
         self._decides = decides
         self._record = record
         self._say = say
         self._end_seconds = end_seconds
+        self._absence = absence
+        self._marks = marks
         self._known: dict[int, float] = {}
         """Time of the latest known end of each worker, by the clock of its keeper."""
         self._ending: dict[int, Supervisor] = {}
@@ -89,6 +98,8 @@ class Watch:
                 self._look_at_ends(self._status_dir)
             self._act(self._decides.look(time.monotonic(), last=last))
             if self._status_dir is not None:
+                if self._absence is not None:
+                    self._look_at_processes(self._absence, self._status_dir)
                 self._end_workers(self._status_dir)
 
     def _watch(self) -> None:
@@ -100,11 +111,21 @@ class Watch:
             if self._known.get(ending.worker) == ending.at_seconds:
                 continue
             self._known[ending.worker] = ending.at_seconds
+            if self._absence is not None:  # If it is started again, then as another process.
+                self.to_end.discard(ending.worker)
+                self._ending.pop(ending.worker, None)
             if ending.asked_to_end:
                 continue
             if ending.failed:
                 self._record(WorkerFailed(worker=ending.worker, how=ending.how))
             self._act(self._decides.ended(ending))
+
+    def _look_at_processes(self, absence: Absence, status_dir: Path) -> None:
+        running = {group.worker: group.leader for group in read_groups(status_dir)}
+        done = {ending.worker for ending in read_endings(status_dir) if not ending.failed}
+        came = {int(file.name) for file in self._marks.iterdir() if file.name.isdigit()} if self._marks else ()
+        stopped = [worker for worker, leader in running.items() if is_stopped(leader)]
+        self._act(absence.look(time.monotonic(), running=running, stopped=stopped, done=done, came=came))
 
     def _end_workers(self, status_dir: Path) -> None:
         """End workers that are to end: their keepers end them, and do not restart them then."""
@@ -149,6 +170,13 @@ def read_groups(status_dir: Path) -> list[Group]:
             leader, keeper, *asked = file.read_text().split()
             groups.append(Group(worker=_worker(file), leader=int(leader), keeper=int(keeper), asked=bool(asked)))
     return groups
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process. A debugger does the same, but the system tells them apart."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def _worker(file: Path) -> int:

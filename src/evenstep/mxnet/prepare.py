@@ -35,6 +35,7 @@ def prepare(
     *,
     seed: int = 0,
     partition: Literal["common"] | None = None,
+    timeout: float | None = None,
     smallest_batch: int = 1,
     largest_batch: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -53,6 +54,8 @@ def prepare(
         seed: Of the order of samples.
         partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
             data.
+        timeout: Seconds that a worker may take from one exchange of all workers to the next, compiling and evaluation
+            included, before the others raise an error that names it; None for that of `evenstep run`, else 300.
         smallest_batch: The smallest batch that a worker can compute on.
         largest_batch: The largest batch that this worker's memory holds, if it is known.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
@@ -65,6 +68,7 @@ def prepare(
     _require_trainer(trainer)
     shuffle, batch_size, drop_last = _read(loader)
     workers = join(trainer._kvstore_params["kvstore"])
+    workers.rows.limit(timeout)
     balancer = Balancer(
         scheme,
         rank=workers.rank,

@@ -11,6 +11,8 @@ import numpy as np
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.marks import leave_mark
 from evenstep.worker.api.row_exchange import RowExchange
 
 _keys = count(1 << 20)  # Beyond those of a Trainer, which counts its parameters from 0.
@@ -45,17 +47,20 @@ class Workers:
                 f"the kvstore {name!r} needs a scheduler, a server and DMLC_ROLE=worker: start the script with"
                 " evenstep run --framework mxnet"
             )
+        leave_mark(LaunchSettings.from_environment(os.environ), os.environ.get("RANK", ""))
         self._store = mx.kv.create(store) if isinstance(store, str) else store
         self.count = int(self._store.num_workers)
         # The store numbers workers as they come; a launcher's numbers are those that its messages and --slow name.
         launched = os.environ.get("WORLD_SIZE") == str(self.count) and "RANK" in os.environ
         self.rank = int(os.environ["RANK"]) if launched else int(self._store.rank)
-        self.all_gather = RowExchange(
+        self.rows = RowExchange(
             rank=self.rank,
             workers=self.count,
             host=_own_address(),
+            framework="MXNet",
             add_up=lambda vector: self.sum(mx.nd.array(vector)).asnumpy(),
-        ).all_gather
+        )
+        self.all_gather = self.rows.all_gather
 
     def sum(self, vector: Any) -> Any:
         """The sum of a vector of float32 or float64 over all workers."""

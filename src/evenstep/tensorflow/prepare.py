@@ -32,6 +32,7 @@ def prepare(
     shuffle: bool = True,
     seed: int = 0,
     partition: Literal["common"] | None = None,
+    timeout: float | None = None,
     smallest_batch: int = 1,
     largest_batch: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -55,6 +56,8 @@ def prepare(
         seed: Of that order.
         partition: "common" leaves out the comparison of a few samples by which workers notice that they have different
             data.
+        timeout: Seconds that a worker may take from one exchange of all workers to the next, compiling and evaluation
+            included, before the others raise an error that names it; None for that of `evenstep run`, else 300.
         smallest_batch: The smallest batch that a worker can compute on; 2 for models with batch normalisation.
         largest_batch: The largest batch that this worker's memory holds, if it is known.
         run_dir: Folder to which each worker writes its events, for `evenstep report` and `top`.
@@ -64,6 +67,7 @@ def prepare(
         DisagreementError: The workers were started with different things, or have different data.
     """
     workers = joined()
+    workers.rows.limit(timeout)
     _require_model(model)
     _require_optimizer(model, optimizer)
     source = Source(data)

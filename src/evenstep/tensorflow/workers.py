@@ -2,14 +2,18 @@
 
 import json
 import os
+import signal
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, final
 
 import tensorflow as tf
 
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.marks import leave_mark
 from evenstep.worker.api.row_exchange import RowExchange
 
 _GROUP: Final = 0x65760000
@@ -27,14 +31,21 @@ class Workers:
     Attributes:
         rank: This worker, 0 to `count` - 1.
         count: The number of workers.
+        rows: What they exchange beside TensorFlow's collectives.
     """
 
     def __init__(self, *, rank: int, count: int, host: str) -> None:
         self.rank = rank
         self.count = count
-        self.all_gather = RowExchange(
-            rank=rank, workers=count, host=host, add_up=lambda vector: self.sum(tf.constant(vector)).numpy()
-        ).all_gather
+        self.rows = RowExchange(
+            rank=rank,
+            workers=count,
+            host=host,
+            framework="TensorFlow",
+            add_up=lambda vector: self.sum(tf.constant(vector)).numpy(),
+            everywhere=True,
+        )
+        self.all_gather = self.rows.all_gather
 
     def sum(self, tensor: Any) -> Any:
         """The sum of a vector over all workers, in a function or outside of one."""
@@ -88,6 +99,7 @@ def init() -> Workers:
     if _joined is None:
         rank, addresses = read_place(os.environ)
         if len(addresses) > 1:
+            leave_mark(LaunchSettings.from_environment(os.environ), rank)
             _connect(len(addresses))
         _joined = Workers(rank=rank, count=len(addresses), host=addresses[0].rpartition(":")[0].strip("[]"))
     return _joined
@@ -148,6 +160,8 @@ def _connect(count: int) -> None:
         raise ConfigError(
             "evenstep.tensorflow.init() comes too late: call it before TensorFlow makes its first tensor or model"
         ) from error
+    with suppress(ValueError):  # Only the main thread may; what TensorFlow does with SIGTERM would not end a worker.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if strategy.num_replicas_in_sync != count:
         raise ConfigError(
             f"{count} workers have {strategy.num_replicas_in_sync} devices: start a worker for each, and show it that"

@@ -6,8 +6,10 @@ from threading import Barrier, Event
 
 import numpy as np
 import pytest
+from support.guard import GUARD_SECONDS
 
 from evenstep.core.errors import WorkerLostError
+from evenstep.launch.supervisor import first_message
 from evenstep.worker.api.row_exchange import RowExchange
 
 WORKERS = 3
@@ -24,7 +26,7 @@ def together():
             barrier.wait()
             return sum(vectors.values())
 
-        return RowExchange(rank=rank, workers=WORKERS, host="127.0.0.1", add_up=add_up)
+        return RowExchange(rank=rank, workers=WORKERS, host="127.0.0.1", framework="a framework", add_up=add_up)
 
     def run(function):
         def one(rank):
@@ -57,7 +59,7 @@ def test_every_worker_has_the_rows_of_all_by_rank(together):
 
 
 def test_one_worker_has_its_row():
-    assert RowExchange(rank=0, workers=1, host="", add_up=None).all_gather(b"row") == [b"row"]
+    assert RowExchange(rank=0, workers=1, host="", framework="", add_up=None).all_gather(b"row") == [b"row"]
 
 
 @pytest.mark.parametrize("lost", range(WORKERS))
@@ -127,3 +129,39 @@ def test_a_worker_is_named_while_worker_0_waits_in_the_framework(together):
 def test_an_error_of_the_framework_that_no_loss_explains_says_nothing(together, monkeypatch):
     monkeypatch.setattr("evenstep.worker.api.row_exchange.NEWS_SECONDS", 0.01)
     assert together(lambda exchange, _: exchange.failed()) == [None] * WORKERS
+
+
+@pytest.mark.parametrize("late", range(WORKERS))
+def test_a_worker_that_does_not_come_in_time_is_named_by_all_others(together, monkeypatch, late):
+    monkeypatch.setattr("evenstep.worker.api.row_exchange.NEWS_SECONDS", 0.01 if late == 0 else GUARD_SECONDS)
+    missed = Barrier(WORKERS)
+
+    def function(exchange, rank):
+        try:
+            if rank == late:
+                return None
+            exchange.limit(0.01)
+            while rank == 0 and exchange._came.empty():  # A busy machine may take as long as it needs.
+                os.sched_yield()
+            return exchange.all_gather(b"row")
+        finally:
+            missed.wait()
+
+    found = together(function)
+    assert found.pop(late) is None
+    said = f"worker {late} did not come to the next exchange within 0.01 s: see what its script does there"
+    assert [str(each).partition(", then")[0] for each in found] == [said] * 2
+
+
+def test_the_launcher_is_told_of_a_loss_that_a_framework_has_wrapped(together, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error"))
+    lost = together(lambda exchange, rank: gone(exchange) if rank == 2 else exchange.failed() or exchange)[0]
+    assert isinstance(lost, WorkerLostError)
+
+    def shown(exchange, rank):
+        if rank == 1:
+            exchange._show = lambda *error: None
+            exchange._tell(RuntimeError, RuntimeError("of the framework"), None)
+
+    together(shown)
+    assert first_message(str(tmp_path / "error")) == "WorkerLostError: worker 2 is gone: its own output tells why"

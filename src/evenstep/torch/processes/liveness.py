@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, final
 
-import psutil
-
 from evenstep.core.activity import Pulse, behind, silent
 from evenstep.core.errors import EvenstepError, WorkerLostError
 from evenstep.core.lookout import Lookout, kept_waiting, needs_all
@@ -24,6 +22,7 @@ from evenstep.launch.c10d import Store, of_communication, of_data_worker, reason
 from evenstep.launch.connections import cut
 from evenstep.launch.meeting_place import VERDICT, keeper_of
 from evenstep.launch.store_line import StoreGoneError, StoreLine, StoreSilentError
+from evenstep.launch.watch import is_stopped
 from evenstep.torch.processes.workers import Workers
 from evenstep.worker.activity import Activity
 
@@ -87,7 +86,7 @@ class Liveness:
         own, workers = self._activity.read(), self._workers
         waits = needs_all(own)
         here = [rank for rank, machine in enumerate(workers.machines) if machine == workers.machines[workers.rank]]
-        stopped = [rank for rank in here if waits and _is_stopped(workers.pids[rank])]
+        stopped = [rank for rank in here if waits and is_stopped(workers.pids[rank])]
         lost = self._lookout.look(own, time.monotonic(), stopped=stopped, pulses=pulses)
         if lost is not None and self._verdict is None:
             self._verdict = lost
@@ -165,13 +164,6 @@ class Liveness:
             " others, or called alone what all must call (mean_over_workers, checkpoint.save), or its network failed;"
             " give all the same iterations and calls"
         )
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process. A debugger does the same, but the system tells them apart."""
-    with suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False
 
 
 @contextmanager

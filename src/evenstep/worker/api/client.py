@@ -14,7 +14,7 @@ from evenstep.core.errors import ConfigError
 from evenstep.core.samples import Ledger, Shares
 from evenstep.core.samples import Share as Part
 from evenstep.core.shown import shown
-from evenstep.launch.launch_settings import VARIABLES, LaunchSettings, read_timeout
+from evenstep.launch.launch_settings import LaunchSettings
 from evenstep.launch.server_settings import SECRET_VARIABLE, read_secret
 from evenstep.protocol.optimizer import OptimizerSpec, spec_of
 from evenstep.protocol.run_spec import RunSpec
@@ -123,7 +123,7 @@ class Client(Loop):
         )
         worker = asked.worker
         activity = Activity()
-        self._link = _link(asked.rank, addresses, secret, _timeout(timeout, launched), activity)
+        self._link = _link(asked.rank, addresses, secret, launched.timeout_seconds(timeout), activity)
         try:
             agreed = asked.agree(partial(self._meet, asked.workers))
             super().__init__(asked, agreed, worker, activity)
@@ -319,12 +319,6 @@ def _link(
         timeout_seconds=timeout_seconds,
         activity=activity,
     )
-
-
-def _timeout(given: float | None, launched: LaunchSettings) -> float:
-    if given is not None:
-        return read_timeout(given, "timeout")
-    return 300.0 if launched.timeout is None else read_timeout(launched.timeout, VARIABLES["timeout"])
 
 
 def _addresses(servers: object) -> list[list[str]]:

@@ -1,25 +1,35 @@
 """The all-gather of `Balancer` for frameworks whose collectives take milliseconds for a few bytes."""
 
 import atexit
+import ipaddress
 import json
+import os
 import secrets
+import socket
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Final, final
+from types import TracebackType
+from typing import Any, Final, NoReturn, final
 
 import numpy as np
 
-from evenstep.core.errors import WorkerLostError
+from evenstep.core.errors import EvenstepError, WorkerLostError
+from evenstep.core.workers import name_workers
+from evenstep.launch.launch_settings import LaunchSettings
+from evenstep.launch.marks import leave_error
+from evenstep.telemetry.say import say
 from evenstep.transport.base import Connection, ConnectionLostError, SilentError
 from evenstep.transport.connect import connect
 from evenstep.transport.listen import listen
 
-TIMEOUT_SECONDS: Final = 1800.0
-"""How long a worker may take from one exchange to the next. It may compile, evaluate or save in between."""
 NEWS_SECONDS: Final = 5.0
-"""How long to wait for news of a lost worker, after an exchange of the framework has failed."""
+"""How long to wait for news of a lost worker: after an exchange of the framework has failed, and beyond a timeout."""
+_LINGER_SECONDS: Final = 2.0
+"""How long worker 0 outlives a loss at most, for the others to read it."""
 _INVITATION: Final = 1024
 _ROW: Final = b"row"
 
@@ -35,26 +45,56 @@ class RowExchange:
         rank: This worker.
         workers: The number of workers.
         host: The address by which the other workers reach worker 0.
+        framework: The name of the framework.
         add_up: Returns the sum of a float32 vector over all workers, by the framework. It is called once.
+        everywhere: Whether the framework listens on all addresses, whatever the workers' addresses are.
 
     Raises:
         ConfigError: The workers are on several hosts, and `cryptography` is not installed.
     """
 
-    def __init__(self, *, rank: int, workers: int, host: str, add_up: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        workers: int,
+        host: str,
+        framework: str,
+        add_up: Callable[[Any], Any],
+        everywhere: bool = False,
+    ) -> None:
         self._rank = rank
         self._workers = workers
         self._peers: dict[int, Connection] = {}
         self._came: SimpleQueue[tuple[int, bytes, bytes]] = SimpleQueue()
         """On worker 0: from whom a message came, its header and its row."""
+        self.limit(None)
         self._closed = False
+        self._listeners: list[Thread] = []
+        self._lost: WorkerLostError | None = None
+        """What this worker has raised."""
         self._sending = Lock()
         """A worker may end as soon as it has its rows; the others get theirs before they hear of that."""
         if workers > 1:
+            if rank == 0 and (everywhere or not _is_loopback(host)) and len(socket.if_nameindex()) > 1:
+                say(
+                    f"the ports of {framework} are open to the network without a secret, and who reaches them can take"
+                    " part in the run or read and write its files: use a network that you trust, or on one host"
+                    " evenstep run --private-network"
+                )
             self._meet(host, add_up)
             # A framework may wait for all workers when a script ends, as jax.distributed does. An error in one script
             # must reach the others before, and functions registered last are called first.
             atexit.register(self._close)
+            sys.excepthook, self._show = self._tell, sys.excepthook
+
+    def limit(self, timeout: float | None) -> None:
+        """How long a worker may take from one exchange to the next; None: as long as the user says, else 300 s.
+
+        Raises:
+            ConfigError: It is no timeout.
+        """
+        self._timeout_seconds = LaunchSettings.from_environment(os.environ).timeout_seconds(timeout)
 
     def all_gather(self, row: bytes) -> list[bytes]:
         """The rows of all workers by rank, of the same length.
@@ -63,16 +103,20 @@ class RowExchange:
             WorkerLostError: A worker is gone, or does not come in time.
         """
         if self._rank == 0:
-            rows = {0: row}
+            rows, deadline = {0: row}, time.monotonic() + self._timeout_seconds
             while len(rows) < self._workers:
-                rank, rows[rank] = self._next(rows)
+                rank, rows[rank] = self._next(rows, deadline)
             together = b"".join(rows[rank] for rank in range(self._workers))
             with self._sending:
                 for rank in self._peers:
                     self._send(rank, together)
         else:
             self._send(0, row)
-            together = self._answer(TIMEOUT_SECONDS)
+            # Worker 0 knows better who is missing.
+            try:
+                together = self._answer(self._timeout_seconds + NEWS_SECONDS)
+            except SilentError:
+                self._lose(self._late([0]))
         return [together[at : at + len(row)] for at in range(0, len(together), len(row))]
 
     def failed(self) -> None:
@@ -86,29 +130,51 @@ class RowExchange:
                 if self._rank:
                     self._answer(NEWS_SECONDS)
                 else:
-                    _row_of(*self._came.get(timeout=NEWS_SECONDS)[1:])
+                    self._row_of(*self._came.get(timeout=NEWS_SECONDS)[1:])
 
-    def _next(self, rows: dict[int, bytes]) -> tuple[int, bytes]:
+    @property
+    def lost(self) -> bool:
+        """Whether this worker has missed another."""
+        return self._lost is not None
+
+    def _next(self, rows: dict[int, bytes], deadline: float) -> tuple[int, bytes]:
         """On worker 0: the next row, and whose it is."""
         try:
-            rank, header, row = self._came.get(timeout=TIMEOUT_SECONDS)
+            rank, header, row = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
-            missing = next(rank for rank in range(self._workers) if rank not in rows)
-            raise WorkerLostError(f"worker {missing} did not come within {TIMEOUT_SECONDS:g} s") from None
-        return rank, _row_of(header, row)
+            said = self._late([rank for rank in range(self._workers) if rank not in rows])
+            self._tell_others(said)
+            self._lose(said)
+        return rank, self._row_of(header, row)
+
+    def _late(self, ranks: list[int]) -> str:
+        return (
+            f"{name_workers(ranks)} did not come to the next exchange within {self._timeout_seconds:g} s: see what its"
+            " script does there, then start again, with a larger timeout if it needs that long"
+        )
+
+    def _lose(self, said: str) -> NoReturn:
+        self._lost = WorkerLostError(said)
+        raise self._lost
+
+    def _row_of(self, header: bytes, row: bytes) -> bytes:
+        """The row of a message; WorkerLostError if it says that a worker is gone."""
+        if header != _ROW:
+            self._lose(header.decode())
+        return row
 
     def _send(self, rank: int, row: bytes) -> None:
         try:
             self._peers[rank].send(_ROW, memoryview(row))
         except ConnectionLostError:
-            raise WorkerLostError(_gone(rank)) from None
+            self._lose(_gone(rank))
 
     def _answer(self, timeout: float) -> bytes:
         """On another worker than 0: the next row that worker 0 sends. SilentError if nothing comes in time."""
         try:
-            return _row_of(*_received(self._peers[0], timeout))
+            return self._row_of(*_received(self._peers[0], timeout))
         except ConnectionLostError:
-            raise WorkerLostError(_gone(0)) from None
+            self._lose(_gone(0))
 
     def _listen(self, rank: int, peer: Connection) -> None:
         """On worker 0, in a thread for each other worker: receive until that worker is gone, and tell the others."""
@@ -118,16 +184,30 @@ class RowExchange:
         except ConnectionLostError:
             if self._closed:
                 return  # By this worker, and not by that one.
-            said = _gone(rank).encode()
-            with self._sending:
-                for other in self._peers.values():
-                    if other is not peer:
-                        with suppress(ConnectionLostError):
-                            other.send(said, wait=False)
-            self._came.put((rank, said, b""))
+            said = _gone(rank)
+            self._tell_others(said)
+            self._came.put((rank, said.encode(), b""))
+
+    def _tell_others(self, said: str) -> None:
+        with self._sending:
+            for peer in self._peers.values():
+                with suppress(ConnectionLostError):
+                    peer.send(said.encode(), wait=False)
+
+    def _tell(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        """An error ends this process; a framework may have wrapped it in one of its own."""
+        told = self._lost or error
+        if isinstance(told, EvenstepError):
+            leave_error(told)
+        self._show(kind, error, traceback)
 
     def _close(self) -> None:
         self._closed = True
+        if self._lost is not None:
+            # The coordinator of jax.distributed ends with worker 0, and aborts the others before they say why.
+            deadline = time.monotonic() + _LINGER_SECONDS
+            for each in self._listeners:
+                each.join(max(0.0, deadline - time.monotonic()))
         for peer in self._peers.values():
             peer.close()
 
@@ -150,11 +230,12 @@ class RowExchange:
             told(json.dumps({"addresses": listener.addresses, "secret": secret.hex()}))
             for _ in range(self._workers - 1):
                 peer = listener.accept()
-                self._peers[json.loads(peer.receive(TIMEOUT_SECONDS).header)] = peer
-        for rank in self._peers:
-            Thread(
-                target=self._listen, args=(rank, self._peers[rank]), name=f"evenstep rows of {rank}", daemon=True
-            ).start()
+                self._peers[json.loads(peer.receive(self._timeout_seconds).header)] = peer
+        for rank, peer in self._peers.items():
+            name = f"evenstep rows of {rank}"
+            self._listeners.append(Thread(target=self._listen, args=(rank, peer), name=name, daemon=True))
+        for each in self._listeners:
+            each.start()
 
 
 def _received(peer: Connection, timeout: float | None) -> tuple[bytes, bytes]:
@@ -165,11 +246,10 @@ def _received(peer: Connection, timeout: float | None) -> tuple[bytes, bytes]:
     return message.header, bytes(row)
 
 
-def _row_of(header: bytes, row: bytes) -> bytes:
-    """The row of a message; WorkerLostError if it says that a worker is gone."""
-    if header != _ROW:
-        raise WorkerLostError(header.decode())
-    return row
+def _is_loopback(host: str) -> bool:
+    with suppress(OSError, ValueError):
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    return False
 
 
 def _gone(rank: int) -> str:
