@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from threading import Thread
 from typing import Any, Final, TypeVar, final
 
 import jax
@@ -20,6 +21,8 @@ Tree = TypeVar("Tree")
 
 _MAX_JOINED: Final = 2**18
 """Elements of the largest array that is joined with others for an exchange."""
+_LEAVE_SECONDS: Final = 3.0
+"""How long to wait for the other workers at the exit if one of them is lost."""
 _AXIS: Final = "workers"
 _APART, _ALIKE = PartitionSpec(_AXIS), PartitionSpec()
 
@@ -39,6 +42,7 @@ class Processes:
         mesh = Mesh(np.array([first[rank] for rank in range(self.count)]), (_AXIS,))
         self._apart = NamedSharding(mesh, _APART)
         self._summed = jax.jit(jax.shard_map(_weighted, mesh=mesh, in_specs=_APART, out_specs=_ALIKE))
+        atexit.register(self._leave)  # Called after what the rows register.
         self._rows: RowExchange | None = None  # Which needs `mean` to begin.
         self._rows = RowExchange(
             rank=self.rank,
@@ -48,7 +52,6 @@ class Processes:
             add_up=lambda vector: self.mean(vector, 1.0),
         )
         self._rows.limit(timeout)
-        atexit.register(self._leave)
         self.all_gather = self._rows.all_gather
 
     def mean(self, tree: Tree, weight: float) -> Tree:
@@ -85,8 +88,11 @@ class Processes:
         return jax.tree.unflatten(form, back)
 
     def _leave(self) -> None:
-        """At the exit JAX would wait for a lost worker too, until its coordinator aborts this one."""
+        """At the exit JAX would wait for a lost worker, which may be dead, until its coordinator aborts this one."""
         if self._rows is not None and self._rows.lost:
+            leaving = Thread(target=clean_up, daemon=True)
+            leaving.start()
+            leaving.join(_LEAVE_SECONDS)
             atexit.unregister(clean_up)
 
     def _stacked(self, own: Any) -> Any:
