@@ -21,12 +21,13 @@ FRAMEWORKS = ("jax", "tensorflow", "mxnet")
 pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("frameworks")]
 NAMED = {
     "SIGKILL": r"worker 1 was killed by SIGKILL",
-    "SIGSTOP": r"worker 1 (stood still for 4 s, stopped by a signal|did not come to the next exchange within 4 s)",
-    "hangs": r"worker 1 did not come to the next exchange within 4 s",
-    "never comes": r"worker 1 did not come to prepare within 4 s",
+    "SIGSTOP": r"worker 1 stood still for 2 s, stopped by a signal",
+    "hangs": r"worker 1 did not come to the next exchange within 20 s",
+    "never comes": r"worker 1 did not come to prepare within 20 s",
     "exits": r"worker 1 (is gone: its own output tells why|had ended with exit code 0)",
     "raises": r"worker 1 (ended with exit code 1|is gone: its own output tells why)",
 }
+WAITED_FOR = ("hangs", "never comes")
 
 
 def command(framework, fault, *options, fifos=()):
@@ -45,7 +46,7 @@ def environment():
 def test_a_worker_that_is_lost_is_named_and_the_run_ends(framework, fault):
     require(framework)
     ended = subprocess.run(
-        command(framework, fault, "--timeout", "4"),
+        command(framework, fault, "--timeout", "20" if fault in WAITED_FOR else "120", "--heartbeat", "2"),
         env=environment(),
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from threading import Thread
 from typing import Any, Final, TypeVar, final
 
 import jax
@@ -21,6 +22,8 @@ Tree = TypeVar("Tree")
 
 _MAX_JOINED: Final = 2**18
 """Elements of the largest array that is joined with others for an exchange."""
+_LEAVE_SECONDS: Final = 3.0
+"""How long to wait for the other workers at the exit if one of them is lost."""
 _AXIS: Final = "workers"
 _APART, _ALIKE = PartitionSpec(_AXIS), PartitionSpec()
 
@@ -41,6 +44,7 @@ class Processes:
         self._apart = NamedSharding(mesh, _APART)
         self._summed = jax.jit(jax.shard_map(_weighted, mesh=mesh, in_specs=_APART, out_specs=_ALIKE))
         self._layouts: dict[Any, list[str]] = {}
+        atexit.register(self._leave)  # Called after what the rows register.
         self._rows: RowExchange | None = None  # Which needs `mean` to begin.
         self._rows = RowExchange(
             rank=self.rank,
@@ -50,7 +54,6 @@ class Processes:
             add_up=lambda vector: self.mean(vector, 1.0),
         )
         self._rows.limit(timeout)
-        atexit.register(self._leave)
         self.all_gather = self._rows.all_gather
         self.gather = Gather(self.all_gather, rank=self.rank, workers=self.count)
 
@@ -93,8 +96,11 @@ class Processes:
         return jax.tree.unflatten(form, back)
 
     def _leave(self) -> None:
-        """At the exit JAX would wait for a lost worker too, until its coordinator aborts this one."""
+        """At the exit JAX would wait for a lost worker, which may be dead, until its coordinator aborts this one."""
         if self._rows is not None and self._rows.lost:
+            leaving = Thread(target=clean_up, daemon=True)
+            leaving.start()
+            leaving.join(_LEAVE_SECONDS)
             atexit.unregister(clean_up)
 
     def _stacked(self, own: Any) -> Any:

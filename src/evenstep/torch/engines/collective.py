@@ -161,12 +161,14 @@ class CollectiveEngine(Engine):
             self._scale.loss_begins()
         self.balancer.stopwatch.run()
 
-    def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor) -> None:
+    def _backward_begins(self, model: int, batch: HandedOut, gradient: torch.Tensor | None) -> None:
         super()._backward_begins(model, batch, gradient)
-        if self._scale is not None and self._scale.looks:
-            self._scale.backward_begins(gradient)
         if self.workers.count > 1 and not (self._sums_to_one and batch.units is None):
             self._models[model].weight.keep_sum()
+        if gradient is None:
+            return  # PyTorch has none for an output without any part in the loss.
+        if self._scale is not None and self._scale.looks:
+            self._scale.backward_begins(gradient)
         if self._nonfinite is not None and gradient.dtype is not torch.float16:
             self._look_for_nonfinite(self._models[model].weight, gradient)
 

@@ -235,7 +235,7 @@ class Engine(ABC):
         if self._scale is not None and self._scale.looks:
             self._scale.loss_begins()
 
-    def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor) -> None:
+    def _backward_begins(self, model: int, batch: HandedOut, _: torch.Tensor | None) -> None:
         batch.open, batch.backward = False, True
         now = self.hand_outs.in_hand
         self._mixed |= now is not None and not batch.weighs_as(now)
