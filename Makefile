@@ -47,10 +47,11 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED_ALL) $(INSTALLED_FRAMEWORKS)
 	$(MAKE) test
-	@set -e; for name in $(FRAMEWORKS); do TORCH_PYTHON=$(BIN)/python .venv-$$name/bin/python -m pytest tests/frameworks; done
+	@set -e; for name in $(FRAMEWORKS); do TORCH_PYTHON=$(BIN)/python .venv-$$name/bin/python -m pytest tests/frameworks -m "not faults"; done
 
-faults: $(INSTALLED)
+faults: $(INSTALLED) $(INSTALLED_FRAMEWORKS)
 	$(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/faults.md --numprocesses 5
+	@set -e; for name in $(FRAMEWORKS); do TORCH_PYTHON=$(BIN)/python .venv-$$name/bin/python -m pytest tests/frameworks -m faults; done
 
 gpu: $(INSTALLED)
 	$(BIN)/python benchmarks/gpu.py

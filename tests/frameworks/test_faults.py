@@ -41,7 +41,10 @@ def environment():
     return {**os.environ, **QUIET, "PYTHONPATH": paths}
 
 
-@pytest.mark.parametrize("fault", NAMED)
+@pytest.mark.parametrize(
+    "fault",
+    [fault if fault in ("SIGSTOP", "hangs") else pytest.param(fault, marks=pytest.mark.faults) for fault in NAMED],
+)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_worker_that_is_lost_is_named_and_the_run_ends(framework, fault):
     require(framework)
