@@ -138,8 +138,7 @@ class Gain:
         both, counts = self._without_compiling(both, np.asarray((both > 0).all(axis=0)))
         for worker, kept in enumerate(counts):
             self.elasticity.observe(worker, *both[:, worker, kept])
-        rest = np.maximum(meetings.seconds - own.max(axis=0), 0.0)  # A worker may have stood still between its clocks.
-        of_all = [meetings.seconds, rest, meetings.wait.sum(axis=0), passes]
+        of_all = [meetings.seconds, meetings.seconds - own.max(axis=0), meetings.wait.sum(axis=0), passes]
         rows = np.concatenate([of_all, [sizes.mean(axis=0)], own - meetings.own[0], *both])
         drawn = self._generator.random((rows.shape[1],))
         drawn[: max(1 - self._count, 0)] = 0.0
