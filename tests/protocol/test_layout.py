@@ -238,13 +238,12 @@ def test_a_shard_layout_made_of_nothing_but_empty_parameters_beside_others_keeps
 @pytest.mark.parametrize("place", [0, 3, 6])
 def test_one_element_that_is_not_finite_is_found(dtype, value, place):
     tensor = torch.linspace(-1.0, 1.0, 7, dtype=dtype)
-    assert all_finite(tensor)
+    assert all_finite([tensor])
     tensor[place] = value
-    assert not all_finite(tensor)
+    assert not all_finite([tensor])
 
 
 def test_an_empty_tensor_is_finite_and_so_are_the_largest_numbers():
-    assert all_finite(torch.empty(0))
-    assert all_finite(
-        torch.tensor([torch.finfo(torch.float64).max, torch.finfo(torch.float64).min], dtype=torch.float64)
-    )
+    assert all_finite([torch.empty(0)])
+    largest = torch.finfo(torch.float64)
+    assert all_finite([torch.tensor([largest.max, largest.min], dtype=torch.float64), torch.ones(2)])

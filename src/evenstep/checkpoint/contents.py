@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from evenstep.checkpoint.tree import put_together, take_apart
 from evenstep.core.errors import ConfigError
 from evenstep.core.shown import shown
+from evenstep.tensors.messages import all_finite
 from evenstep.torch.model import device_of, unwrapped
 
 
@@ -59,12 +59,7 @@ class Contents:
     @property
     def finite(self) -> bool:
         """Whether this worker's weights, or its shards of them, hold no NaN and no infinity."""
-        return all(
-            bool((each.to_local() if isinstance(each, DTensor) else each).isfinite().all())
-            for model in self.models
-            for each in model.parameters()
-            if each.element_size() > 1  # torch does not tell of a float8.
-        )
+        return all_finite(each for model in self.models for each in model.parameters())
 
     def state(self) -> dict[str, Any]:
         """The state of everything, tensors included; all workers must call it together."""

@@ -86,7 +86,7 @@ class Shard:
 
     def finite(self) -> bool:
         """Whether no weight is NaN or infinite. Needs no further memory."""
-        return all(all_finite(flat) for flat in flat_views(self.layout, self._weights))
+        return all_finite(flat_views(self.layout, self._weights))
 
     def commit(
         self,

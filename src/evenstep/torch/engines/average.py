@@ -1,7 +1,7 @@
 """The weighted average of models and optimizers over all workers."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -30,12 +30,6 @@ def averaged_tensors(
         for name, tensor in tensors.items()
         if tensor.is_floating_point() or tensor.is_complex()
     }
-
-
-def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether none holds a NaN or an infinity. The host waits for a device once."""
-    sums = [each.sum(dtype=torch.float64) for each in tensors]
-    return not sums or bool(torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all())
 
 
 def _states(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from evenstep.core.samples import by_samples
 from evenstep.core.values import IntArray
 from evenstep.launch.c10d import GradBucket, completed, start_sum
 from evenstep.schemes import Scheme
-from evenstep.torch.engines.average import all_finite
+from evenstep.tensors.messages import all_finite
 from evenstep.torch.engines.direct_sum import DirectSum, suits
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.loss_scale import LossScale
@@ -189,9 +189,7 @@ class CollectiveEngine(Engine):
         if finite is None or finite:
             guard.passed()
         else:
-            weights = (each.detach() for model in self._models for each in model.weight.parameters)
-            # Of a sharded weight each worker has a part.
-            guard.skip(now, finite=all_finite(getattr(each, "_local_tensor", each) for each in weights))
+            guard.skip(now, finite=all_finite(each for model in self._models for each in model.weight.parameters))
 
     def weigh_on_the_way(self, model: int, replica: DistributedDataParallel) -> None:
         """The gradients of this model are views of the replica's buckets."""

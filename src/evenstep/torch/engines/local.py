@@ -12,14 +12,8 @@ from evenstep.core.errors import ConfigError, DisagreementError, EvenstepError
 from evenstep.core.samples import ends_period
 from evenstep.core.workers import minority, name_workers
 from evenstep.schemes import Scheme
-from evenstep.torch.engines.average import (
-    agree_on_step_counts,
-    all_finite,
-    average,
-    averaged_tensors,
-    digest,
-    step_counts,
-)
+from evenstep.tensors.messages import all_finite
+from evenstep.torch.engines.average import agree_on_step_counts, average, averaged_tensors, digest, step_counts
 from evenstep.torch.engines.engine import Engine
 from evenstep.torch.engines.reports import ReportExchange
 from evenstep.torch.processes.liveness import Liveness

@@ -99,7 +99,7 @@ class ServedParameters:
 
     def finite(self) -> bool:
         """Whether no parameter holds a NaN or an infinity."""
-        return all(map(all_finite, self._all))
+        return all_finite(self._all)
 
     def put_gradients(self) -> float:
         """Make the gradients ready to be sent, and return their norm, which is finite only if all gradients are."""
